@@ -211,8 +211,7 @@ class ShardLog(ABC):
         return [Send(p, proposed.commit) for p in due]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the peers that must hold the proposal before it is published but do not hold it yet. In synchronous
-        mode there are none."""
+        """Return the peers that must still hold the proposal before it is published; in synchronous mode none."""
         return []
 
     @abstractmethod
@@ -334,8 +333,7 @@ class ShardLog(ABC):
     # -- failover
 
     def lost(self, peer: str, now: float) -> list[Effect]:
-        """Handle a peer that died or left: no round waits for it any more. If it was the aggregator, its successor
-        takes over."""
+        """Handle a peer that died or left: no round waits for it, and if it aggregated, its successor takes over."""
         self.own.lost(peer)
         self.incoming.lost(peer)
         return self.advance(now)

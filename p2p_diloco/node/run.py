@@ -34,8 +34,9 @@ FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
 shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
 STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
-"""Limits of a contribution: the weight of STEPS_OVER times the inner steps between two exchanges, or times STEPS_LEAST if
-that is more; and SAMPLES_PER_STEP samples for each of these steps. Honest contributions are far smaller."""
+"""Limits of a contribution. Its weight: STEPS_OVER times the inner steps between two exchanges, which count as
+STEPS_LEAST if they are fewer. Its samples: SAMPLES_PER_STEP for each of these steps. Honest contributions are far
+smaller."""
 
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
