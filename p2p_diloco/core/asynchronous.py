@@ -320,9 +320,9 @@ class AsynchronousLog(ShardLog):
         if wrong is not None and named and wrong.version.digest not in self.round.refuted:
             # no newer state exists: fetch the base again, then apply this commit again, once
             self.round.refuted.add(wrong.version.digest)
-            self.incoming.keep(wrong)
+            self.incoming.keep(self.round.told_by, wrong)
             damage.found(self, base, now)
-        if effects and commit is not None and named:
+        if effects and commit is not None and named and commit.aggregator != self.me:
             effects.insert(1, Send(commit.aggregator, Held(self.shard, commit.version)))
         return wrong, effects
 

@@ -82,8 +82,7 @@ class Contributing:
         return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
 
     def uncounted(self, shards: Sequence[int]) -> list[str]:
-        """In asynchronous mode, return the reasons why some of these shards did not count this peer's last
-        submission."""
+        """In asynchronous mode, return why some of these shards did not count this peer's last submission."""
         own = (self.logs[shard].own for shard in shards)
         return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
@@ -113,8 +112,7 @@ class Contributing:
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
-        """Return the answer to the trainer's Merge: which shards to merge now, and to which shards to contribute
-        next."""
+        """Return the answer to the trainer's Merge: which shards to merge now, and which to contribute to next."""
         if self.flight is not None or not self.logs.whole:
             return Load((), ())
         loads = []

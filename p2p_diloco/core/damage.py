@@ -23,7 +23,7 @@ def found(log: ShardLog, base: Version, now: float) -> bool:
     if isinstance(round.working, Average) and round.proposed is not None:
         round.proposed, round.interrupted = None, round.working
     elif isinstance(round.working, Apply):
-        log.incoming.keep(round.working.commit)
+        log.incoming.keep(round.told_by, round.working.commit)
     round.working = None
     return True
 

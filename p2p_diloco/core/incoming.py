@@ -17,7 +17,7 @@ class Incoming:
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
         self.early: dict[str, Contribution] = {}  # by peer
-        self.commits: dict[tuple[Version, str], Commit] = {}  # by base and author
+        self.commits: dict[tuple[Version, str], Commit] = {}  # by base and sender
 
     def __len__(self) -> int:
         return len(self.early) + len(self.commits)
@@ -28,17 +28,18 @@ class Incoming:
         if not self.roster.away(sender):
             self.early[sender] = contribution
 
-    def keep(self, commit: Commit) -> None:
-        """Store a commit. If more than ``commits_kept`` are stored, drop one of the author with most commits here: that
+    def keep(self, sender: str, commit: Commit) -> None:
+        """Store a commit. If more than ``commits_kept`` are stored, drop one of the sender with most commits here: that
         on the oldest version. So no peer displaces the commits of other peers."""
-        self.commits[commit.base, commit.aggregator] = commit
+        self.commits[commit.base, sender] = commit
         if len(self.commits) > self.rules.commits_kept:
-            most = Counter(author for _, author in self.commits).most_common(1)[0][0]
+            most = Counter(sender for _, sender in self.commits).most_common(1)[0][0]
             del self.commits[min(key for key in self.commits if key[1] == most)]
 
-    def take_commits(self, version: Version) -> list[Commit]:
-        """Remove and return the stored commits on this version. Commits on earlier versions are dropped."""
-        found = [commit for (base, _), commit in self.commits.items() if base == version]
+    def take_commits(self, version: Version) -> list[tuple[str, Commit]]:
+        """Remove and return the stored commits on this version, each with its sender. Drop commits on earlier
+        versions."""
+        found = [(sender, commit) for (base, sender), commit in self.commits.items() if base == version]
         self.commits = {
             key: commit for key, commit in self.commits.items() if key[0].epoch >= version.epoch and key[0] != version
         }

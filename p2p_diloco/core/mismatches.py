@@ -14,20 +14,20 @@ class Mismatches:
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
         self.in_a_row = 0  # such commits in a row, of any shard
-        self.authors = set[str]()  # of these commits
+        self.senders = set[str]()  # of these commits; each may name another peer as its author
         self.silent_until, self.unsaid = now, 0
 
     def agreed(self) -> None:
         """Record that a commit led to the digest that it names."""
-        self.in_a_row, self.authors = 0, set()
+        self.in_a_row, self.senders = 0, set()
 
-    def found(self, text: str, author: str, now: float) -> list[Effect]:
-        """Record that a commit of this author led to another digest than it names. Log ``text``, unless such a line was
-        logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. If several peers
-        live, these commits must be of two authors: a single author may be the one that computes wrongly."""
+    def found(self, text: str, sender: str, now: float) -> list[Effect]:
+        """Record that a commit from this sender led to another digest than it names. Log ``text``, unless such a line
+        was logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. If several
+        peers live, these commits must come from two: a single one may compute wrongly, or lie."""
         self.in_a_row += 1
-        self.authors.add(author)
-        proven = self.in_a_row >= self.rules.astray_max and len(self.authors) >= min(2, len(self.roster.alive()))
+        self.senders.add(sender)
+        proven = self.in_a_row >= self.rules.astray_max and len(self.senders) >= min(2, len(self.roster.alive()))
         if proven and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (

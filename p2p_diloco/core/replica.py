@@ -40,6 +40,7 @@ from .events import (
     Release,
     Restore,
     Revised,
+    Send,
     SendFailed,
     Stepped,
     Wakeup,
@@ -173,6 +174,8 @@ class Replica:
         effects = self._notice_idleness(now)
         effects += self._dispatch(event, now)
         effects += self._settle(now)
+        # a commit of this peer's earlier incarnation names this peer as its author: no answer goes to this peer itself
+        effects = [effect for effect in effects if not (isinstance(effect, Send) and effect.to == self.me)]
         self.roster.asked.sent(effects, now)
         return effects
 

@@ -20,9 +20,9 @@ class Round:
     ends at ``asks_at``. inbox: contributions, by peer. awaited: the peers without which the round can't go on, with the
     time when the wait for each began.
 
-    working: the tensor work under way. draft: the commit that this peer's Average computes. proposed: the computed
-    commit, until every peer that must hold it does. interrupted: an Average to repeat once its damaged base is
-    repaired. refuted: digests that commits named, but did not lead to.
+    working: the tensor work under way. told_by: the sender of the commit that is being applied. draft: the commit that
+    this peer's Average computes. proposed: the computed commit, until every peer that must hold it does. interrupted:
+    an Average to repeat once its damaged base is repaired. refuted: digests that commits named, but did not lead to.
 
     damaged: since when the tensors do not match the version; nothing is averaged meanwhile. trusted: the tensors do not
     match, but no peer has better ones, so the next commit makes a version that matches them. past_mending: no peer has
@@ -36,6 +36,7 @@ class Round:
     inbox: dict[str, Contribution] = field(default_factory=dict)
     awaited: dict[str, float] = field(default_factory=dict)
     working: Average | Apply | None = None
+    told_by: str = ""
     draft: Commit | None = None
     proposed: Proposal | None = None
     interrupted: Average | None = None

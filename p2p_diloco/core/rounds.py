@@ -82,7 +82,7 @@ class Rounds:
                 self.mismatches.agreed()
             return effects
         text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
-        effects += self.mismatches.found(text, wrong.aggregator, now)
+        effects += self.mismatches.found(text, self.logs[shard].round.told_by, now)
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
@@ -123,7 +123,7 @@ class Rounds:
             if log.insists(sender, commit):
                 return tell_versions(self.logs, sender)
             return log.repeated(sender, commit)
-        log.incoming.keep(commit)
+        log.incoming.keep(sender, commit)
         self.catchup.lag.gap(log.shard, now)
         missed = log.missed(sender, commit, self.logs.versions(), now)
         if self.training.ready or not self.logs.whole or self.catchup.gathering is not None:

@@ -59,19 +59,16 @@ class ShardLog(ABC):
 
     @property
     def collected(self) -> int:
-        """The number of other peers' payloads that are stored here for this shard: for its round, or for versions that
-        it has not reached yet."""
+        """The number of other peers' payloads stored here, for the round or for versions that are not reached yet."""
         return len(self.round.inbox) - (self.me in self.round.inbox) + len(self.incoming)
 
     def relation(self, theirs: Version) -> str:
-        """Return how a version relates to the present one: ``equal``, ``ancestor``, ``fork`` or ``ahead``; see
-        `state.relation`."""
+        """Return how a version relates to the present one, as `state.relation` does."""
         return relation(self.state, theirs)
 
     def unpromised(self) -> list[str]:
-        """Return the live peers that hold a state and have not yet promised to accept this peer's claim to the term.
-        This peer may write the commit only once all have promised. The list is empty if this peer has not claimed the
-        term."""
+        """Return the live peers whose promise to accept this peer's claim to the term is missing. This peer may write
+        the commit only once all have promised. The list is empty if it has not claimed the term."""
         return self.lead.unpromised()
 
     @property
@@ -95,8 +92,7 @@ class ShardLog(ABC):
     @property
     @abstractmethod
     def needed(self) -> int:
-        """How many peers an outer step needs at least: contributors in synchronous mode, live workers in asynchronous
-        mode."""
+        """How many contributors an outer step needs at least; in asynchronous mode, how many live workers."""
 
     @abstractmethod
     def waited_for(self) -> list[str]:
@@ -108,8 +104,7 @@ class ShardLog(ABC):
 
     @abstractmethod
     def closes_at(self) -> float | None:
-        """Return the time at which the round will close if no more messages arrive; None if it will not close without
-        them."""
+        """Return when the round will close if no more messages arrive; None if it will not close without them."""
 
     @abstractmethod
     def next_plan(self, contributors: set[str], now: float) -> Plan:
@@ -234,8 +229,9 @@ class ShardLog(ABC):
             back = f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision"
             return [Note("refused", back)]
         if self.round.damaged is not None:
-            self.incoming.keep(commit)
+            self.incoming.keep(sender, commit)
             return []
+        self.round.told_by = sender
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
 
@@ -244,8 +240,7 @@ class ShardLog(ABC):
         return self.roster.mine.unlike and peer in self.lead.candidates()
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """Handle a commit on a version that this replica has not reached. ``have``: this replica's versions of all
-        shards."""
+        """Handle a commit on a version that is not reached here. ``have``: this replica's versions of all shards."""
         return []
 
     def insists(self, sender: str, commit: Commit) -> bool:
@@ -311,9 +306,14 @@ class ShardLog(ABC):
     def take_kept(self) -> list[Effect]:
         """Apply a stored commit on the present version, if there is one whose author may have written it."""
         kept = [] if self.version is None else self.incoming.take_commits(self.version)
-        fit = [c for c in kept if self.lead.entitles(c.aggregator, c.term)]
-        commit = max(fit, key=lambda commit: (commit.term, commit.aggregator), default=None)
-        return [] if commit is None else self.committed(commit.aggregator, commit)
+        fit = [(c.term, c.aggregator, sender, c) for sender, c in kept if self.lead.entitles(c.aggregator, c.term)]
+        if not fit:
+            return []
+        *_, sender, commit = max(fit, key=lambda found: found[:3])
+        effects = self.committed(commit.aggregator, commit)
+        if isinstance(self.round.working, Apply) and self.round.working.commit is commit:
+            self.round.told_by = sender
+        return effects
 
     # -- lost messages, and time
 

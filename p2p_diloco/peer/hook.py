@@ -122,8 +122,7 @@ class Hook:
             self._memory.samples += samples
 
     def step(self) -> None:
-        """Called after each inner step. Counts the step, merges changed shards, and exchanges a fragment when one is
-        due."""
+        """Called after each inner step: count it, merge changed shards, and exchange a fragment when one is due."""
         self._rhythm.step(first=not self._memory.steps)
         self._memory.steps += 1
         asked_for = self._asked_for()

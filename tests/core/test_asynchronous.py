@@ -9,6 +9,7 @@ import pytest
 
 from p2p_diloco.core.events import (
     Accept,
+    Applied,
     Apply,
     Averaged,
     Effect,
@@ -649,3 +650,14 @@ def test_a_remembered_claim_counts_only_if_it_is_the_claimants_turn(peer: Any) -
     a.hear("b", TakeOver(0, a.version(4), 2))
     fetched(a, 4)
     assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (0, "c")
+
+
+def test_a_peer_does_not_answer_itself(peer: Any) -> None:
+    """It is told a commit in its own name, which an earlier incarnation may have made: it takes the commit, and tells
+    only others."""
+    b = peer("b", group="abc", mode="async", succession="ab")
+    commit = b.commit(by="b", term=1)
+    b.hear("c", commit)
+    effects = b.feed(Applied(0, commit.base, commit.version.digest))
+    assert b.held == commit.version
+    assert not [e for e in effects if isinstance(e, Send) and e.to == "b"]

@@ -148,10 +148,10 @@ def test_the_commit_on_a_version_is_taken_once_and_older_ones_are_dropped() -> N
     incoming = Incoming(PLAIN, roster_of("b"))
     kept = {epoch: commit_on(Peer.state(0, epoch)) for epoch in (3, 1, 2)}
     for commit in kept.values():
-        incoming.keep(commit)
+        incoming.keep("a", commit)
     assert len(incoming) == 3
     assert incoming.take_commits(Peer.version(2, "other")) == []
-    assert incoming.take_commits(Peer.version(2)) == [kept[2]]
+    assert incoming.take_commits(Peer.version(2)) == [("a", kept[2])]
     assert incoming.take_commits(Peer.version(2)) == []
     assert list(incoming.commits.values()) == [kept[3]]
 
@@ -159,7 +159,7 @@ def test_the_commit_on_a_version_is_taken_once_and_older_ones_are_dropped() -> N
 def test_the_oldest_commit_goes_when_there_are_too_many() -> None:
     incoming = Incoming(replace(PLAIN, commits_kept=2), roster_of("b"))
     for epoch in (5, 3, 4):
-        incoming.keep(commit_on(Peer.state(0, epoch)))
+        incoming.keep("a", commit_on(Peer.state(0, epoch)))
     assert sorted(base.epoch for base, _ in incoming.commits) == [4, 5]
 
 
@@ -181,11 +181,11 @@ def test_the_commits_of_one_author_displace_no_others() -> None:
     """Otherwise one peer could make this replica lose what it needs."""
     incoming = Incoming(replace(PLAIN, commits_kept=3), roster_of("b"))
     kept = commit_on(Peer.state(0, 1))
-    incoming.keep(kept)
+    incoming.keep("a", kept)
     for epoch in (1, 5, 6, 7):
-        incoming.keep(commit_on(Peer.state(0, epoch), by="x"))
+        incoming.keep("x", commit_on(Peer.state(0, epoch), by="x"))
     assert sorted((base.epoch, author) for base, author in incoming.commits) == [(1, "a"), (6, "x"), (7, "x")]
-    assert [c for c in incoming.take_commits(kept.base) if c is kept] == [kept]
+    assert [c for _, c in incoming.take_commits(kept.base) if c is kept] == [kept]
 
 
 def test_of_the_stored_commits_on_a_version_an_entitled_one_is_applied(peer: Any) -> None:
@@ -202,7 +202,7 @@ def test_of_the_stored_commits_on_a_version_an_entitled_one_is_applied(peer: Any
 
 def test_a_stored_commit_is_found_by_its_base() -> None:
     incoming = Incoming(PLAIN, roster_of("b"))
-    incoming.keep(commit_on(Peer.state(0, 2)))
+    incoming.keep("a", commit_on(Peer.state(0, 2)))
     assert incoming.reaches(Peer.version(2))
     assert not incoming.reaches(Peer.version(1))
     assert not incoming.reaches(None)

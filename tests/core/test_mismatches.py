@@ -100,6 +100,19 @@ def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
     assert [set(state.plan.succession) for state in states] == [set("abc")] * 2
 
 
+def test_wrong_commits_in_others_names_count_as_the_senders(peer: Any) -> None:
+    """A peer that was asked answers with wrong commits in two other peers' names."""
+    b = peer("b", group="abcd", astray_max=4)
+    for author, term in (("a", 0), ("c", 2)) * 3:
+        b.hear("d", b.commit(by=author, term=term))
+        b.feed(Applied(0, b.held, "another digest"))
+    assert b.replica.mismatches.in_a_row == 6
+    assert not b.replica.roster.mine.unlike
+    b.hear("a", b.commit(by="a"))
+    b.feed(Applied(0, b.held, "another digest"))
+    assert b.replica.roster.mine.unlike
+
+
 def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
     """With the number of unreported ones."""
     found = Mismatches(replace(PLAIN, astray_max=99), roster_of("b"), 100.0)
@@ -119,8 +132,8 @@ def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:
     assert found.found("text", "a", 0.0) == []  # it was reported
 
 
-def test_wrong_commits_of_one_author_make_no_peer_unlike() -> None:
-    """That author may be the one that computes wrongly. A commit of a second author is proof, and so are many of the
+def test_wrong_commits_from_one_peer_make_no_peer_unlike() -> None:
+    """That peer may be the one that computes wrongly. A commit from a second peer is proof, and so are many from the
     only other peer."""
     found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "ac"), 0.0)
     for _ in range(9):

@@ -34,13 +34,15 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str) ->
         *(("hesitant", seed) for seed in (247, 887, 3439)),
         *(("async", seed) for seed in (0, 2, 11, 31, 164, 1618, 40962)),
         ("private", 441),
+        *(("hostile", seed) for seed in (127, 208, 231)),
         *(("torn", seed) for seed in (3, 9, 14, 21, 2613, 8095, 9483, 40618, 40705, 41136, 62722)),
     ],
 )
 def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
     """In each of these worlds the protocol once failed: a peer waited for ever, a final state was not merged, an
     aggregator made a commit without the right to, old work passed as fresh, or a newcomer starved. In the private one
-    the invariant was wrong about a peer whose freeze ended with the faults."""
+    the invariant was wrong about a peer whose freeze ended with the faults. In the hostile ones a peer was told wrong
+    commits in other peers' names, and a commit in its own name, which it answered to itself for ever."""
     kinds[kind](seed)
 
 
