@@ -128,6 +128,8 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     assert member.returncode == 5, alice.log()
     assert "--invite=alice was revoked; ask for a new invitation" in alice.log()
     assert training.poll() is None
+    code, _, log = alice.run("join", "--invite", "alice.invite", "--name", "alice", *QUICK[:4], dials=False)
+    assert code == 5, log
 
 
 def test_a_restarted_founder_uses_its_files(users: Users) -> None:
