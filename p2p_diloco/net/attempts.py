@@ -7,7 +7,7 @@ Law: knows nothing of what is attempted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -52,14 +52,19 @@ async def first(
             _abandon(task, discard)
 
 
-async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: Callable[[T], None]) -> T:
+def _forget(result: object) -> None:
+    """The `discard` of results that need no end."""
+
+
+async def within(timeout_s: float, attempt: Awaitable[T], *, discard: Callable[[T], None] = _forget) -> T:
     """Wait for the result of an attempt, for at most `timeout_s`. A result that comes later goes to `discard`;
-    `asyncio.wait_for` would lose it if it came at the moment of a cancellation.
+    `asyncio.wait_for` would lose it if it came at the moment of a cancellation; or, before Python 3.12, it would lose
+    the cancellation, and the task that was to end would go on.
 
     Raises:
         asyncio.TimeoutError: it took longer than `timeout_s`.
     """
-    task = asyncio.create_task(attempt)
+    task = asyncio.ensure_future(attempt)
     ended = False
     try:
         ended = bool((await asyncio.wait({task}, timeout=timeout_s))[0])
@@ -71,10 +76,10 @@ async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: 
             _abandon(task, discard)
 
 
-def _abandon(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
+def _abandon(task: asyncio.Future[T], discard: Callable[[T], None]) -> None:
     """Cancel an attempt. If it has a result nevertheless, `discard` gets the result."""
 
-    def over(task: asyncio.Task[T]) -> None:
+    def over(task: asyncio.Future[T]) -> None:
         if not task.cancelled() and task.exception() is None:
             discard(task.result())
 

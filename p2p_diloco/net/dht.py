@@ -16,6 +16,7 @@ from typing import Any
 
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.addresses import parse, peer_of
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.hivemind_library import P2P, DHTNode, P2PDaemonError, PeerID
 from p2p_diloco.net.identity import IdentityFile
@@ -130,7 +131,7 @@ class DhtPeer:
         name = subkey.encode() + (self._records.local_public_key if owned else b"")
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
         try:
-            return bool(await asyncio.wait_for(storing, CALL_S))
+            return bool(await within(CALL_S, storing))
         except Exception as error:  # a timeout, or any exception of Hivemind's
             log.warning("the record %s/%s was not stored: %r", key, subkey, error)
             return False
@@ -138,7 +139,7 @@ class DhtPeer:
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         """Implements `Records.fetch`."""
         try:
-            found = await asyncio.wait_for(self._node.get(key, latest=True), CALL_S)
+            found = await within(CALL_S, self._node.get(key, latest=True))
         except asyncio.TimeoutError:
             raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
         except Exception as error:  # Hivemind raises exceptions of many kinds for answers of its daemon or of strangers

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections import deque
 
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, FrameError, Message, Refused
 from p2p_diloco.net.interface import Limits, Refusal, Unreachable
@@ -40,7 +41,7 @@ class Link:
         self._frames.write(Message(header))
         try:
             await self._frames.pipe.drain(self._limits.write_timeout_s)
-            await asyncio.wait_for(answer, self._limits.read_timeout_s)
+            await within(self._limits.read_timeout_s, answer)
         except (PipeBroken, PipeStalled) as error:
             self.fail(str(error))
             raise Unreachable(f"{self._frames.peer}: {error}") from None

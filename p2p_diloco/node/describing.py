@@ -10,6 +10,7 @@ import logging
 
 import msgpack
 
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.inbox import Handler, Inbox
@@ -57,7 +58,7 @@ async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer:
     inbox.handler = waiting
     try:
         await transport.send(peer, wire.pack(wire.Describe(), token))
-        return await asyncio.wait_for(waiting.layout, DESCRIBE_S)
+        return await within(DESCRIBE_S, waiting.layout)
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)
         return None
