@@ -24,8 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot]'
-	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true  # on all cores; pip would use one
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot,hf,lightning]'
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true  # on all cores; pip would use one
 	touch $(STAMP)
 
 test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; ten minutes at most

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 
 from p2p_diloco.errors import AddressError
 
-EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/Qm..."
+EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/12D3KooW..."
 
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
 _PORTS = ("tcp", "udp")

@@ -22,9 +22,18 @@ log = logging.getLogger(__name__)
 
 
 def file_of(run_id: str) -> Path:
-    """The file with the addresses of a run, below ``$XDG_STATE_HOME`` or ``~/.local/state``."""
+    """The file with the addresses of a run."""
+    return state_folder() / f"{run_id}.addresses.json"
+
+
+def state_folder() -> Path:
+    """The folder for what outlives a peer's process, below ``$XDG_STATE_HOME`` or ``~/.local/state``.
+
+    Raises:
+        RuntimeError: this user has no home folder.
+    """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "p2p_diloco" / f"{run_id}.addresses.json"
+    return Path(state) / "p2p_diloco"
 
 
 def remember(run_id: str, addresses: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ else:
 
 from p2p_diloco.config import PeerConfig, RunConfig, unknown_setting
 from p2p_diloco.errors import ConfigError, UsageError, reason
+from p2p_diloco.wrapped import JOINED_FILE
 
 PREFIX = "P2P_DILOCO_"
 """The prefix of this package's environment variables."""
@@ -30,6 +31,8 @@ _KNOWN: Mapping[str, type[RunConfig] | type[PeerConfig]] = {
     **dict.fromkeys(RunConfig.model_fields, RunConfig),
     **dict.fromkeys(PeerConfig.model_fields, PeerConfig),
 }
+_CHECKPOINTS = ("manifest.json", "checkpoint-*/manifest.json")
+"""Where the last file of a complete checkpoint lies, in the folder that `from_checkpoint` names."""
 _NAMES_A_RUN = ("run_id", "initial_peers", "invite")
 
 
@@ -121,6 +124,10 @@ def check_paths(peer: PeerConfig) -> None:
         if not peer.from_checkpoint.is_dir():
             mend = "name a checkpoint's folder"
             raise ConfigError("is a file", key=flag("from_checkpoint"), value=peer.from_checkpoint, mend=mend)
+        if not any(any(peer.from_checkpoint.glob(pattern)) for pattern in _CHECKPOINTS):
+            mend = "name a folder that holds a checkpoint, or leave it out"
+            wrong, key = "holds no complete checkpoint", flag("from_checkpoint")
+            raise ConfigError(wrong, key=key, value=peer.from_checkpoint, mend=mend)
     if peer.checkpoint_dir is not None:
         make_writable_folder(peer.checkpoint_dir, key=flag("checkpoint_dir"))
     if peer.identity_path is not None:
@@ -163,7 +170,8 @@ def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, object]:
-    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+    ours = {name: value for name, value in environment.items() if name.startswith(PREFIX) and name != JOINED_FILE}
+    return {name.removeprefix(PREFIX).lower(): value for name, value in ours.items()}
 
 
 def _from_file(file: Path) -> dict[str, object]:

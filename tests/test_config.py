@@ -25,7 +25,8 @@ def test_defaults_are_the_documented_ones() -> None:
         "fragment_layout": "contiguous", "shard_elements": None, "overlap_steps": 0, "merge": "mix",
         "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
         "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True,
-        "weighting": "steps", "aggregation": "clip", "min_peers": 1, "start_peers": 1,
+        "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03, "min_peers": 1,
+        "start_peers": 1,
         "round_timeout": 600.0, "pause_timeout": 60.0,
         "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
         "dn_variant": "paper", "dylu": False, "async_grace": 0.0, "max_staleness": None, "carry_rounds": 2,
@@ -54,6 +55,9 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"rounding": "stochastic", "codec": "int8"}, "rounding", "is for codec=bf16, and codec is int8"),
         ({"rounding": "stochastic", "codec": "fp32"}, "rounding", "is for codec=bf16, and codec is fp32"),
         ({"rounding": "up"}, "rounding", "is not known"),
+        ({"step_limit": -1.0}, "step_limit", "must be at least 0"),
+        ({"step_limit": 0.5}, "step_limit", "would cut means of the usual length"),
+        ({"step_limit": float("inf")}, "step_limit", "is not a finite number"),
         ({"outer_lr": -0.1}, "outer_lr", "must be at least 0"),
         ({"outer_lr": float("nan")}, "outer_lr", "is not a finite number"),
         ({"outer_lr": float("inf")}, "outer_lr", "is not a finite number"),
@@ -168,7 +172,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "0618625993629d0df7090fa088befbb6"
+    assert RunConfig().fingerprint() == "0865e9c2b80ce9b039a5b3755726876d"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
         ({"wait_timeout": 0}, "wait_timeout", ConfigError),
         ({"new_generation": True}, "new_generation", ConfigError),
         ({"keep": 0}, "keep", ConfigError),
-        ({"role": "observer"}, "role", ConfigError),
+        ({"role": "chief"}, "role", ConfigError),
     ],
 )
 def test_a_bad_peer_config_is_one_sentence(values: dict[str, Any], key: str, kind: type[Exception]) -> None:

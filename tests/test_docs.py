@@ -1,6 +1,6 @@
 """The documents agree with the code: settings and their defaults, links, commands, and the README's example.
 
-`python tests/test_docs.py` writes the tables of settings into docs/api.md.
+`python tests/test_docs.py` writes the tables of settings into docs/api.md, and the examples into docs/frameworks.md.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from p2p_diloco.errors import shown
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 API = ROOT / "docs" / "api.md"
+FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bootstrap/*.md")])
 
 MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig)
@@ -85,6 +86,24 @@ def test_everything_public_is_documented() -> None:
     public = {name for name in vars(p2p_diloco.Peer) if not name.startswith("_")}
     public |= {field.name for field in dataclasses.fields(Metrics)} | set(p2p_diloco.__all__) - {"__version__"}
     assert {name for name in public if not re.search(rf"\b{name}\b", text)} == set()
+
+
+# -- examples
+
+
+def with_examples(text: str) -> str:
+    """The page, with each marked block of code replaced by the example that it names."""
+    blocks = r"(<!-- (examples/\S+) -->\n```python\n).*?(```\n)"
+    return re.sub(blocks, lambda found: found[1] + (ROOT / found[2]).read_text() + found[3], text, flags=re.DOTALL)
+
+
+def test_the_page_on_frameworks_shows_the_examples() -> None:
+    """Each block of code on the page is an example, of 60 lines at most; `python tests/test_docs.py` writes them."""
+    text = FRAMEWORKS.read_text()
+    assert text == with_examples(text)
+    shown_there = re.findall(r"<!-- (examples/\S+) -->\n```python", text)
+    assert len(shown_there) == text.count("```python") == 3
+    assert all(len((ROOT / name).read_text().splitlines()) <= 60 for name in shown_there)
 
 
 # -- links
@@ -180,3 +199,4 @@ def test_the_readmes_example_runs() -> None:
 
 if __name__ == "__main__":
     API.write_text(with_tables(API.read_text()))
+    FRAMEWORKS.write_text(with_examples(FRAMEWORKS.read_text()))

@@ -45,6 +45,8 @@ def loaded_and_told(code: str) -> tuple[set[str], str]:
         "from p2p_diloco.cli import main; main(['bootstrap', '--port', '99999'])",
         "from p2p_diloco.cli import main; main(['bench', '--peers', '1'])",
         "from p2p_diloco.cli import main; main(['join', '--initial-peers', 'x'])",
+        "from p2p_diloco.cli import main; main(['plan', '--params', '1B', '--bandwidth', '1gbit,1gbit', "
+        "'--step-time', '1'])",
     ],
 )
 def test_nothing_heavy_is_loaded(code: str) -> None:

@@ -14,16 +14,20 @@ PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
 """Which of our layers each layer may import, itself included."""
-_base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts"})
+_base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts", "wrapped"})
 for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})
 BELOW["tensors"] = _base | {"core", "tensors"}
+BELOW["planning"] = _base | {"core", "tensors", "planning"}
 BELOW["net"] = _base | {"core", "net"}
 BELOW["node"] = _base | {"core", "tensors", "net", "node"}
 BELOW["peer"] = BELOW["node"] | {"peer"}
+BELOW["integrations"] = BELOW["peer"] | {"integrations"}
+BELOW["history"] = BELOW["node"] | {"history"}
 for name in ("cli", "trainer", "observe", "simulate"):
-    BELOW[name] = BELOW["peer"] | {"cli", "trainer", "observe", "simulate"}
+    BELOW[name] = BELOW["peer"] | {"cli", "trainer", "observe", "simulate", "history"}
+BELOW["cli"] |= {"planning", "integrations"}
 
 PURE = frozenset(sys.stdlib_module_names) - {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "random", "secrets", "select", "signal",
@@ -31,6 +35,9 @@ PURE = frozenset(sys.stdlib_module_names) - {
 }  # fmt: skip
 """Modules that core may import: no clock, no randomness, no log, no loop and no network."""
 
+
+PARTS_OF_TENSORS = {"p2p_diloco.tensors.partition"}
+"""What planning may import of tensors: no torch."""
 
 COUNTERPARTS = {f"cli/bench/{name}.py" for name in ("work", "ours", "gloo", "averager")}
 """What `bench` measures runs in processes of its own, and is what others would have without us: gloo's all-reduce,
@@ -90,11 +97,22 @@ def test_core_is_pure(path: Path) -> None:
     assert foreign == set()
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "planning").rglob("*.py")), ids=lambda path: path.name)
+def test_planning_is_pure(path: Path) -> None:
+    """Planning has no effects and loads no torch: of the layers below it uses pure modules only."""
+    names = imports(path)
+    assert {name.split(".")[0] for name in names} - PURE - {"p2p_diloco"} == set()
+    assert {name for name in names if name.startswith("p2p_diloco.tensors")} <= PARTS_OF_TENSORS
+
+
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
         ("hivemind", {"net/hivemind_library.py", "cli/bench/averager.py"}),
-        ("torch", {"tensors", "node", "peer", "trainer", *COUNTERPARTS}),
+        ("torch", {"tensors", "node", "peer", "trainer", "integrations", *COUNTERPARTS}),
+        ("transformers", {"integrations/transformers.py", "integrations/sizes.py"}),
+        ("accelerate", {"integrations/transformers.py"}),
+        ("lightning", {"integrations/lightning.py"}),
         ("typer", {"cli"}),
         ("rich", {"cli", "observe"}),
     ],

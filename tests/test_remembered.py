@@ -9,7 +9,7 @@ import pytest
 from p2p_diloco import remembered as module
 from p2p_diloco.remembered import KEPT, KEPT_FOR_S, file_of, remember, remembered
 
-PEER = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
+PEER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 
 
 def at(port: int) -> str:

@@ -20,6 +20,7 @@ from p2p_diloco.settings import (
     variable,
     without_ours,
 )
+from p2p_diloco.tensors import checkpoint
 
 ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 needs_rights = pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
@@ -146,6 +147,8 @@ def test_every_rank_reads_its_settings_and_none_but_the_first_is_a_peer_of_its_o
 
 def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
     """Missing folders are created, and no file is left in them."""
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7" / checkpoint.MANIFEST).touch()
     peer = PeerConfig(
         checkpoint_dir=tmp_path / "a" / "b", identity_path=tmp_path / "c" / "id", from_checkpoint=tmp_path
     )
@@ -162,6 +165,7 @@ def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
         ("identity_path", "folder", "is a folder"),
         ("identity_path", "file/id", "can't be written"),
         ("from_checkpoint", "file", "is a file"),
+        ("from_checkpoint", "folder", "holds no complete checkpoint"),
         ("from_checkpoint", "missing", "can't be read (no such file or directory)"),
     ],
 )

@@ -13,17 +13,13 @@ import typer
 from typer import Option
 
 from p2p_diloco import __version__
+from p2p_diloco.cli import control
 from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
-from p2p_diloco.cli.logs import FORMS, set_up_logs
+from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.cli.options import CONFIG, DEBUG, INITIAL_PEERS, INVITE, LOGS
+from p2p_diloco.cli.plan.flags import plan
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.trainer.config import TrainerConfig
-
-LOGS = Option("auto", help="Form of the log on stderr.", metavar=f"[{'|'.join(FORMS)}]")
-DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
-CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
-INVITE = Option(None, help="Invitation to a private run; names the run and addresses.", metavar="PATH")
-KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
-INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -115,6 +111,10 @@ def status(
     as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
     once: bool = Option(False, "--once", help="Look once and leave."),
     interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
+    metrics_port: int | None = Option(
+        None, min=0, max=65535, help="Tell Prometheus of all peers at this TCP port; 0: any.", metavar="N"
+    ),
+    metrics_host: str = Option("127.0.0.1", help="Address at which metrics-port listens.", metavar="ADDR"),
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -124,72 +124,75 @@ def status(
     from p2p_diloco.cli.status import show
 
     flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite}
-    show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval)
+    metrics = None if metrics_port is None else (metrics_host, metrics_port)
+    show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval, metrics=metrics)
 
 
 @app.command(cls=ListsAndCommand)
-def invite(
-    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
-    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
-    expires: str = Option("30d", help="How long the invitation holds: 7d, 12h, 30m.", metavar="TIME"),
-    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
-    key: Path | None = KEY,
-    initial_peers: list[str] | None = Option(
-        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
-    ),
-    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
-    line: bool = Option(False, "--line", help="Print it as one line for P2P_DILOCO_INVITE, and write no file."),
-) -> None:
-    """Write an invitation to a private run. Needs the run's key, and no network."""
-    from p2p_diloco.cli.invite import invite as make
-
-    make(name, role, expires, peer=peer, key_file=key, initial_peers=initial_peers or (), out=out, as_line=line)
-
-
-@app.command(cls=ListsAndCommand)
-def revoke(
-    name: str = typer.Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
-    key: Path | None = KEY,
+def dashboard(
     initial_peers: list[str] | None = INITIAL_PEERS,
-    as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
-    logs: str = LOGS,
-    debug: bool = DEBUG,
-) -> None:
-    """Revoke an invitation to a private run: its members end all connections with the peers that use it.
-
-    Needs the run's key. What those peers have read or contributed stays so.
-    """
-    set_up_logs(logs, debug=debug)
-    from p2p_diloco.cli.invite import revoke as put_out
-
-    put_out(name, key, initial_peers or (), as_json=as_json)
-
-
-@app.command("set", cls=ListsAndCommand)
-def set_rates(
-    initial_peers: list[str] | None = INITIAL_PEERS,
-    run_id: str | None = Option(None, help="The run to change.", show_default="main", metavar="NAME"),
+    run_id: str | None = Option(None, help="The run to look at.", show_default="main", metavar="NAME"),
     invite: str | None = INVITE,
-    identity_path: Path | None = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH"),
-    outer_lr: float | None = Option(None, help="Learning rate of the outer optimizer; unset: as it is.", metavar="X"),
-    outer_momentum: float | None = Option(None, help="Momentum of the outer optimizer; unset: as it is.", metavar="X"),
-    wait: float = Option(60.0, help="Seconds to wait until a peer has adopted it.", metavar="X"),
-    as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
+    host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
+    port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
+    interval: float = Option(1.0, help="Seconds between two looks.", metavar="X"),
+    identity_path: Path | None = Option(
+        None, help="Identity file of the run's founder; with it the page can set, save and stop.", metavar="PATH"
+    ),
+    key: Path | None = Option(None, help="File of the run's key; with it the page can put peers out.", metavar="PATH"),
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Change the outer learning rate or momentum of a run in progress. Only the run's founder may do this.
+    """Show a run in the browser: prints a link. Takes no part in the run, and needs no internet.
 
-    Every shard takes the new values with its next commit, the same on all peers.
-    This command may end as soon as one peer knows of them.
+    It only shows the run unless the founder's identity file or the run's key is given.
     """
     set_up_logs(logs, debug=debug)
-    from p2p_diloco.cli.revise import set_rates as ask
+    from p2p_diloco.cli.dashboard import show
 
     flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "identity_path": identity_path}
-    rates = given(RunConfig, {"outer_lr": outer_lr, "outer_momentum": outer_momentum})
-    ask(rates, given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
+    show(given(PeerConfig, flags), config, host=host, port=port, interval_s=interval, key=key)
+
+
+@app.command(cls=ListsAndCommand)
+def export(
+    out: Path = Option(..., help="Folder to write to.", metavar="DIR"),
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    run_id: str | None = Option(None, help="The run to read.", show_default="main", metavar="NAME"),
+    invite: str | None = INVITE,
+    checkpoint: Path | None = Option(
+        None, help="Read a checkpoint, or the newest in a folder of them, and no run.", metavar="PATH"
+    ),
+    form: str = Option(
+        "safetensors",
+        "--format",
+        help="hf: for from_pretrained of Transformers; torch: a state_dict.",
+        metavar="[safetensors|hf|torch]",
+    ),
+    dtype: str = Option("keep", help="Of the parameters.", metavar="[keep|float32|bfloat16|float16]"),
+    force: bool = Option(False, "--force", help="Replace the files of an earlier export."),
+    wait_timeout: float | None = Option(
+        None, help="Seconds to wait for the run and for its state.", metavar="X", show_default="300"
+    ),
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
+) -> None:
+    """Write a run's global parameters as a model, and print one line of JSON.
+
+    Reads the newest state from a run's peers, and takes no part in the run.
+    """
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.export import export as write
+
+    flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "wait_timeout": wait_timeout}
+    write(given(PeerConfig, flags), config, checkpoint, out, form, dtype, replace=force)
+
+
+for _name, _command in control.COMMANDS.items():
+    app.command(_name, cls=ListsAndCommand)(_command)
+app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")(plan)
 
 
 @app.command(cls=ListsAndCommand)
@@ -245,6 +248,28 @@ def env() -> None:
         typer.echo(line)
 
 
+@app.command(cls=ListsAndCommand)
+def replay(
+    paths: list[Path] | None = typer.Argument(
+        None, help="Histories of a run's peers, or folders of them; unset: this user's own.", metavar="[FILE]..."
+    ),
+    run_id: str | None = Option(None, help="Which run of a folder; unset: the newest there.", metavar="NAME"),
+    epoch: int | None = Option(None, "--round", help="Show one round in detail: what each peer did.", metavar="N"),
+    events: bool = Option(False, "--events", help="Print every event and its effects, one a line."),
+    peer: str | None = Option(None, help="With --events: of this peer alone.", metavar="NAME"),
+    check: bool = Option(False, "--check", help="Play each history again, and compare its effects."),
+    as_json: bool = Option(False, "--json", help="Print the story as one JSON object (docs/history.md)."),
+) -> None:
+    """Tell from the histories of a run's peers what happened, in fewer than 30 lines.
+
+    Each peer writes a history (history_path). The more peers' histories there are, the more is told.
+    With [bold]--check[/bold] the exit code is 1 if a history does not lead to the recorded effects.
+    """
+    from p2p_diloco.cli.replay import replay as tell
+
+    raise typer.Exit(tell(paths or [], run_id, epoch, peer, events=events, checks=check, as_json=as_json))
+
+
 @app.command()
 def simulate(
     seeds: int = Option(200, help="How many worlds to play.", metavar="N"),
@@ -255,6 +280,7 @@ def simulate(
     ),
     jobs: int | None = Option(None, help="Processes to play them in; unset: one for each core.", metavar="N"),
     trace: bool = Option(False, "--trace", help="Print all that happens in the world of --seed."),
+    story: bool = Option(False, "--story", help="Tell what happens in the world of --seed, as replay does."),
 ) -> None:
     """Test the protocol on simulated swarms under random faults, and print a report.
 
@@ -264,7 +290,7 @@ def simulate(
     """
     from p2p_diloco.cli.simulate import simulate as play
 
-    raise typer.Exit(play(seeds, first, seed, kind, jobs, trace=trace))
+    raise typer.Exit(play(seeds, first, seed, kind, jobs, trace=trace, story=story))
 
 
 @app.command()
@@ -298,7 +324,8 @@ def bench(
     and Hivemind's averager with the same outer step.
     """
     from p2p_diloco.cli.bench.command import bench as measure
-    from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
+    from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
+    from p2p_diloco.cli.quantities import count_of
 
     training = bool(steps or step_time or overlap)
     plan = Plan(

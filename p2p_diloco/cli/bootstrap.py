@@ -66,6 +66,7 @@ def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
         told += ["# from other machines:", _join_line(outside)]
     if inside:
         told += ["# from this machine alone (loopback):", _join_line(inside)]
+    told.append("# the first peer founds the run: there, add --found, or settings of the run such as --sync-every 100")
     return "\n".join(told)
 
 

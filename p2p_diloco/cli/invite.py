@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -22,12 +23,14 @@ from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
 from p2p_diloco.net.invited import read_invitation
-from p2p_diloco.net.issued import Issued
+from p2p_diloco.net.issued import Entry, Issued
 from p2p_diloco.net.membership import Invitation, Membership, RunKey, is_run_key
 from p2p_diloco.net.private_files import write_new
 
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
+
+log = logging.getLogger(__name__)
 
 STORED_WITHIN_S = 30.0
 """Deadline for storing a list of revocations."""
@@ -80,21 +83,76 @@ def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as
         the DHT didn't store the list.
     """
     path = key_file or only_key()
-    key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
-    ids = issued.ids_of(name) or _as_id(name)
-    if not ids:
-        known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
-        mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
-        raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
+    shared, issued = shared_invitation(path), Issued.beside(path)
+    ids = _ids_of(issued, name)
     addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
     check_initial_peers(addresses)
-    banned = run(_revoke(key, shared, issued, ids, addresses))
+    banned = run(_revoke(RunKey.load(path), shared, issued, ids, addresses))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
     else:
         typer.echo(
             f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
         )
+
+
+async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
+    """As `kick`, within a running event loop; returns the outcome as a sentence."""
+    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
+    ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
+    await _revoke(RunKey.load(key_file), shared, issued, ids, initial_peers or shared.addresses)
+    others = _other_ways_in(issued, name)
+    return f"revoked {name}" + (
+        f"; it can come back with another of these, if it holds one: {others}" if others else ""
+    )
+
+
+def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
+    ids = issued.ids_of(name) or _as_id(name)
+    if not ids:
+        known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
+        mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
+        raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
+    return ids
+
+
+def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
+    """Put out the peers that use an invitation: by its name, its grant's id, or the id of the peer that it was made
+    for. Then name the invitations that others may still use.
+
+    Raises:
+        UsageError: there is no run key, or it has issued no such invitation. As `revoke` otherwise.
+    """
+    if key_file is None and not any(is_run_key(path) for path in Path().glob("*.key")):
+        wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
+        wrong += "also one that comes back under another id"
+        raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
+    path = key_file or only_key()
+    for target in _targets(Issued.beside(path), name):
+        revoke(target, path, initial_peers, as_json=as_json)
+    if left := _other_ways_in(Issued.beside(path), name):
+        log.warning(
+            "a kicked peer that also holds one of these invitations can come back with it: %s; revoke it too, and give "
+            "the others new ones",
+            left,
+        )
+
+
+def _targets(issued: Issued, name: str) -> list[str]:
+    """What to revoke to put out a name: the invitations that were made for the peer of this id, or those of this
+    name."""
+    return [entry.id for entry in issued.entries if entry.peer == name] or [name]
+
+
+def _other_ways_in(issued: Issued, name: str) -> str:
+    """The names of further invitations that any peer may use."""
+    names = {name, *(entry.name for entry in issued.entries if entry.peer == name)}
+    return ", ".join(sorted({e.name for e in issued.entries if _lets_anyone_in(e) and e.name not in names}))
+
+
+def _lets_anyone_in(entry: Entry) -> bool:
+    """Whether an invitation is valid and may be used by any peer that holds it."""
+    return entry.revoked is None and entry.peer is None and entry.expires > time.time()
 
 
 async def _revoke(

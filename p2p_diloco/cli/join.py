@@ -5,13 +5,15 @@ Law: all checks that need no torch come before it is loaded.
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from p2p_diloco.cli.reach import check_free, check_initial_peers
-from p2p_diloco.cli.wrap import run_command
+from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import Interrupts, exit_code
@@ -27,9 +29,12 @@ from p2p_diloco.settings import (
 )
 from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
+from p2p_diloco.wrapped import JOINED_FILE
 
 LOOK_EVERY_S = 0.2
 """Seconds between two checks of an aggregator whether the run has ended."""
+
+log = logging.getLogger("p2p_diloco.join")
 
 
 def join_run(
@@ -49,7 +54,10 @@ def join_run(
     check_paths(peer)
     if command is not None:
         _refuse_any(trainer_flags, "leave it out, or leave out the command")
-        return run_command(command, {**without_ours(os.environ), **to_environment(run, peer)})
+        return _run_command(run, peer, command)
+    if peer.role == "observer":
+        mend = "read the model with `p2p-diloco export`, or give a command whose script makes an observer"
+        raise UsageError("trains nothing", key=flag("role"), value=peer.role, mend=mend)
     if peer.role == "aggregator":
         _refuse_any(trainer_flags, "an aggregator trains nothing: leave it out")
         _check_network(peer)
@@ -60,6 +68,25 @@ def join_run(
     from p2p_diloco.trainer.train import main
 
     return main(run.given, peer, trainer, text)
+
+
+def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> int:
+    """Check the network, and run the user's command with the settings in its environment. Returns its exit status. Warn
+    if no peer of it was ever in a run."""
+    check_command(command)
+    _check_network(peer)
+    with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
+        joined = Path(folder) / "joined"
+        environment = {**without_ours(os.environ), **to_environment(run, peer), JOINED_FILE: str(joined)}
+        status = run_command(command, environment)
+        if not joined.exists():
+            log.warning(
+                "the command ended with exit code %d and never joined the run %s; if no error is shown above, it must "
+                "make its peer with Peer.from_env(model, optimizer), and train inside `with peer:`",
+                status,
+                peer.run_id,
+            )
+    return status
 
 
 def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[RunConfig, PeerConfig]:

@@ -1,6 +1,7 @@
 """Sets up a command's logging: to stderr, as rich text, plain text or JSON.
 
-Law: only a command sets up logging, once; importing or using the library never does.
+Law: only a command sets up logging, once; importing or using the library never does, except in a script that `join`
+runs (`wrapped.show_log`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 
 from p2p_diloco.errors import UsageError
+from p2p_diloco.wrapped import PLAIN
 
 FORMS = ("auto", "rich", "plain", "json")
 
@@ -54,6 +56,6 @@ def _destination(form: str) -> logging.Handler:
 
         return RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
     to_stderr = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plain = logging.Formatter(PLAIN)
     to_stderr.setFormatter(JsonLines() if form == "json" else plain)
     return to_stderr

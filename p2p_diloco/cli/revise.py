@@ -1,4 +1,5 @@
-"""`set`: changes the outer learning rate or momentum of a run in progress. Only the run's founder may do this.
+"""`set`, `stop` and `save`: change a run in progress, end it for all, or let all its peers save. Only the run's founder
+may do this.
 
 Law: all checks that need no swarm come first; `observe.revise` makes the change.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,61 +22,117 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.interface import Records
     from p2p_diloco.net.signing import SigningKey
+    from p2p_diloco.observe.revise import Outcome
+
+Ask = Callable[["Records", str, "SigningKey"], Awaitable["Outcome"]]
+"""Makes a change: called with the DHT, the name of the run and the asker's identity."""
 
 log = logging.getLogger(__name__)
 
 
-def set_rates(
-    rates: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
+def set_values(
+    values: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
 ) -> None:
-    """Change the run's outer learning rate or momentum (`rates`), and print the outcome.
+    """Change settings of the run (`values`), and print the outcome.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises
         further errors.
     """
-    if not rates:
-        raise UsageError("there is no rate to set", mend="give --outer-lr, --outer-momentum or both")
+    if not values:
+        raise UsageError("there is nothing to set", mend="give e.g. --outer-lr 0.5; `p2p-diloco set --help` lists all")
+    checked = RunConfig.model_validate(dict(values)).given
+
+    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+        from p2p_diloco.observe.revise import revise
+
+        return await revise(dht, run_id, asker, checked, wait_s)
+
+    run_id, outcome = _change(ask, flags, config_file, wait_s)
+    _tell(run_id, outcome, " ".join(_shown(key, outcome.settings[key]) for key in checked), as_json=as_json)
+    if not outcome.news:
+        log.info("the run has these values already: nothing was changed")
+    elif not outcome.adopted_by:
+        log.info("each shard of the run adopts the new values with its next commit")
+
+
+def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, wait_s: float, as_json: bool) -> None:
+    """End the run for all its peers, and print at which epoch. `save`: only if some peer saves its last state.
+
+    Raises:
+        As `set_values`.
+    """
+
+    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+        from p2p_diloco.observe.revise import stop
+
+        return await stop(dht, run_id, asker, wait_s, save=save)
+
+    run_id, outcome = _change(ask, flags, config_file, wait_s)
+    _tell(run_id, outcome, f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}", as_json=as_json)
+    if not outcome.news:
+        log.info("the run ends at this epoch already: nothing was changed")
+
+
+def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool) -> None:
+    """Let all peers that have a checkpoint folder save, and print which have begun to.
+
+    Raises:
+        As `set_values`.
+    """
+
+    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+        from p2p_diloco.observe.revise import save
+
+        return await save(dht, run_id, asker, wait_s)
+
+    run_id, outcome = _change(ask, flags, config_file, wait_s)
+    who = f"saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else "each peer saves after its next commit"
+    _tell(run_id, outcome, who, as_json=as_json)
+
+
+def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, wait_s: float) -> tuple[str, Outcome]:
+    """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
     if wait_s < 0:
         raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
-    checked = RunConfig.model_validate(dict(rates)).given
     _, peer = settings_of(flags, config_file)
     if peer.identity_path is None:
         mend = "give the file that the run's founder was started with"
         raise UsageError("names no key to sign with", key=flag("identity_path"), mend=mend)
-    from p2p_diloco.net.signing import SigningKey
+    from p2p_diloco.net.identity import read_key
 
-    asker = SigningKey(peer.identity_path)
+    asker = read_key(peer.identity_path)
     check_initial_peers(peer.initial_peers)
-    run(_ask(peer, asker, checked, wait_s, as_json))
+    return peer.run_id, run(_ask(ask, peer, asker))
 
 
-async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
+async def _ask(ask: Ask, peer: PeerConfig, asker: SigningKey) -> Outcome:
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import observer
-    from p2p_diloco.observe.revise import revise
 
     invitation = None if peer.invite is None else read_invitation(peer)
     async with observer(peer.initial_peers, invitation) as dht:
-        outcome = await revise(dht, peer.run_id, asker, rates, wait_s)
-    now = outcome.revision
-    if as_json:
-        told = {
-            "schema_version": 1,
-            "run_id": peer.run_id,
-            "revision": now.number,
-            "outer_lr": now.outer_lr,
-            "outer_momentum": now.outer_momentum,
-            "news": outcome.news,
-            "known_by": list(outcome.known_by),
-            "adopted_by": list(outcome.adopted_by),
-        }
-        typer.echo(json.dumps(told))
+        return await ask(dht, peer.run_id, asker)
+
+
+def _tell(run_id: str, outcome: Outcome, text: str, *, as_json: bool) -> None:
+    """Print the outcome: one line, or one JSON object."""
+    number = outcome.revision.number
+    if not as_json:
+        typer.echo(f"run {run_id}, revision {number}: {text}")
         return
-    rates_now = f"outer_lr={now.outer_lr:g} outer_momentum={now.outer_momentum:g}"
-    typer.echo(f"run {peer.run_id}, revision {now.number}: {rates_now}")
-    if not outcome.news:
-        log.info("the run has these rates already: nothing was changed")
-    elif not outcome.adopted_by:
-        log.info("each shard of the run adopts the new rates with its next commit")
+    names: Mapping[str, Collection[str]] = {
+        "known_by": outcome.known_by,
+        "adopted_by": outcome.adopted_by,
+        "saved_by": outcome.saved_by,
+    }
+    told = {"schema_version": 1, "run_id": run_id, "revision": number, **outcome.settings, "news": outcome.news}
+    typer.echo(json.dumps({**told, **{key: list(value) for key, value in names.items()}}))
+
+
+def _shown(key: str, value: float | None) -> str:
+    if value is None:
+        return f"{key}=none"
+    return f"{key}={value}" if isinstance(value, int) else f"{key}={value:g}"

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 import typer
 
 from p2p_diloco.errors import UsageError
+from p2p_diloco.history.story import Story
 from p2p_diloco.simulate.check import KINDS, Outcome, check, drawn, kind_of
 from p2p_diloco.simulate.model import Violation
 from p2p_diloco.simulate.world import World
 
+STORY_WIDTH = 100
 CHUNK = 10
 """Worlds that a process plays before it reports: about half a second of work."""
 FAULTS = {
@@ -94,7 +96,9 @@ class Report:
             yield f"  look at it: p2p-diloco simulate --seed {seed} --kind {kind} --trace"
 
 
-def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
+def simulate(
+    seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool, story: bool = False
+) -> int:
     """Play worlds and print a report. Returns the exit code: 1 if an invariant did not hold.
 
     Raises:
@@ -105,10 +109,11 @@ def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: i
     for key, value, least in (("--seeds", seeds, 1), ("--first", first, 0), ("--seed", seed, 0), ("--jobs", jobs, 1)):
         if value is not None and value < least:
             raise UsageError(f"must be at least {least}", key=key, value=value, mend=f"choose e.g. {least}")
-    if trace and seed is None:
-        raise UsageError("needs a seed", key="--trace", value=True, mend="name the world: --seed 17 --trace")
+    for key in ("--trace",) * trace + ("--story",) * story:
+        if seed is None:
+            raise UsageError("needs a seed", key=key, value=True, mend=f"name the world: --seed 17 {key}")
     if seed is not None:
-        return _one(seed, kind or kind_of(seed), trace)
+        return _one(seed, kind or kind_of(seed), trace, story)
     began, report = time.monotonic(), Report()
     jobs = min(jobs or os.cpu_count() or 1, -(-seeds // CHUNK))
     for count, (one, outcome) in enumerate(_played(range(first, first + seeds), kind, jobs), 1):
@@ -119,11 +124,13 @@ def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: i
     return 1 if report.broken else 0
 
 
-def _one(seed: int, kind: str, trace: bool) -> int:
-    """Play one world, and print its trace and the report. Returns the exit code."""
-    world, report, began = World(seed, drawn(seed, kind), trace), Report(), time.monotonic()
+def _one(seed: int, kind: str, trace: bool, story: bool) -> int:
+    """Play one world, and print its trace, its story and the report. Returns the exit code."""
+    world, report, began = World(seed, drawn(seed, kind), trace or story), Report(), time.monotonic()
     report.add(seed, kind, _outcome(world))
-    told = [*(world.lines or ()), f"seed {seed} ({kind}): {world.settings}"]
+    told = [*(world.lines if trace else ()), f"seed {seed} ({kind}): {world.settings}"]
+    if story:
+        told[-1:-1] = Story(world.trace or (), world.rules.fragments).text(str, STORY_WIDTH)
     typer.echo("\n".join([*told, *report.lines(time.monotonic() - began, 1)]))
     return 1 if report.broken else 0
 

@@ -6,9 +6,10 @@ Law: chooses the view and the interval; `observe` takes the snapshots and draws 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,27 +29,98 @@ log = logging.getLogger(__name__)
 
 
 def show(
-    flags: Mapping[str, object], config_file: Path | None, *, as_json: bool, once: bool, interval_s: float
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    *,
+    as_json: bool,
+    once: bool,
+    interval_s: float,
+    metrics: tuple[str, int] | None = None,
 ) -> None:
     """Show the state of a run. With `once` show it one time, otherwise every `interval_s` seconds until an interrupt.
+    `metrics`: the address and port at which Prometheus may ask meanwhile.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
+    """
+    peer = watched(flags, config_file, interval_s)
+    from p2p_diloco.observe.view import lines
+
+    with _metrics(peer.run_id, metrics) as told:
+        if as_json or once or not sys.stdout.isatty():
+            say = Snapshot.to_json if as_json else lambda seen: "\n".join(lines(seen))
+            run(watch(peer, None if once else interval_s, lambda seen: typer.echo(say(told(seen)))))
+        else:
+            run(_browse(peer, interval_s, told))
+
+
+def watched(flags: Mapping[str, object], config_file: Path | None, interval_s: float) -> PeerConfig:
+    """The settings with which to look at a run every `interval_s` seconds.
+
+    Raises:
+        UsageError, ConfigError: the flags can't be used.
     """
     if interval_s <= 0:
         raise UsageError("must be more than 0", key="--interval", value=interval_s, mend="choose e.g. 2")
     _, peer = settings_of(flags, config_file)
     check_initial_peers(peer.initial_peers)
+    return peer
+
+
+async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot], Snapshot]) -> None:
+    """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
-    from p2p_diloco.observe.view import drawn, lines
+    from p2p_diloco.cli.keys import keys
+    from p2p_diloco.observe.browsing import Browsing
+    from p2p_diloco.observe.trend import Trend
+    from p2p_diloco.observe.view import Drawing
 
-    if as_json or once or not sys.stdout.isatty():
-        look_s = None if once else interval_s
-        run(_watch(peer, look_s, lambda seen: typer.echo(seen.to_json() if as_json else "\n".join(lines(seen)))))
-    else:
-        with Live(auto_refresh=False) as live:
-            run(_watch(peer, interval_s, lambda seen: live.update(drawn(seen), refresh=True)))
+    trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
+    browsing = Browsing() if sys.stdin.isatty() else None
+
+    with Live(auto_refresh=False) as live:
+
+        def show() -> None:
+            live.update(Drawing(newest[-1], trend, browsing), refresh=True)
+
+        def saw(seen: Snapshot) -> None:
+            trend.saw(told(seen))
+            newest[:] = [seen]
+            show()
+
+        def press(key: str) -> None:
+            if browsing is not None and newest:
+                browsing.press(key, newest[-1].peers)
+                over.set() if browsing.over else show()
+
+        with keys(press):
+            quits, watches = asyncio.create_task(over.wait()), asyncio.create_task(watch(peer, interval_s, saw))
+            try:
+                await asyncio.wait({quits, watches}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                quits.cancel()
+                watches.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watches
+
+
+@contextlib.contextmanager
+def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Callable[[Snapshot], Snapshot]]:
+    """Within the block, Prometheus gets what the yielded function was called with last. The function returns that."""
+    newest: list[Snapshot] = []
+
+    def told(seen: Snapshot) -> Snapshot:
+        newest[:] = [seen]
+        return seen
+
+    if metrics is None:
+        yield told
+        return
+    from p2p_diloco.node.metrics import served
+
+    with served(run_id, *metrics, lambda: [peer for seen in tuple(newest) for peer in seen.peers]):
+        yield told
 
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
@@ -62,7 +134,7 @@ async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
         log.warning("the run %s is OPEN: %s", peer.run_id, OPEN)
 
 
-async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
+async def watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
     """Take and show a snapshot every `interval_s` seconds; None: only once."""
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import look, observer

@@ -31,10 +31,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
     Raises:
         UsageError: there is no such command.
     """
-    if not command:
-        raise UsageError("names no command", key="--", mend="write the command after it, or leave it out")
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]!r} is not a command that can be run", mend="check its name or path")
+    check_command(command)
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -57,6 +54,14 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - status if status < 0 else status
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raise UsageError if there is no such command."""
+    if not command:
+        raise UsageError("names no command", key="--", mend="write the command after it, or leave it out")
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]!r} is not a command that can be run", mend="check its name or path")
 
 
 def _typed_by_user() -> bool:

@@ -22,7 +22,7 @@ class PeerConfig(Settings):
         AddressError: an address can't be read.
     """
 
-    run_id: Label = Field(default="main", description="The run to join; its first peer founds it.")
+    run_id: Label = Field(default="main", description="The run to join, or to found (see found).")
     initial_peers: tuple[str, ...] = Field(
         default=(),
         description="Addresses of bootstraps or peers to join through, as printed in a bootstrap's join line.",
@@ -35,9 +35,16 @@ class PeerConfig(Settings):
         default=False,
         description="Take part in a run that every peer may join which knows an address. Runs on loopback always are.",
     )
+    found: bool = Field(
+        default=False,
+        description="Found the run if there is none. A peer that is given settings of the run, a checkpoint to start "
+        "from, or no initial peers does so in any case; any other waits until the run is founded.",
+    )
     name: Label | None = Field(default=None, description="This peer's name in status and logs; unset: the host's name.")
-    role: Literal["worker", "aggregator"] = Field(
-        default="worker", description="worker: trains and aggregates; aggregator: trains nothing."
+    role: Literal["worker", "aggregator", "observer"] = Field(
+        default="worker",
+        description="worker: trains and aggregates; aggregator: trains nothing; observer: only reads the global "
+        "parameters, and no peer waits for it.",
     )
     host_maddrs: tuple[str, ...] = Field(
         default=(),
@@ -66,9 +73,23 @@ class PeerConfig(Settings):
     map_port: bool = Field(
         default=False, description="Ask the router to forward a port to this peer (UPnP or NAT-PMP)."
     )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="TCP port for Prometheus; 0: the system chooses one; unset: none."
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", description="Address of this machine at which metrics_port listens; 0.0.0.0: at all."
+    )
     checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
     save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
     keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")
+    history_path: Path | None = Field(
+        default=None,
+        description="Folder for this peer's history, which `p2p-diloco replay` tells; unset: p2p_diloco/history in "
+        "$XDG_STATE_HOME or ~/.local/state.",
+    )
+    history_bytes: int = Field(
+        default=16 * 2**20, ge=0, description="Most bytes on disk of one start's history; 0: none is kept."
+    )
     from_checkpoint: Path | None = Field(default=None, description="Checkpoint folder to start from.")
     new_generation: bool = Field(
         default=False, description="Found the run anew from from_checkpoint, even if the run has gone further."
@@ -80,6 +101,13 @@ class PeerConfig(Settings):
     wait_timeout: Seconds = Field(
         default=300.0, description="Seconds to wait for the run to be founded, for its state, and for start_peers."
     )
+
+    on_exit: Literal["sync", "warn", "drop"] = Field(
+        default="sync",
+        description="What becomes of inner steps that no commit counts when this peer leaves normally. sync: a last "
+        "exchange; warn: a warning; drop: nothing.",
+    )
+    exit_timeout: Seconds = Field(default=60.0, description="Seconds that leaving waits for that last exchange.")
 
     @field_validator("initial_peers")
     @classmethod
@@ -98,4 +126,7 @@ class PeerConfig(Settings):
             self._refuse("new_generation", "needs a checkpoint to start from", "give from_checkpoint too")
         if self.open and self.invite is not None:
             self._refuse("open", "contradicts invite, because a run is either open or private", "give one of the two")
+        for key in ("found", "checkpoint_dir", "from_checkpoint") if self.role == "observer" else ():
+            if getattr(self, key):
+                self._refuse(key, "has no meaning for role=observer, which only reads", "leave it out")
         return self

@@ -16,8 +16,8 @@ from p2p_diloco.errors import ConfigError, Refused
 Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
 
 LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
-"""Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. The outer
-rates may change while the run goes on (`core/revision.py`); the two stop settings don't change in this version."""
+"""Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. They, and
+also sync_every and min_peers, may change while the run goes on (`core/revision.py`)."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
@@ -107,6 +107,22 @@ class RunConfig(Settings):
         "centered_clip: nor lies farther from their centre than the median; mean: without limits. Limits need three "
         "contributions; in mode=async, that needs async_grace.",
     )
+    step_limit: float = Field(
+        default=1.25,
+        ge=0,
+        allow_inf_nan=False,
+        description="The most that a commit's mean counts for: so many times the median length of the shard's last "
+        "nine; what is longer is cut. 0: no limit.",
+    )
+    audit_rate: float = Field(
+        default=0.03,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="The share of commits that some peer computes again from the contributions, to find an aggregator "
+        "that lies or whose machine is faulty; more in fragments of fewer than 24 shards. 0: contributions and commits "
+        "aren't signed, and no commit is audited.",
+    )
     min_peers: int = Field(
         default=1,
         ge=1,
@@ -187,6 +203,8 @@ class RunConfig(Settings):
         if self.rounding == "stochastic" and self.codec != "bf16":
             wrong = f"is for codec=bf16, and codec is {self.codec}"
             self._refuse("rounding", wrong, "choose codec=bf16, or leave it out")
+        if 0 < self.step_limit < 1:
+            self._refuse("step_limit", "would cut means of the usual length", "choose e.g. 1.25, or 0 for no limit")
         self._fits_the_mode()
         return self
 

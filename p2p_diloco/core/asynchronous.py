@@ -8,19 +8,18 @@ commit of its own or by a takeover.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import damage
-from .admission import in_range
+from .admission import countable, misused, unfit
 from .attendance import Attendance
-from .events import Accept, Apply, Average, Effect, Note, Send
+from .contest import wins
+from .events import Accept, Apply, Average, Complaint, Effect, Note, Send
 from .messages import Commit, Contribution, Fetch, Held, Plan, Stale, State, TakeOver
 from .proposal import Proposal
 from .roster import Roster
 from .rules import Rules
 from .shard import Contributions, ShardLog
 from .state import grown_from
-from .submitting import Submitting, settled
+from .submitting import Submitting, settled, weighed
 from .succession import elected, hands_over, may_stay, succession, worth_a_commit
 from .version import Version
 
@@ -49,8 +48,8 @@ class AsynchronousLog(ShardLog):
     def needed(self) -> int:
         """The number of live workers that an outer step requires: ``start_peers`` for the first step, ``min_peers`` for
         later ones."""
-        rules, counted = self.rules, self.state is not None and self.state.counted
-        return rules.min_peers if counted else max(rules.min_peers, rules.start_peers)
+        first = self.state is None or not self.state.counted
+        return self.rules.needed(self.revision_next, first=first)
 
     def unpromised(self) -> list[str]:
         """Return the peers whose promise this peer's claim still needs: live peers that hold a state, and peers that
@@ -73,7 +72,8 @@ class AsynchronousLog(ShardLog):
             return f"waiting for {', '.join(missing)} to hold a commit of shard {self.shard}"
         workers = len(self._workers())
         if workers < self.needed:
-            key = "min_peers" if self.needed <= self.rules.min_peers else "start_peers"
+            least = self.rules.needed(self.revision_next, first=False)
+            key = "min_peers" if self.needed <= least else "start_peers"
             return f"waiting for peers: {workers} of {self.needed} ({key}) are alive"
         return ""
 
@@ -142,8 +142,8 @@ class AsynchronousLog(ShardLog):
         """Handle a submission made on the present version or on an earlier one. If a commit has already counted the
         submission, answer its author again."""
         assert self.state is not None
-        if not in_range(contribution, self.state, self.lead, self.rules):
-            return self.roster.complain(sender, f"a contribution to shard {self.shard} has a number out of range")
+        if why := unfit(sender, contribution, self.state, self.lead, self.rules):
+            return [Complaint(sender, f"a contribution to shard {self.shard} is refused: {why}")]
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
         known = self.round.inbox.get(sender)
@@ -154,7 +154,7 @@ class AsynchronousLog(ShardLog):
         if misdirected and contribution.base != self.version:
             # the answer carries the plan but not the claim, so the refusal names the claim
             return self._answer(sender, contribution.base) + effects
-        self.round.inbox[sender], self.arrived[sender] = replace(contribution, weight=1.0), now
+        self.round.inbox[sender], self.arrived[sender] = weighed(contribution), now
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
@@ -178,7 +178,7 @@ class AsynchronousLog(ShardLog):
         more than the Delayed Nesterov buffer has room for. Do so once they fill the buffer, or every working peer has
         submitted, or the grace is over."""
         assert self.state is not None
-        size, inbox = self.rules.dn_buffer_size, self.round.inbox
+        size, inbox = self.rules.dn_buffer_size, dict(countable(self.round.inbox, self.state))
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
         by_arrival = sorted(inbox.items(), key=lambda entry: (self.arrived[entry[0]], entry[0]))
         if not self.rules.async_grace:
@@ -189,21 +189,16 @@ class AsynchronousLog(ShardLog):
 
     def _refuse_stale(self, version: Version) -> list[Effect]:
         """Refuse submissions whose base is more than ``max_staleness`` epochs behind this version. Their authors then
-        send the same progress once more."""
+        send the same progress once more. Refuse submissions from data that is used or leased to another peer now."""
         most, effects = self.rules.max_staleness, list[Effect]()
-        if most is None:
-            return effects
         for peer, contribution in sorted(self.round.inbox.items()):
             behind = version.epoch - contribution.base.epoch
-            if behind <= most:
+            why = misused(peer, contribution, self.state, self.rules)
+            if not why and (most is None or behind <= most):
                 continue
             del self.round.inbox[peer]
-            effects.append(
-                Note(
-                    "stale",
-                    f"shard {self.shard}: refused a submission of {peer}, because its base is {behind} epochs behind",
-                )
-            )
+            why = why or f"its base is {behind} epochs behind"
+            effects.append(Note("stale", f"shard {self.shard}: refused a submission of {peer}, because {why}"))
             refusal = Stale(self.shard, contribution.id, version)
             if peer == self.me:
                 self.own.stale(refusal, self.state)
@@ -254,7 +249,7 @@ class AsynchronousLog(ShardLog):
         """Return the succession that the next commit names: the aggregator, then the successors."""
         assert self.state is not None
         summaries, room = self.roster.summaries(), self.rules.successors
-        able = {p: s for p, s in summaries.items() if p == self.me or not self.roster.passed(p, now)}
+        able = {p: s for p, s in summaries.items() if p == self.me or not self.roster.passed(p)}
         members = {p: s.eligible for p, s in able.items() if s.epochs and not s.unlike} or {self.me: True}
         reachable, private = ([p for p in members if members[p] is which] for which in (True, False))
         order = elected(self.rules.run, self.rules.fragments[self.fragment], reachable, private)[self.shard]
@@ -383,7 +378,7 @@ class AsynchronousLog(ShardLog):
         elif self.assigned is None:
             self.assigned = now
         claim = self.claims.pop(version, None)
-        if claim is not None and self.lead.entitles(claim[1], claim[0]) and self.lead.rank(*claim) > self.lead.present:
+        if claim is not None and wins(self.lead, *claim):
             self.concede(*claim)
         self.claims = {base: c for base, c in self.claims.items() if base.epoch > version.epoch}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from . import damage
 from .donating import answer, tell_versions
-from .events import Accept, Effect, Fill, Note, Send
+from .events import Accept, Complaint, Effect, Fill, Note, Send
 from .gather import Gathering
 from .lag import Lag
 from .logs import Logs
@@ -81,7 +81,7 @@ class CatchUp:
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
-        if self.rules.asynchronous and not self.rules.ended(theirs):
+        if self.rules.asynchronous and not self.rules.ended(theirs, self.roster.mine.revision):
             request = self.lag.keep_up(peer, now)
             return [] if request is None else [Send(peer, request)]
         if not self.lag.lasts(peer, theirs, now):
@@ -241,7 +241,9 @@ class CatchUp:
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
         """Handle the versions that a peer reported. If the lineages differ, the greater whole model wins."""
-        if len(message.versions) != len(self.logs) or not self.roster.asked.open(peer, now):
+        if not self.roster.asked.open(peer, now):
+            return [Complaint(peer, "its versions are ignored: they were not asked for")]
+        if len(message.versions) != len(self.logs):
             return []
         fork = message.forked or any(
             log.relation(v) == "fork" for log, v in zip(self.logs, message.versions, strict=True)
@@ -253,13 +255,24 @@ class CatchUp:
             return []
         if theirs < mine:
             return tell_versions(self.logs, peer)
-        if self.switching is not None or self._failed_lately(peer, now):
+        if self.switching is not None:
+            return []
+        if self._failed_lately(peer, now):
+            self._answered(peer)
             return []
         self._abandon()
         self.switching = Switching(self.rules, self.logs, self.roster, peer, message.versions, now)
         for log in self.logs:
             log.frozen = True
         return [self.switching.ask()]
+
+    def _answered(self, peer: str) -> None:
+        """End what waits for an answer of this peer, which has given one that can't be used yet. If that counted as a
+        failure, the wait for the peer would begin anew with each answer, and never end."""
+        if self.fetching is not None and self.fetching.donor == peer:
+            self.fetching = None
+        if self.gathering is not None and self.gathering.vector is None and self.gathering.first == peer:
+            self.gathering = None
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
         """Handle the versions that a peer of the same lineage reported during a gathering: the first donor's answer, or
@@ -278,7 +291,7 @@ class CatchUp:
         present state."""
         log = self.logs[state.shard]
         if not (self.roster.asked.open(peer, now) or log.expects_states_of(peer)):
-            return self.roster.complain(peer, f"a state of shard {state.shard} is ignored: it was not asked for")
+            return [Complaint(peer, f"a state of shard {state.shard} is ignored: it was not asked for")]
         key = (state.shard, state.version)
         staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
@@ -349,6 +362,7 @@ class CatchUp:
         if switching.missing():
             return []
         greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
+        left = not all(self._descends(state) for state in staged.values())
         self._abandon()
         if not greater:
             return []
@@ -357,8 +371,10 @@ class CatchUp:
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor
         text = f"joined the lineage of {donor} and dropped this peer's own state of {before.epochs} epochs"
+        # A peer that knew less than this one may have taken the lineages for different ones.
+        notes = [Note("fork", text)] if left else []
         # The states taken may be outdated by now, and a round may already wait for this peer: ask for newer states.
-        return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
+        return [*effects, *notes, Send(donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
         """Give up every fetch and change of lineage that is under way."""

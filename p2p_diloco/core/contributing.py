@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from .carry import Carried
 from .events import Contribute, Effect, Load, Loaded, Release
+from .lending import weight_of, with_uses
+from .lives import incarnation_after
 from .logs import Logs, PerShard
 from .messages import Contribution
 from .rules import Rules
@@ -19,7 +21,7 @@ from .shard import ShardLog
 from .state import grown_from
 from .submitting import Submitting
 from .synchronous import SynchronousLog
-from .version import ContributionId, Version, digest_of, incarnation_after
+from .version import ContributionId, Version, digest_of
 
 
 class Contributing:
@@ -179,15 +181,15 @@ class Contributing:
                 continue
             flight[shard], carried.sends = log.version, carried.sends + 1
             mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
-            effects += log.contribute(mine, now)
+            effects += log.contribute(with_uses(mine, event, self.rules), now)
         if not flight:
             return [Release(sent=False)]
         self._take_off(flight)
         return effects
 
     def _submit(self, event: Contribute, now: float) -> list[Effect]:
-        """In asynchronous mode, send the trainer's pseudo-gradients as submissions. Each one has weight 1, and can be
-        counted on any later version of its lineage."""
+        """In asynchronous mode, send the trainer's pseudo-gradients as submissions. Each one has weight 1, unless
+        it is empty in a run with data, and can be counted on any later version of its lineage."""
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
         id = ContributionId(self.incarnation, self.sequence)
         bases, effects = dict[int, Version](), list[Effect]()
@@ -198,7 +200,8 @@ class Contributing:
             base = log.own.base_of(log.state, carried.base, carried.oldest_base)
             if base is not None:
                 bases[shard] = carried.oldest_base = base  # the next submission names this base if this one is refused
-                effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
+                mine = Contribution(shard, base, id, oldest, weight_of(event), event.samples, payload)
+                effects += log.contribute(with_uses(mine, event, self.rules), now)
         self._take_off(bases)
         return effects if bases else [Release(sent=False)]
 

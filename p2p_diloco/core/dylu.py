@@ -31,6 +31,10 @@ class Pace:
     def __post_init__(self) -> None:
         self.steps = self.base
 
+    def rebase(self, base: int) -> None:
+        """Go over to another H. This peer's own number changes by the same ratio until its next reading."""
+        self.base, self.steps = base, max(1, self.steps * base // self.base)
+
     def adjust(self, speed: float, others: Iterable[float]) -> int:
         """Record a reading of this peer's speed and the other peers' speeds. Return the number of inner steps that this
         peer makes from now on.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .leases import Use
 from .messages import Commit, Contribution, Message, State
 from .revision import FOUNDED, Revision
 from .version import Version
@@ -106,12 +107,13 @@ class Merge:
 @dataclass(frozen=True, slots=True)
 class Contribute:
     """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads`` are in the order
-    of ``shards``."""
+    of ``shards``. ``uses``: what the trainer has used of each data set; only a contribution to the ledger says it."""
 
     shards: tuple[int, ...]
     weight: float
     samples: int
     payloads: tuple[Any, ...] = field(compare=False, repr=False)
+    uses: tuple[Use, ...] = ()
 
 
 # -- events: answers of tensor work
@@ -119,12 +121,14 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """The answer to Average: the outer step, taken from ``base``, leads to ``digest``."""
+    """The answer to Average: the outer step, taken from ``base``, leads to ``digest``. ``payload``: the encoded mean.
+    ``seal``: of the commit."""
 
     shard: int
     base: Version
     digest: str
-    payload: Any = field(compare=False, repr=False)  # the encoded mean
+    payload: Any = field(compare=False, repr=False)
+    seal: bytes = field(repr=False, default=b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,14 @@ class Revised:
 
 
 @dataclass(frozen=True, slots=True)
+class Expelled:
+    """The node has a proof that the peer has lied, and takes no more messages of it. ``reason``: the lie."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Depart:
     """This peer is to leave the run on purpose."""
 
@@ -210,6 +222,7 @@ Event = (
     | Found
     | Restore
     | Revised
+    | Expelled
     | Depart
     | Wakeup
 )
@@ -342,4 +355,12 @@ class Note:
     text: str
 
 
-Effect = Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A message of ``peer`` is ignored. ``why`` names the message and the reason."""
+
+    peer: str
+    why: str
+
+
+Effect = Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note | Complaint

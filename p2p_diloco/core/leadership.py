@@ -30,7 +30,10 @@ class Leadership:
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
         # the peers that promised, if this peer holds the term by a claim; else None
         self.promised_by: set[str] | None = None
-        self.passed_over: set[str] = set()  # peers that held the term and let its time pass without a commit
+        self.passed_over: set[str] = set()  # the peers that this round goes on without
+        self.overdue = False  # whether this round lasts so long that claims of peers count that were passed over before
+        self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
+        self.outbid: set[str] = set()  # the peers whose claims this peer has answered with a higher one (`contest`)
 
     # -- questions
 
@@ -40,20 +43,23 @@ class Leadership:
 
     def target(self) -> tuple[int, str]:
         """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
-        is the holder while it lives, even if it has become private. Once the holder is gone, it is the next live
-        candidate: a reachable one if there is one, else a private one. If all candidates are gone, it is the peer with
-        the lowest id among all that may aggregate, again a reachable one if there is one."""
-        if self._able(self.holder):
+        is the holder while it lives, even if it has become private. If this peer has passed the holder over, it is this
+        peer itself, if it is a candidate. Else it is the next live candidate: a reachable one if there is one, else a
+        private one. If all candidates are gone, it is the peer with the lowest id among all that may aggregate, again a
+        reachable one if there is one."""
+        if self.able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
+        if self.holder in self.passed_over and self.me in candidates:  # the other candidates may not wait for it
+            return self.next_term_of(self.me), self.me
         terms, number = range(self.term + 1, self.term + len(candidates) + 1), len(candidates)
         others = [(self.term + number + 1, peer) for peer in self.roster.summaries() if peer not in candidates]
         for claims in ([(term, candidates[term % number]) for term in terms], others):
-            if able := [claim for claim in claims if self._able(claim[1])]:
+            if able := [claim for claim in claims if self.able(claim[1])]:
                 return next((claim for claim in able if self.roster.reachable(claim[1])), able[0])
         return self.term, self.holder
 
-    def _able(self, peer: str) -> bool:
+    def able(self, peer: str) -> bool:
         """Whether the peer may aggregate, and was not passed over in this round."""
         return peer not in self.passed_over and self.roster.may_aggregate(peer)
 
@@ -61,11 +67,11 @@ class Leadership:
         """Whether the plan lets this peer hold this term: it is the candidate whose turn the term is; or it is no
         candidate, and no candidate is left."""
         candidates = self.candidates()
-        if term > self.term + TERMS_AHEAD_MAX * (len(candidates) + 1):
+        if term > self.term + (0 if peer in self.passed_over else TERMS_AHEAD_MAX * (len(candidates) + 1)):
             return False
         if peer in candidates:
             return candidates[term % len(candidates)] == peer
-        return term > len(candidates) and not any(map(self._able, candidates))
+        return term > len(candidates) and not any(map(self.able, candidates))
 
     def rank(self, term: int, holder: str) -> tuple[bool, int, str]:
         """Return what decides between two claims; the greater wins. A candidate outranks any other peer: one that had
@@ -75,7 +81,7 @@ class Leadership:
     @property
     def present(self) -> tuple[bool, int, str]:
         """The rank of the known claim; lower than that of any other claim if its holder is gone."""
-        return self.rank(self.term, self.holder) if self._able(self.holder) else (False, -1, "")
+        return self.rank(self.term, self.holder) if self.able(self.holder) else (False, -1, "")
 
     def next_term_of(self, peer: str) -> int:
         """Return the lowest term above the present one that the plan lets this peer hold."""
@@ -124,10 +130,9 @@ class Leadership:
         return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def refusal(self) -> Outdated:
-        """Return the refusal for a peer that takes the wrong peer for the aggregator. It names the peer that holds the
-        term."""
+        """Return the refusal that names the peer that should aggregate now: the holder of the term may be gone."""
         assert self.state is not None
-        return Outdated(self.state.shard, self.state.version, self.term, self.holder)
+        return Outdated(self.state.shard, self.state.version, *self.target())
 
     def promised(self, sender: str, promise: Promise) -> bool:
         """Record a peer's promise, and return whether it was given for this peer's present claim."""
@@ -136,14 +141,3 @@ class Leadership:
             return False
         self.promised_by.add(sender)
         return True
-
-    def is_overruled(self, sender: str, refusal: Outdated) -> bool:
-        """Whether a refusal shows that this peer takes the wrong peer for the holder of the term. The refusal does so
-        if it names a claim that wins against the known one. It also does so if the known holder sent it and names
-        another peer, because that holder has forgotten its own claim."""
-        if self.state is None or refusal.base != self.state.version:
-            return False
-        if not self.entitles(refusal.holder, refusal.term):
-            return False
-        greater = self.rank(refusal.term, refusal.holder) > self.rank(self.term, self.holder)
-        return greater or sender == self.holder != refusal.holder

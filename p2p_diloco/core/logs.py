@@ -161,7 +161,7 @@ class Logs(Sequence[ShardLog]):
         self._digests[log.shard] = version.digest
         _add(self._generations, version.generation, by)
         _add(self._epochs[log.fragment], version.epoch, by)
-        if not final(version, self._rules):
+        if not final(state, self._rules):
             _add(self._open[log.fragment], version.epoch, by)
         self._samples_sum += by * version.samples
         self._epochs_sum += by * version.epoch

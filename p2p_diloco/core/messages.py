@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .leases import UNWRITTEN, Tables, Use
 from .revision import FOUNDED, Revision
 from .version import ContributionId, ModelVersion, Version
 
@@ -80,7 +81,8 @@ class Leave:
 class Contribution:
     """A pseudo-gradient for one shard, sent to the peer that should aggregate it. ``base``: the version that it was
     made on. ``weight``: its weight in the mean. ``samples``: the number of training samples. ``payload``: encoded
-    bytes."""
+    bytes. ``seal``: its author's proof of all this, opaque to the core. ``uses``: of the ledger, the data that it was
+    made from."""
 
     shard: int
     base: Version
@@ -89,6 +91,8 @@ class Contribution:
     weight: float
     samples: int
     payload: Any = field(compare=False, repr=False, default=None)
+    seal: bytes = field(repr=False, default=b"")
+    uses: tuple[Use, ...] = field(default=(), metadata=UNWRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,14 @@ class Counted:
     id: ContributionId
     weight: float
     samples: int
+    uses: tuple[Use, ...] = field(default=(), metadata=UNWRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One outer step of a shard. The payload is the encoded mean: applied to ``base`` with the rates of ``revision``,
-    it gives ``version``. ``plan`` is the plan of the next round."""
+    it gives ``version``. ``plan`` is the plan of the next round. ``seal``: the proofs of the contributions, and the
+    aggregator's proof of the commit; opaque to the core. ``gone``: of the ledger, the peers whose leases it frees."""
 
     shard: int
     base: Version
@@ -115,6 +121,8 @@ class Commit:
     plan: Plan
     payload: Any = field(compare=False, repr=False, default=None)
     revision: Revision = FOUNDED
+    seal: bytes = field(repr=False, default=b"")
+    gone: tuple[str, ...] = field(default=(), metadata=UNWRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +222,9 @@ class State:
     sent.
 
     ``term`` and ``revision``: those of the commit that made this version. ``plan``: for the next round. ``buffered``:
-    number of submissions in the Delayed Nesterov buffer.
+    number of submissions in the Delayed Nesterov buffer. ``paced``: since when H is what it is, as the shard's epoch at
+    that time and the inner steps of each peer that had led to it; (0, 0): since the founding. ``tables``: of the
+    ledger, which data is used and which is leased.
     """
 
     shard: int
@@ -226,6 +236,8 @@ class State:
     buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
     revision: Revision = FOUNDED
+    paced: tuple[int, int] = (0, 0)
+    tables: Tables = field(default=(), metadata=UNWRITTEN)
 
 
 Message = (

@@ -53,7 +53,8 @@ def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
         marks = dict.fromkeys(paused, " (paused)")
         return f"waiting for the contributions of {', '.join(peer + marks.get(peer, '') for peer in missing)}"
     if (came := len(log.round.inbox)) < log.needed:
-        key = "start_peers" if log.needed > replica.rules.min_peers else "min_peers"
+        least = replica.rules.needed(log.revision_next, first=False)
+        key = "start_peers" if log.needed > least else "min_peers"
         return f"waiting for peers: {came} of {log.needed} ({key}) have contributed"
     return ""
 

@@ -1,7 +1,8 @@
 """Live peers for which a round has waited too long, because they answer probes but do not do their part.
 
-Law: functions on one shard's log, which knows nothing of them. A peer is passed over for one round, and for a while no
-plan of this peer lets it aggregate; it still contributes.
+Law: functions on one shard's log, which knows nothing of them. A peer that does not commit or confirm is passed over
+for one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not
+promise may have a reason: it may know a greater claim. So this peer only goes on without its promise.
 """
 
 from __future__ import annotations
@@ -12,26 +13,58 @@ from .shard import ShardLog
 
 def pass_over(log: ShardLog, now: float) -> list[Effect]:
     """Pass over live peers for which the round has waited too long. Called once per heartbeat interval, before `tick`
-    of any shard."""
+    of any shard. All waits of a round for one peer count together: no claim in between lets the wait begin again."""
     most = {} if log.version is None or log.final or log.frozen else awaited(log)
-    since = log.round.awaited = {peer: log.round.awaited.get(peer, now) for peer in most}
-    late = [peer for peer, began in since.items() if now - began >= most[peer]]
-    log.lead.passed_over.update(late)
-    for peer in late:
+    waited, step = log.round.awaited, log.rules.probe_every
+    log.round.lasted += step
+    log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # so long have others waited for this peer
+    waited |= {peer: waited.get(peer, -step) + step for peer in most}
+    late = [peer for peer in most if waited[peer] >= most[peer]]
+    excused = {peer for peer in late if peer in log.unpromised()}
+    if log.lead.promised_by is not None:
+        log.lead.promised_by |= excused
+    for peer in set(late) - excused:
+        log.lead.passed_over.add(peer)
         log.roster.passes_over(peer, now)
     text = f"shard {log.shard}: the round goes on without {', '.join(late)}, which answers probes but nothing else"
-    return [Note("passed", text)] if late else []
+    return [*([Note("passed", text)] if late else []), *absent(log)]
+
+
+def forgive_all_but(lost: str, log: ShardLog) -> None:
+    """Handle the loss of a peer. Its claims may have kept others from doing their part, so the waits for them begin
+    anew, and the round goes on with those that it had passed over. Each is forgiven once in a round: else two peers
+    that come and go in turns could hold it up without end."""
+    lead, awaited = log.lead, log.round.awaited
+    forgiven = {*lead.passed_over, *awaited} - {lost} - lead.forgiven
+    lead.forgiven |= forgiven
+    lead.passed_over -= forgiven
+    log.round.awaited = {peer: waited for peer, waited in awaited.items() if peer not in forgiven}
+
+
+def absent(log: ShardLog) -> list[Effect]:
+    """Note once of each live worker that it has missed several rounds in a row."""
+    members, misses = log.roster.members, log.attendance.misses_often
+    missing = [peer for peer in log.roster.workers() if peer in members and not members[peer].missed and misses(peer)]
+    for peer in missing:
+        members[peer].missed = True
+    times = log.rules.misses_max
+    text = f"says that it works, and has missed {times} rounds in a row: rounds wait for it only briefly (noted once)"
+    return [Note("missed", f"{peer} {text}") for peer in missing]
 
 
 def awaited(log: ShardLog) -> dict[str, float]:
     """Return the live peers that the round can't do without, each with the seconds that it waits at most: the peers
     that must hold this peer's proposal, the peers whose promise is missing, or the aggregator that has this peer's
-    contribution."""
+    contribution. If this peer has none, but others took it for the aggregator, it waits in their place."""
     rules, lead = log.rules, log.lead
     holders = [] if log.round.proposed is None else log.must_hold(log.round.proposed)
-    found = dict.fromkeys(holders, rules.commits_within)
+    found = dict.fromkeys(holders, rules.confirms_within)
     if lead.holder == log.me:
-        return found | dict.fromkeys(log.unpromised(), rules.promises_within)
-    handed = log.own.handed == lead.holder and log.own.sendable(log.version)
-    able = len(log.roster.workers()) >= log.needed
-    return found | ({lead.holder: rules.commits_within} if handed and able else {})
+        # a peer that was passed over lately may hold up each round with its promise
+        passed, shorter = log.roster.passed, min(rules.dead_after, rules.promises_within)
+        return found | {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
+    _, holder = lead.target()  # another one than the known holder if that was passed over
+    if holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:
+        return found
+    sent = log.own.handed == holder if log.own.sendable(log.version) else bool(log.round.inbox)
+    return found | ({holder: rules.commits_within} if sent else {})

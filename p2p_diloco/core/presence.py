@@ -6,6 +6,7 @@ its own Summary.
 
 from __future__ import annotations
 
+from . import passing
 from .catchup import CatchUp
 from .events import Effect, Note, Send
 from .logs import Logs
@@ -108,6 +109,12 @@ class Presence:
             return [Note("died", f"{peer} can't be reached any more"), *self._lost(peer, now)]
         return self.probe(peer, now)
 
+    def expel(self, peer: str, reason: str, now: float) -> list[Effect]:
+        """Handle the proof that a peer has lied: it counts as dead for good."""
+        if not self.roster.expel(peer):
+            return []
+        return [Note("expelled", f"{peer} is expelled: {reason}"), *self._lost(peer, now)]
+
     def tick(self, now: float) -> list[Effect]:
         """Handle the end of a heartbeat interval: find peers that died, and probe some peers."""
         effects: list[Effect] = []
@@ -121,6 +128,7 @@ class Presence:
         """Handle a peer that died or left: tell `catchup` and the log of each shard."""
         effects = self.catchup.gone(peer, now)
         for log in self.logs:
+            passing.forgive_all_but(peer, log)
             effects += log.lost(peer, now)
         return effects
 

@@ -28,10 +28,11 @@ class Member:
     unreached: int = 0  # intervals in a row in which a probe was sent and nothing is known to have arrived
     suspect: bool = False  # a dial was refused or a connection broke; no message has come since
     dead: bool = False
+    expelled: bool = False  # it has lied: it stays dead, and is neither probed nor forgotten
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
     passed_until: float = float("-inf")  # until then it may not aggregate: a round has gone on without it
-    complained: bool = False  # that a message of the peer was refused has been noted
+    missed: bool = False  # that it has missed several rounds in a row was noted
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property
@@ -69,6 +70,7 @@ class Probing:
         """Return the peers to probe now: the ``watched`` peers, then those whose last probe is longest ago, and from
         time to time a dead peer, so that the end of a partition is noticed."""
         others = [peer for peer, member in self.members.items() if peer not in watched and member.left is None]
+        others = [peer for peer in others if not self.members[peer].expelled]
         others.sort(key=lambda peer: (self.members[peer].probed, peer))
         quiet = [peer for peer in others if not self.members[peer].dead]
         dead = [p for p in others if self.members[p].dead and now - self.members[p].probed >= self.rules.dead_after]
@@ -79,11 +81,13 @@ class Probing:
         silent or because no probe reaches them. Remove peers that have been gone for ``forgotten_after``."""
         gone = []
         for peer, member in list(self.members.items()):
+            if now >= member.passed_until:
+                member.passed_until = float("-inf")
             if member.here:
                 member.gone_since = None
             elif member.gone_since is None:
                 member.gone_since = now
-            elif now - member.gone_since >= self.rules.forgotten_after:
+            elif now - member.gone_since >= self.rules.forgotten_after and not member.expelled:
                 del self.members[peer]
         for peer, member in sorted(self.members.items()):
             silent = member.unanswered is not None and now - member.unanswered >= self.rules.dead_after

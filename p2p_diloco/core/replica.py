@@ -27,6 +27,7 @@ from .events import (
     Discovered,
     Effect,
     Event,
+    Expelled,
     Filled,
     Finished,
     Found,
@@ -49,6 +50,7 @@ from .logs import Logs, PerShard
 from .memory import Memory
 from .mending import Mending
 from .messages import (
+    Fetch,
     Leave,
     Message,
     Probe,
@@ -63,7 +65,7 @@ from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rounds import Rounds
 from .rules import Rules
-from .state import founding
+from .state import founding, steps_of
 from .state import founding_meta as founding_meta
 from .state import meta_of as meta_of
 from .synchronous import SynchronousLog
@@ -121,9 +123,28 @@ class Replica:
         """The lowest revision of any shard. No later outer step uses a lower one."""
         return self.logs.revision
 
+    @property
+    def interval(self) -> int:
+        """The inner steps between two exchanges of a fragment, of a peer that makes H of them: by the H of the present
+        state, so the same for all peers that hold this state."""
+        return self.rules.steps_between(self.revision)
+
+    @property
+    def steps(self) -> int:
+        """The inner steps, of a peer that makes H of them, that have led to the present state. This replica must hold
+        all shards."""
+        of = [steps_of(self.state(shard), self.rules) for shard in range(len(self.logs))]
+        return sum(min(of[shard] for shard in shards) for shards in self.rules.fragments)
+
+    @property
+    def ended_by(self) -> Revision:
+        """The revision whose stop the run has reached: the highest one of a shard by which the model is the last."""
+        held, model = {self.state(shard).revision for shard in range(len(self.logs))}, self.roster.mine.model
+        return max((revision for revision in held if self.rules.ended(model, revision)), default=self.revision)
+
     def state(self, shard: int) -> State:
         """Return the replicated state of a shard. This replica must hold one."""
-        state = self.logs[shard].state
+        state = self.logs.look_at(shard).state
         assert state is not None
         return state
 
@@ -200,7 +221,7 @@ class Replica:
                 self.roster.probing.reached(peer)
                 self.roster.asked.progresses(peer, now)
                 self.catchup.lag.moving = now
-                return self.presence.probe(peer, now) if self.roster.heard(peer) else []
+                return self.presence.probe(peer, now) if self.roster.known(peer) and self.roster.heard(peer) else []
             case Discovered(peer):
                 return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
             case Measured(bandwidth):
@@ -218,8 +239,8 @@ class Replica:
                 return self.training.merge(now)
             case Contribute():
                 return self.own.contribute(event, now)
-            case Averaged(shard, base, digest, payload):
-                return self.logs[shard].averaged(base, digest, payload, now)
+            case Averaged(shard):
+                return self.logs[shard].averaged(event, now)
             case Damaged(shard, base):
                 return self.rounds.damaged(shard, base, now)
             case Applied(shard, base, digest):
@@ -232,6 +253,8 @@ class Replica:
                 return self._restore(states, now)
             case Revised(revision):
                 return self.presence.learn(revision)
+            case Expelled(peer, reason):
+                return self.presence.expel(peer, reason, now)
             case Depart():
                 self.departed = True
                 return self.presence.leave()
@@ -241,7 +264,12 @@ class Replica:
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message from another peer. If the sender was unknown or counted as dead, probe it."""
+        """Handle a message from another peer. If the sender was unknown or counted as dead, probe it. Ignore peers that
+        are expelled. A peer that is known by its questions alone may be an observer: it is answered, and not probed."""
+        if self.roster.expelled(sender):
+            return []
+        if isinstance(message, Fetch) and not self.roster.known(sender):
+            return self.rounds.received(sender, message, now)
         match message:
             case Probe() | ProbeAck() | Leave():
                 return self.presence.received(sender, message, now)

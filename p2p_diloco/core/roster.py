@@ -11,7 +11,6 @@ from operator import ge
 from typing import Any
 
 from .asked import Asked
-from .events import Effect, Note
 from .messages import Summary
 from .probing import Member, Probing
 from .rules import Rules
@@ -28,6 +27,11 @@ class Roster:
         self.asked = Asked(rules)
 
     # -- questions
+
+    def known(self, peer: str) -> bool:
+        """Whether this peer has a record of the other one: a message came from it, the DHT lists it, or a commit names
+        it."""
+        return peer in self.members
 
     def live(self, peer: str) -> bool:
         """Whether the peer has sent a Summary and has neither died nor left. This peer itself is live."""
@@ -100,6 +104,10 @@ class Roster:
         ]
         return mine.role, bool(mine.epochs), others
 
+    def expelled(self, peer: str) -> bool:
+        """Whether the peer has lied, so that it counts as dead for good."""
+        return peer in self.members and self.members[peer].expelled
+
     def elsewhere(self, theirs: Summary) -> bool:
         """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
         or it counts fewer samples although none of its epochs is lower.
@@ -127,17 +135,9 @@ class Roster:
         if peer in self.members:
             self.members[peer].passed_until = now + self.rules.forgotten_after
 
-    def passed(self, peer: str, now: float) -> bool:
+    def passed(self, peer: str) -> bool:
         """Whether a round has lately gone on without this live peer."""
-        return peer in self.members and now < self.members[peer].passed_until
-
-    def complain(self, peer: str, text: str) -> list[Effect]:
-        """Return a note that something of this peer was refused, unless there was such a note of the peer lately."""
-        member = self.members.get(peer)
-        if member is None or member.complained:
-            return []
-        member.complained = True
-        return [Note("refused", f"{text} (sent by {peer}; noted once)")]
+        return peer in self.members and self.members[peer].passed_until > float("-inf")
 
     def discovered(self, peer: str) -> bool:
         """Record that the DHT lists this peer. Returns True if the peer was unknown, so that it should be probed."""
@@ -158,11 +158,17 @@ class Roster:
         """
         member = self.members.setdefault(peer, Member())
         member.unanswered = None
-        if member.dead and self.probing.is_deaf(member):
+        if member.expelled or (member.dead and self.probing.is_deaf(member)):
             return False
         back = member.summary is None or member.dead
         member.suspect, member.dead = False, False
         return back and member.left is None
+
+    def expel(self, peer: str) -> bool:
+        """Count the peer as dead for good. Returns False if it was expelled before."""
+        member = self.members.setdefault(peer, Member())
+        before, member.expelled, member.dead = member.expelled, True, True
+        return not before
 
     def summarized(self, peer: str, summary: Summary) -> bool:
         """Record a peer's Summary. Returns True if it shows that the peer has restarted and so has lost what was sent

@@ -15,10 +15,11 @@ from .proposal import Proposal
 class Round:
     """The round that makes a shard's next version. Times in seconds.
 
-    lead: which peer may write the commit. opened: when the version came, the first contribution came, or this peer took
-    over, whichever was last. asks_at: when to ask again for missing messages. patience: the length of the interval that
-    ends at ``asks_at``. inbox: contributions, by peer. awaited: the peers without which the round can't go on, with the
-    time when the wait for each began.
+    lead: which peer may write the commit. samples: those of the version. lasted: how long the round has lasted, in
+    heartbeats. opened: when the version came, the first contribution came, or this peer took over, whichever was last.
+    asks_at: when to ask again for missing messages. patience: the length of the interval that ends at ``asks_at``.
+    inbox: contributions, by peer. awaited: the peers without which the round couldn't go on, each with the seconds for
+    which it has waited for that peer so far, together with earlier rounds if their commits counted nothing.
 
     working: the tensor work under way. told_by: the sender of the commit that is being applied. draft: the commit that
     this peer's Average computes. proposed: the computed commit, until every peer that must hold it does. interrupted:
@@ -30,6 +31,8 @@ class Round:
     """
 
     lead: Leadership
+    samples: int = -1
+    lasted: float = 0.0
     opened: float = 0.0
     asks_at: float = 0.0
     patience: float = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from . import damage
 from .catchup import CatchUp
 from .donating import tell_versions
-from .events import Effect, Note, Send
+from .events import Complaint, Effect, Note, Send
 from .logs import Logs
 from .mending import Mending
 from .messages import Commit, Contribution, Fetch, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
@@ -82,7 +82,8 @@ class Rounds:
                 self.mismatches.agreed()
             return effects
         text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
-        effects += self.mismatches.found(text, self.logs[shard].round.told_by, now)
+        sender = self.logs[shard].round.told_by
+        effects += [Complaint(sender, text), *self.mismatches.found(text, sender, now)]
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
@@ -114,9 +115,7 @@ class Rounds:
         the answer to a question."""
         log = self.logs[commit.shard]
         if sender != commit.aggregator and not self.asked.open(sender, now):
-            return self.mismatches.roster.complain(
-                sender, f"a commit of {commit.aggregator} is ignored: it was not asked for"
-            )
+            return [Complaint(sender, f"a commit of {commit.aggregator} is ignored: it was not asked for")]
         if commit.base == log.version:
             return log.committed(sender, commit)
         if log.relation(commit.base) != "ahead":

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .revision import FOUNDED, Revision, in_force
+from .schedule import fragment_interval
 from .version import ModelVersion
 
 EVEN_S_MAX = 10.0
 """The longest time, in seconds, that a trainer waits until all shards of each fragment are at one epoch."""
+
+
+RECALL, RECALL_ASYNC = 6, 50
+"""The parts of `Rules.recall`: commits after the last round that carries progress, and commits for each holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +24,7 @@ class Rules:
     run: str
     fragments: tuple[tuple[int, ...], ...]  # fragment → its shards
     mode: str = "sync"  # or "async": each submission becomes a commit by itself
+    sync_every: int = 1
     min_peers: int = 1
     start_peers: int = 1
     round_timeout: float = 600.0
@@ -49,17 +56,45 @@ class Rules:
         return self.mode == "async"
 
     @property
+    def ledger(self) -> int:
+        """The shard whose commits say which data is used: the first that a peer sends in a round of the whole model,
+        so that a peer which dies in the middle of an exchange rather leaves data out of other shards than uses it
+        twice."""
+        return self.fragments[0][0]
+
+    @property
+    def recall(self) -> int:
+        """After so many commits of which none used a part of it, a peer's lease is freed; in asynchronous mode after
+        so many for each holder of a lease."""
+        return RECALL_ASYNC if self.asynchronous else self.carry_rounds + RECALL
+
+    @property
     def shards(self) -> int:
         """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
 
-    def fits(self, weight: float, samples: int) -> bool:
-        """Whether a contribution may have this weight and so many samples."""
-        return 0 < weight <= self.weight_max and 0 <= samples <= self.samples_max
+    def fits(self, weight: float, samples: int, revision: Revision = FOUNDED) -> bool:
+        """Whether a contribution may have this weight and so many samples. The limits grow with H."""
+        longer = max(1.0, (revision.sync_every or 0) / self.sync_every)
+        return 0 < weight <= self.weight_max * longer and 0 <= samples <= self.samples_max * longer
 
-    def ended(self, model: ModelVersion) -> bool:
-        """Whether the run has ended, judging by this version of the whole model alone."""
-        epochs, samples = self.stop_after_epochs, self.stop_after_samples
+    def stops(self, revision: Revision) -> tuple[int | None, int | None]:
+        """The epochs and the samples after which a shard at this revision is final; None: never."""
+        epochs = in_force(self.stop_after_epochs, revision.stop_after_epochs)
+        return epochs, in_force(self.stop_after_samples, revision.stop_after_samples)
+
+    def needed(self, revision: Revision, *, first: bool) -> int:
+        """The lowest number of contributions that an outer step needs, or, of a run's first one (``first``)."""
+        least = revision.min_peers or self.min_peers
+        return max(least, self.start_peers) if first else least
+
+    def steps_between(self, revision: Revision) -> int:
+        """The inner steps between two exchanges of a fragment, of a peer that makes H of them."""
+        return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments))
+
+    def ended(self, model: ModelVersion, revision: Revision) -> bool:
+        """Whether the run has ended, judging by this version of the whole model and the revision of its shards."""
+        epochs, samples = self.stops(revision)
         return (epochs is not None and model.epochs >= epochs * self.shards) or (
             samples is not None and model.samples >= samples * self.shards
         )
@@ -106,12 +141,19 @@ class Rules:
     def commits_within(self) -> float:
         """How long a peer waits for the commit of a live aggregator that has its contribution. Then the aggregator is
         passed over."""
+        return self.confirms_within + self.heartbeat_timeout
+
+    @property
+    def confirms_within(self) -> float:
+        """How long a proposal waits for a live peer that must hold it. Then that peer is passed over. This is less than
+        ``commits_within``: otherwise the contributors would pass over the aggregator that waits."""
         return self.round_timeout + 2 * self.heartbeat_timeout
 
     @property
     def promises_within(self) -> float:
-        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without."""
-        return 4 * self.heartbeat_timeout
+        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without. This
+        is less than ``commits_within``, for the same reason."""
+        return min(4 * self.heartbeat_timeout, self.confirms_within)
 
     @property
     def dead_after(self) -> float:

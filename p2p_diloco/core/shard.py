@@ -3,7 +3,7 @@
 Law: one state machine for both modes. A commit is drafted, computed, offered to the peers that must hold it (in
 synchronous mode none), and appended. Each method handles one event and returns its effects; other peers are read only
 through the roster. A mode's subclass decides which contributions count, when the round closes, which peers must hold a
-commit, and which peers the next plan names. `catchup` fetches newer states.
+commit, and which the next plan names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
-from .admission import objection
+from . import contest, lending
+from .admission import bounded, not_entitled, objection
 from .attendance import Attendance
-from .events import Accept, Apply, Average, Effect, Note, Send
+from .events import Accept, Apply, Average, Averaged, Complaint, Effect, Note, Send
 from .incoming import Incoming
 from .leadership import Leadership
-from .messages import Commit, Contribution, Counted, Held, Outdated, Plan, Promise, State, TakeOver
+from .messages import Commit, Contribution, Held, Outdated, Plan, Promise, State, TakeOver
 from .outgoing import Outgoing
 from .proposal import Proposal
+from .revision import FOUNDED, Revision
 from .roster import Roster
 from .round import Round
 from .rules import Rules
@@ -55,7 +57,12 @@ class ShardLog(ABC):
     @property
     def final(self) -> bool:
         """Whether the run ends for this shard at its present version."""
-        return final(self.version, self.rules)
+        return final(self.state, self.rules)
+
+    @property
+    def revision_next(self) -> Revision:
+        """The revision of the commit that this peer would write next: never below that of the present state."""
+        return max(self.roster.mine.revision, FOUNDED if self.state is None else self.state.revision)
 
     @property
     def collected(self) -> int:
@@ -67,8 +74,7 @@ class ShardLog(ABC):
         return relation(self.state, theirs)
 
     def unpromised(self) -> list[str]:
-        """Return the live peers whose promise to accept this peer's claim to the term is missing. This peer may write
-        the commit only once all have promised. The list is empty if it has not claimed the term."""
+        """Return the live peers whose promise is missing, as `Leadership.unpromised` does."""
         return self.lead.unpromised()
 
     @property
@@ -82,10 +88,9 @@ class ShardLog(ABC):
 
     def _able(self) -> bool:
         """Whether this peer may make a commit now."""
-        round = self.round
-        if self.state is None or self.frozen or round.working is not None or round.damaged is not None:
-            return False
-        return self.aggregating and (round.trusted or not self.final)
+        free = self.state is not None and not self.frozen
+        idle = self.round.working is None and self.round.damaged is None
+        return free and idle and self.aggregating and (self.round.trusted or not self.final)
 
     # -- questions that a mode answers
 
@@ -167,32 +172,32 @@ class ShardLog(ABC):
         round.draft = draft = self._draft(state.version, contributions, now)
         held = None if round.trusted else meta_of(state)
         after = meta_of(append(state, draft, self.rules))
-        round.working = work = Average(
-            self.shard, state.version, contributions, after, held, state.buffered, draft.revision
-        )
+        of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision
+        round.working = work = Average(*of)
         return [work]
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:
         """Return the next commit, without its digest and payload."""
         assert self.state is not None
         version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
-        listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
-        plan = self.next_plan({peer for peer, _ in contributions}, now)
-        revision = max(self.state.revision, self.roster.mine.revision)
-        return Commit(self.shard, base, version, self.lead.term, self.me, listed, plan, revision=revision)
+        listed = tuple(lending.counted(peer, c) for peer, c in contributions)
+        counts = {peer for peer, _ in contributions}
+        plan = bounded(self.next_plan(counts, now), counts, self.me, self.state)
+        held, gone = (self.lead.term, self.me, listed, plan), lending.gone(self.state, self.roster)
+        return Commit(self.shard, base, version, *held, revision=self.revision_next, gone=gone)
 
-    def averaged(self, base: Version, digest: str, payload: object, now: float) -> list[Effect]:
+    def averaged(self, done: Averaged, now: float) -> list[Effect]:
         """Handle the outer step that this peer has computed as aggregator. Offer the commit, unless a newer version or
         a higher claim has arrived meanwhile."""
         round = self.round
-        if not isinstance(round.working, Average) or round.working.base != base or round.proposed is not None:
+        if not isinstance(round.working, Average) or round.working.base != done.base or round.proposed is not None:
             return []
-        if not self.aggregating or base != self.version or self.frozen:
+        if not self.aggregating or done.base != self.version or self.frozen:
             round.working = None
             return self.close(now)
         assert round.draft is not None
-        version = replace(round.draft.version, digest=digest)
-        round.proposed = Proposal(replace(round.draft, version=version, payload=payload))
+        version = replace(round.draft.version, digest=done.digest)
+        round.proposed = Proposal(replace(round.draft, version=version, payload=done.payload, seal=done.seal))
         return self.offer(now)
 
     def offer(self, now: float) -> list[Effect]:
@@ -202,8 +207,7 @@ class ShardLog(ABC):
             return []
         if not (must_hold := self.must_hold(proposed)):
             return self.publish(proposed, now)
-        due = proposed.due(must_hold, now, self.rules.dead_after)
-        return [Send(p, proposed.commit) for p in due]
+        return [Send(p, proposed.commit) for p in proposed.due(must_hold, now, self.rules.dead_after)]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
         """Return the peers that must still hold the proposal before it is published; in synchronous mode none."""
@@ -221,13 +225,12 @@ class ShardLog(ABC):
         if self.round.working is not None or self.frozen or self.state is None:
             return []
         if why := objection(commit, self.state, self.lead, self.rules):
-            return self.roster.complain(sender, f"a commit of shard {self.shard} is ignored: {why}")
+            return [Complaint(sender, f"a commit of shard {self.shard} is ignored: {why}")]
         older = self.lead.rank(commit.term, commit.aggregator) < self.lead.rank(self.lead.term, self.lead.holder)
         if sender == commit.aggregator and older and self.lead.is_claimed_by_another(sender, self.fragment):
             return [Send(sender, self.lead.refusal())]
         if commit.revision < self.state.revision:
-            back = f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision"
-            return [Note("refused", back)]
+            return [Complaint(sender, f"a commit would set shard {self.shard} back to an earlier revision")]
         if self.round.damaged is not None:
             self.incoming.keep(sender, commit)
             return []
@@ -261,9 +264,8 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Append another peer's commit, if the outer step that this peer computed for it gives the digest that the
-        commit names. Return (commit, effects). If the digests differ, ``commit`` is the commit, which was not appended;
-        else it is None."""
+        """Append another peer's commit if the outer step that this peer computed for it gives the digest that it names.
+        Return (commit, effects); ``commit`` is None unless the digests differ, so that it was not appended."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -298,9 +300,11 @@ class ShardLog(ABC):
         """Begin a new, empty round on the present version."""
         assert self.state is not None
         self.outgoing.renew(self.state)
-        self.round = Round(Leadership(self.roster, self.state))
+        before, samples = self.round, self.state.version.samples
+        waited = before.awaited if before.samples == samples else {}  # a commit that counts nothing ends no wait
+        self.round = Round(Leadership(self.roster, self.state), samples, awaited=waited)
         self.round.open(now, self.rules.settle)
-        for peer in self.lead.candidates():
+        for peer in lending.named(self.lead.candidates(), self.state):
             self.roster.name(peer)
 
     def take_kept(self) -> list[Effect]:
@@ -370,10 +374,12 @@ class ShardLog(ABC):
         """Handle another peer's claim to write the commit after this version. Answer with a promise, unless a claim
         that wins against it is known."""
         if request.base == self.version:
-            greater = self.lead.rank(request.term, sender) >= self.lead.present
-            if not greater or not self.lead.entitles(sender, request.term):
+            if not self.lead.entitles(sender, request.term):
+                return [not_entitled(self.shard, sender, sender, request.term), Send(sender, self.lead.refusal())]
+            if not contest.wins(self.lead, request.term, sender):
                 return [Send(sender, self.lead.refusal())]
-            self.concede(request.term, sender)
+            if sender != self.lead.holder:  # it gains nothing by a higher term
+                self.concede(request.term, sender)
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
 
     def promised(self, sender: str, promise: Promise, now: float) -> list[Effect]:
@@ -381,9 +387,12 @@ class ShardLog(ABC):
         return self.close(now) if self.lead.promised(sender, promise) else []
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """Handle a refusal that names another holder of the term. Accept that holder if its claim wins against the
-        known one, or if the known holder sent the refusal and so has forgotten its own claim."""
-        if not self.lead.is_overruled(sender, refusal):
+        """Handle a refusal that names another holder of the term. Accept that holder if `contest` says so."""
+        if contest.outbids(self.lead, refusal):
+            return self.ask()
+        if refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term):
+            return [not_entitled(self.shard, sender, refusal.holder, refusal.term)]
+        if not contest.is_overruled(self.lead, sender, refusal):
             return []
         self.concede(refusal.term, refusal.holder)
         return self.deliver(now)

@@ -6,8 +6,9 @@ Law: pure functions. A state is never changed; appending a commit returns a new 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 
+from .lending import submissions, tables_after
 from .messages import Commit, Plan, State
 from .rules import Rules
 from .version import Version, descends
@@ -22,7 +23,8 @@ def append(state: State, commit: Commit, rules: Rules) -> State:
     counted = {**state.counted, **{c.peer: c.id for c in commit.contributions}}
     buffered = _buffered_after(state, commit, rules.dn_buffer_size)
     held = version, commit.term, commit.plan, counted, history, buffered
-    return State(state.shard, *held, revision=commit.revision)
+    paced, tables = _paced_after(state, commit, rules), tables_after(state, commit, rules)
+    return State(state.shard, *held, revision=commit.revision, paced=paced, tables=tables)
 
 
 def fetched(state: State, rules: Rules) -> State:
@@ -35,7 +37,21 @@ def fetched(state: State, rules: Rules) -> State:
 def _buffered_after(state: State, commit: Commit, size: int) -> int:
     """Return the number of submissions in the Delayed Nesterov buffer after this commit. A full buffer is emptied; no
     commit counts more submissions than fit into it."""
-    return (state.buffered + len(commit.contributions)) % size if size > 1 else 0
+    return (state.buffered + submissions(commit)) % size if size > 1 else 0
+
+
+def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
+    """Return when the H of the state after this commit came into force, as `State.paced`."""
+    before = rules.steps_between(state.revision)
+    if rules.steps_between(commit.revision) == before:
+        return state.paced
+    return commit.version.epoch, steps_of(state, rules) + before
+
+
+def steps_of(state: State, rules: Rules) -> int:
+    """Return how many inner steps, of a peer that makes H of them, have led to this state of its shard."""
+    epoch, steps = state.paced
+    return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision)
 
 
 def founding(shard: int, version: Version, founder: str, role: str) -> State:
@@ -71,17 +87,19 @@ def grown_from(state: State | None, base: Version) -> bool:
     return state is not None and descends(state.version, state.history, base)
 
 
-def final(version: Version | None, rules: Rules) -> bool:
-    """Whether a shard at this version has reached the end of the run."""
-    if version is None:
+def final(state: State | None, rules: Rules) -> bool:
+    """Whether a shard at this state has reached the end of the run, by the stops of the state's own revision. So all
+    replicas agree, whatever later revision some of them know."""
+    if state is None:
         return False
-    epochs, samples = rules.stop_after_epochs, rules.stop_after_samples
+    version, (epochs, samples) = state.version, rules.stops(state.revision)
     return (epochs is not None and version.epoch >= epochs) or (samples is not None and version.samples >= samples)
 
 
 def meta_of(state: State) -> bytes:
     """Return the bytes that go into the digest of a state's version, besides the tensors. They are canonical JSON of
-    the version, term, plan, counted contributions, and, where not zero, the buffered submissions and the revision."""
+    the version, term, plan, counted contributions, and, where not zero, the buffered submissions, the revision,
+    ``paced`` and the tables."""
     version, revision = state.version, state.revision
     covered: list[object] = [
         version.generation,
@@ -93,7 +111,11 @@ def meta_of(state: State) -> bytes:
         [[peer, id.incarnation, id.sequence] for peer, id in sorted(state.counted.items())],
     ]
     if revision.number:
-        covered += [state.buffered, [revision.number, revision.outer_lr, revision.outer_momentum]]
+        covered += [state.buffered, list(revision.covered)]
     elif state.buffered:
         covered.append(state.buffered)
+    if any(state.paced):
+        covered.append(list(state.paced))
+    if state.tables:
+        covered.append([astuple(table) for table in state.tables])
     return json.dumps(covered, separators=(",", ":")).encode()

@@ -8,7 +8,10 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .carry import Carried
+from .lending import is_empty
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -30,6 +33,11 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
     return ours or counted >= contribution.id
 
 
+def weighed(contribution: Contribution) -> Contribution:
+    """Return a submission with the weight by which it counts: 1, unless it is empty."""
+    return contribution if is_empty(contribution) else replace(contribution, weight=1.0)
+
+
 class Submitting(Sending):
     """This peer's present submission to one shard, and what became of the last one."""
 
@@ -48,7 +56,7 @@ class Submitting(Sending):
         """Whether the trainer should merge this shard now, because the exchange is over, this peer has left the lineage
         of ``base``, or the run has ended."""
         over, self.over = self.over, False
-        return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
+        return over or final(state, self.rules) or base is None or not grown_from(state, base)
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
         """Whether the trainer must still wait for the submission: until it is counted, is refused, or can't be counted
@@ -60,7 +68,7 @@ class Submitting(Sending):
         and ``oldest``, the base of the oldest progress that the submission carries. So old work can't pass as fresh.
         (The trainer's base is the older one if this peer has left a lineage and returned to it.) Return None if the
         present state does not descend from the trainer's base, or the run has ended."""
-        if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
+        if base is None or state is None or final(state, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
 
@@ -89,7 +97,7 @@ class Submitting(Sending):
             return
         refused = self.refused is not None and version.epoch >= self.refused.epoch
         counts = settled(mine, state.counted.get(self.me))
-        ended = final(version, self.rules)
+        ended = final(state, self.rules)
         if refused or ended or counts or not grown_from(state, mine.base):
             self.refusals += refused
             self.behind = version.epoch - 1 - mine.base.epoch if counts else None

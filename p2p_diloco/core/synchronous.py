@@ -6,10 +6,11 @@ computed: if its author dies before any other peer has it, the contributors send
 
 from __future__ import annotations
 
-from .admission import in_range
+from .admission import countable, unfit
 from .attendance import Attendance
 from .election import in_tiers
-from .events import Accept, Effect, Note, Send
+from .events import Accept, Complaint, Effect, Note, Send
+from .lending import is_empty
 from .messages import Commit, Contribution, Held, Plan, State, Want
 from .proposal import Proposal
 from .roster import Roster
@@ -36,7 +37,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def needed(self) -> int:
-        return self.rules.min_peers if self.waits is None else self.waits.needed
+        return self.rules.needed(self.revision_next, first=False) if self.waits is None else self.waits.needed
 
     def waited_for(self) -> list[str]:
         return [] if self.waits is None else self.waits.missing()
@@ -63,8 +64,8 @@ class SynchronousLog(ShardLog):
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         if self.final or self.state is None:
             return []
-        if not in_range(contribution, self.state, self.lead, self.rules):
-            return self.roster.complain(sender, f"a contribution to shard {self.shard} has a number out of range")
+        if why := unfit(sender, contribution, self.state, self.lead, self.rules):
+            return [Complaint(sender, f"a contribution to shard {self.shard} is refused: {why}")]
         known, counted = self.round.inbox.get(sender), self.state.counted.get(sender)
         misdirected = sender != self.me and self.lead.target()[1] != self.me
         effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []
@@ -72,7 +73,7 @@ class SynchronousLog(ShardLog):
             return effects
         if counted is not None and contribution.id <= counted:
             return [Note("refused", f"{sender} sent contribution {contribution.id} again after it was counted")]
-        if not self.round.inbox:
+        if all(map(is_empty, self.round.inbox.values())):
             self.round.open(now, self.rules.settle)
         self.outgoing.reached(sender)
         self.attendance.shows(sender, contribution.base.epoch)
@@ -94,7 +95,7 @@ class SynchronousLog(ShardLog):
         if self.round.trusted:
             return self.work((), now)
         closes = self.waits is not None and self.waits.may_close(now)
-        return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
+        return self.work(countable(self.round.inbox, self.state), now) if closes and self.state is not None else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
         """Return the plan of the next round. Its group is every live worker that holds a state and is not idle, except
@@ -112,7 +113,7 @@ class SynchronousLog(ShardLog):
             if attends and self.attendance.names(peer, present, epoch, contributors):
                 group[peer] = s.bandwidth
             took_part = peer in present.succession or self.attendance.has_counted(peer)
-            if peer != self.me and self.roster.passed(peer, now):
+            if peer != self.me and self.roster.passed(peer):
                 continue
             near = (s.role == "aggregator" or took_part) and self.attendance.is_near(peer, epoch)
             if near or peer in contributors or peer == self.me:

@@ -62,21 +62,6 @@ class ContributionId:
         return f"#{self.incarnation % 10000:04d}.{self.sequence}"
 
 
-SALT_BITS = 20
-
-
-def incarnation(clock_ms: int, salt: int) -> int:
-    """Return an incarnation number that grows with the clock. Two incarnations that start at the same clock time differ
-    by their random ``salt`` (below 2**20)."""
-    return clock_ms << SALT_BITS | salt
-
-
-def incarnation_after(counted: int, own: int) -> int:
-    """Return an incarnation number above ``counted``, with the salt of ``own``. A peer needs it if its clock shows an
-    earlier time than during its earlier incarnation."""
-    return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
-
-
 def model_version(versions: Sequence[Version]) -> ModelVersion:
     """Return the version of the whole model: the highest generation of its shards, the sums of their samples and
     epochs, and a digest of their digests."""

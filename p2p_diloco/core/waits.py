@@ -42,9 +42,10 @@ class Waits:
 
     @property
     def needed(self) -> int:
-        """The lowest number of contributions that an outer step needs."""
-        rules = self.rules
-        return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
+        """The lowest number of contributions that an outer step needs, by the revision that its commit will name. So a
+        revision that lowers ``min_peers`` also helps a round that has begun."""
+        revision = max(self.state.revision, self.roster.mine.revision)
+        return self.rules.needed(revision, first=not self.epoch)
 
     def quorum(self, now: float) -> int:
         """Return the lowest number of contributions with which the round may close: half of the peers that take part,

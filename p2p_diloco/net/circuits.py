@@ -3,7 +3,7 @@
 Law: the relay is not trusted. Each peer signs its certificate with its identity, and both ends of the TLS connection
 inside the relayed stream must hold the keys of these certificates; so the relay can only break the stream.
 
-    through the relay    A: MESSAGE, A's certificate and proof    B: MESSAGE, B's certificate and proof
+    through the relay    A: MESSAGE, A's certificate, signed    B: MESSAGE, B's certificate, signed
     inside TLS           A, which dials: MESSAGE, the protocol; from now on as on any stream
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgpack
@@ -27,7 +27,7 @@ from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreach
 from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, asking, unpacked
-from p2p_diloco.net.signing import signer
+from p2p_diloco.net.signing import SigningKey, signed_by
 from p2p_diloco.net.tls import Certificate, secured
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ ANSWERED_MAX = 64
 
 Opened = tuple[Pipe, str]
 
+_KIND = b"certificate for relayed streams"
 _FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Stranger, Unreachable)
 
 
@@ -53,16 +54,16 @@ class Circuits:
 
     Args:
         daemon: opens the streams to relays.
-        sign: signs a statement with this peer's identity.
+        key: this peer's identity.
         hellos: the members of this peer's private run: other peers' streams are refused before the handshake. None: the
             run is open.
     """
 
-    def __init__(self, daemon: Daemon, sign: Callable[[bytes], str], hellos: Hellos | None = None) -> None:
+    def __init__(self, daemon: Daemon, key: SigningKey, hellos: Hellos | None = None) -> None:
         self._daemon, self._hellos = daemon, hellos
         self._certificate = Certificate()
-        proof = sign(_statement(self._certificate.der))
-        self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "proof": proof}))
+        signature = key.sign(_KIND, self._certificate.der)
+        self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "signature": signature}))
         self._protocols: dict[str, Serve] = {}
         self._relays: dict[str, asyncio.Task[None]] = {}
         self._registering = asyncio.Semaphore(RELAYS_MAX)
@@ -278,15 +279,11 @@ def abort_stream(opened: Opened) -> None:
     opened[0].abort()
 
 
-def _statement(certificate: bytes) -> bytes:
-    return b"certificate for relayed streams of p2p-diloco\0" + certificate
-
-
 def _certificate_of(peer: str, hello: bytes) -> bytes:
     """The certificate in the hello message of `peer`. Raises FrameError unless `peer` has signed it."""
     match unpacked(hello):
-        case {"certificate": bytes(certificate), "proof": str(proof)}:
-            if signer(_statement(certificate), proof) == peer:
+        case {"certificate": bytes(certificate), "signature": bytes(signature)}:
+            if signed_by(peer, signature, _KIND, certificate):
                 return certificate
     raise FrameError(f"no certificate that {peer} has signed")
 

@@ -18,13 +18,14 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.addresses import parse, peer_of
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.hivemind_library import P2P, DHTNode, P2PDaemonError, PeerID
+from p2p_diloco.net.hivemind_library import DHTNode, P2PDaemonError, PeerID
 from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
 from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
-from p2p_diloco.net.signing import SigningKey, signer
+from p2p_diloco.net.signing import SigningKey, signed_by
+from p2p_diloco.net.statements import as_text, from_text
 from p2p_diloco.net.storage import CappedStorage, NoCache
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class DhtPeer:
         self.daemon = daemon
         self.peer_id = daemon.peer_id
         self._node = node
-        self._key = key
+        self.key = key
+        """This peer's private key."""
         self._records = records
         self._made = made
 
@@ -79,9 +81,8 @@ class DhtPeer:
         """
         initial_peers = [parse(address) for address in initial_peers]
         async with contextlib.AsyncExitStack() as made:
-            identity = IdentityFile.claim(identity_path, P2P.generate_identity)
+            identity = IdentityFile.claim(identity_path)
             made.callback(identity.release)
-            key = SigningKey(identity.path, identity.content)
             daemon = await Daemon.start(
                 identity_path=str(identity.path),
                 host_maddrs=host_maddrs,
@@ -95,7 +96,7 @@ class DhtPeer:
             identity.forget_if_ephemeral()
             reached = await _greet(daemon, initial_peers)
             serves = not client_mode and (on_reached is None or await on_reached(daemon, reached))
-            records = SignedRecords.of(key)
+            records = SignedRecords(identity.key)
             node = await DHTNode.create(
                 p2p=daemon.p2p,
                 initial_peers=reached or None,
@@ -115,20 +116,23 @@ class DhtPeer:
                 await _check_clocks(daemon, reached)
             staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers))
             made.push_async_callback(_cancel, staying)
-            return cls(daemon, node, key, records, made.pop_all())
+            return cls(daemon, node, identity.key, records, made.pop_all())
 
-    def sign(self, statement: bytes) -> str:
+    def sign(self, kind: bytes, statement: bytes) -> str:
         """Implements `Records.sign`."""
-        return self._key.sign(statement)
+        return as_text(self.key.sign(kind, statement))
 
-    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+    def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         """Implements `Records.signed_by`."""
-        return signer(statement, proof) == peer
+        try:
+            return signed_by(peer, from_text(proof), kind, statement)
+        except ValueError:
+            return False
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """Implements `Records.store`."""
         check_record(key, subkey, value, ttl_s)
-        name = subkey.encode() + (self._records.local_public_key if owned else b"")
+        name = self._records.owned(subkey.encode()) if owned else subkey.encode()
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
         try:
             return bool(await within(CALL_S, storing))

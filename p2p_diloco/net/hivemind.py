@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from p2p_diloco.addresses import host, is_loopback
@@ -174,7 +174,7 @@ class HivemindTransport:
             if membership is not None:
                 hellos = Hellos(membership, cut)
                 exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
-            circuits = Circuits(daemon, dht.sign, hellos)
+            circuits = Circuits(daemon, dht.key, hellos)
         except BaseException:
             await dht.close()
             raise
@@ -229,13 +229,13 @@ class HivemindTransport:
         """Implements `Transport.fetch`."""
         return await self._records.fetch(key)
 
-    def sign(self, statement: bytes) -> str:
+    def sign(self, kind: bytes, statement: bytes) -> str:
         """Implements `Transport.sign`."""
-        return self._dht.sign(statement)
+        return self._dht.sign(kind, statement)
 
-    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+    def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         """Implements `Transport.signed_by`."""
-        return self._dht.signed_by(peer, statement, proof)
+        return self._dht.signed_by(peer, proof, kind, statement)
 
     def member(self, peer: str) -> Member | None:
         """What is known of a member of this private run; None for any other peer, and in an open run."""
@@ -245,6 +245,15 @@ class HivemindTransport:
         """The role that a peer's invitation allows; empty if the peer is no member; None in an open run."""
         member = self.member(peer)
         return member.role if member is not None else None if self.membership is None else ""
+
+    def grant_of(self, peer: str) -> Hashable | None:
+        """The grant by which a member was admitted; the peer itself if it is no member; None in an open run."""
+        return None if self._hellos is None else self._hellos.grant_of(peer)
+
+    def name_of(self, peer: str) -> str:
+        """The name in a peer's invitation; empty if the peer is no member, and in an open run."""
+        member = self.member(peer)
+        return "" if member is None else member.name
 
     def revoke(self, packed: bytes) -> bool:
         """As `Membership.revoke`; connections with members whose grants are revoked end at once. False in an open

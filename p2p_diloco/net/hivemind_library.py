@@ -16,7 +16,6 @@ _EMPTY = ModuleType("scipy.optimize")
 sys.modules.setdefault(_EMPTY.__name__, _EMPTY)
 try:
     from hivemind.dht import DHTNode
-    from hivemind.dht.crypto import RSASignatureValidator
     from hivemind.dht.protocol import DHTProtocol
     from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
     from hivemind.dht.validation import DHTRecord
@@ -24,7 +23,6 @@ try:
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
     from hivemind.proto import dht_pb2
-    from hivemind.utils.crypto import RSAPrivateKey
     from hivemind.utils.logging import use_hivemind_log_handler
     from hivemind.utils.multiaddr import Multiaddr
 finally:
@@ -33,7 +31,7 @@ finally:
 
 __all__ = [
     "P2P", "DHTLocalStorage", "DHTNode", "DHTProtocol", "DHTRecord", "DictionaryDHTValue", "Multiaddr",
-    "P2PDaemonError", "PeerID", "RSAPrivateKey", "RSASignatureValidator", "StreamInfo", "dht_pb2",
+    "P2PDaemonError", "PeerID", "StreamInfo", "dht_pb2",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""Keeps the file that holds a peer's private key. The key is the peer's identity.
+"""The file that holds a peer's private key. The key is the peer's identity.
 
-Law: only the file; `signing` reads the key. The file is complete or absent, readable only by its owner, and in use by
-one process at a time.
+Law: only the file; `signing` has the key. The file is complete or absent, readable only by its owner, and in use by one
+process at a time.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.net.signing import SigningKey
 
 _KEY = "identity_path"
+_RSA = b"\x08\x00\x12"  # how libp2p's protobuf of an RSA key begins
 
 
 class IdentityFile:
     """A key file, locked by this process until `release`."""
 
-    def __init__(self, path: Path, lock: IO[bytes] | None, ephemeral_dir: Path | None) -> None:
-        self.path = path
-        self.content = path.read_bytes()
+    def __init__(self, path: Path, key: SigningKey, lock: IO[bytes] | None, ephemeral_dir: Path | None) -> None:
+        self.path, self.key = path, key
         self._lock = lock
         self._ephemeral_dir = ephemeral_dir
 
     @classmethod
-    def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
-        """Lock the key file at `path`; if the file doesn't exist, `generate` makes it. Without a path, make a temporary
-        key file.
+    def claim(cls, path: str | None) -> IdentityFile:
+        """Lock the key file at `path`; if the file doesn't exist, make a new key there. Without a path, make a
+        temporary key file.
 
         Raises:
-            ConfigError: the file can't be read or written, or another process uses it.
+            ConfigError: the file can't be read or written, holds no key, or another process uses it.
         """
         if path is None:
             folder = Path(tempfile.mkdtemp(prefix="p2p-diloco-"))
-            generate(str(folder / "identity"))
-            return cls(folder / "identity", None, folder)
+            _make(folder / "identity")
+            return cls(folder / "identity", read_key(folder / "identity"), None, folder)
         file = Path(path).expanduser()
         try:
             if not file.exists():
-                _generate_whole(file, generate)
-            lock = file.open("rb")
+                _make(file)
+            key, lock = read_key(file), file.open("rb")
         except OSError as error:
             mend = "name a file in a folder that this user may read and write"
-            raise ConfigError(f"can't be used ({error.strerror})", key=_KEY, value=path, mend=mend) from None
+            raise ConfigError(f"can't be used ({reason(error)})", key=_KEY, value=path, mend=mend) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
             mend = "give each peer an identity of its own, or end the other process"
             raise ConfigError("is in use by another process", key=_KEY, value=path, mend=mend) from None
-        return cls(file, lock, None)
+        return cls(file, key, lock, None)
 
     def forget_if_ephemeral(self) -> None:
         """Delete the key file if it is a temporary one. Call this once the daemon has read the file."""
@@ -69,13 +69,39 @@ class IdentityFile:
             self._lock.close()
 
 
-def _generate_whole(file: Path, generate: Callable[[str], None]) -> None:
-    """Make the key file in a private folder, then link it to its final name in one step, so that no process sees a part
-    of it."""
-    folder = Path(tempfile.mkdtemp(prefix=".identity-", dir=file.parent))
+def read_key(path: Path) -> SigningKey:
+    """Read the key from the identity file at `path`. A running peer may use the file.
+
+    Raises:
+        ConfigError: the file can't be read, or holds no Ed25519 key.
+    """
+    mend = "name the file that --identity-path made"
     try:
-        generate(str(folder / "identity"))
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"can't be read ({reason(error)})", key=_KEY, value=path, mend=mend) from None
+    try:
+        return SigningKey.read(content)
+    except ValueError:
+        if not content.startswith(_RSA):
+            raise ConfigError("holds no key of a peer", key=_KEY, value=path, mend=mend) from None
+    mend = (
+        "name another file, and a new key is made there; keep this one for runs that it founded: the earlier version "
+        "needs it to change their rates"
+    )
+    raise ConfigError("holds an RSA key, as earlier versions made it", key=_KEY, value=path, mend=mend)
+
+
+def _make(file: Path) -> None:
+    """Write a new key to a file in the same folder, then link that to its final name in one step, so that no process
+    sees a part of it."""
+    descriptor, unfinished = tempfile.mkstemp(prefix=".identity-", dir=file.parent)  # readable by its owner alone
+    try:
+        with open(descriptor, "wb") as made:
+            made.write(SigningKey.create().content)
+            made.flush()
+            os.fsync(made.fileno())
         with contextlib.suppress(FileExistsError):  # another process has made one in the meantime: use that one
-            os.link(folder / "identity", file)
+            os.link(unfinished, file)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.unlink(unfinished)

@@ -13,7 +13,7 @@ from typing import Protocol
 from p2p_diloco.net.bandwidth import Bandwidth
 
 VALUE_BYTES_MAX = 1024
-"""The largest value that one DHT record holds. The signature and the owner's marker add about 750 bytes. All records
+"""The largest value that one DHT record holds. The signature and the owner's id add 124 bytes. All records
 under one key travel in one message, and a message of 4 MiB would cut the peer that receives it off from the DHT for
 good."""
 
@@ -225,13 +225,13 @@ class Records(Protocol):
         """
         ...
 
-    def sign(self, statement: bytes) -> str:
-        """Sign a statement with this peer's identity; returns the proof, as text, that this peer has made the
-        statement."""
+    def sign(self, kind: bytes, statement: bytes) -> str:
+        """Sign a statement with this peer's identity; returns the signature as text: the proof that this peer has made
+        the statement. `kind`: the statement's purpose; the signature is valid for no other purpose."""
         ...
 
-    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
-        """Whether `proof` shows that `peer` has made the statement. This works without the network."""
+    def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
+        """Whether `proof` shows that `peer` has made the statement of this kind. This works without the network."""
         ...
 
 

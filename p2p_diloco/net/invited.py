@@ -77,8 +77,11 @@ def check_role(local: PeerConfig, invitation: Invitation) -> None:
         ConfigError: it allows less.
     """
     allowed = invitation.grant.role
+    if local.role == "observer":
+        return  # every member may read
     if allowed == "observer":
-        mend = "watch with `p2p-diloco status --invite`, or ask for an invitation as a worker"
+        mend = "watch with `p2p-diloco status --invite`, read the model with `p2p-diloco export --invite` or with "
+        mend += "role=observer, or ask for an invitation as a worker"
         raise ConfigError(
             "allows to watch the run, not to join it", key="invite", value=invitation.grant.name, mend=mend
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.hivemind_library import P2P, DHTProtocol, PeerID, dht_pb2
+from p2p_diloco.net.hivemind_library import DHTProtocol, PeerID, dht_pb2
 from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reasons import likely_reason
@@ -45,7 +45,7 @@ async def visiting(
     Raises:
         as `Daemon.start`.
     """
-    identity = IdentityFile.claim(None, P2P.generate_identity)
+    identity = IdentityFile.claim(None)
     try:
         daemon = await Daemon.start(
             identity_path=str(identity.path),

@@ -32,7 +32,7 @@ lost on its way."""
 NEXT_PAYLOAD_S = 120.0
 """How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one stream."""
 REFUSALS_EVERY_S = 60.0
-"""Seconds between two INFO lines about refused messages of one peer."""
+"""Seconds between two lines in the log about refused messages of one peer."""
 SLACK_BYTES = 256
 """How much longer a payload's memory is than the payload. Once freed, it then has room for an aligned tensor of the
 payload's length."""
@@ -233,24 +233,24 @@ class Receiver:
             return "the receiver failed on this header"
         return None
 
-    def _refuse(self, frames: FrameStream, reason: str) -> None:
-        log.log(self._level_of_refusal(frames.peer), "refused a message of %s: %s", frames.peer, reason)
+    def _refuse(self, frames: FrameStream, reason: str, level: int = logging.INFO) -> None:
+        log.log(self._level_of_refusal(frames.peer, level), "refused a message of %s: %s", frames.peer, reason)
         self._streams.traffic.refuse(frames.peer)
         frames.write(Refused(reason))
 
-    def _level_of_refusal(self, peer: str) -> int:
-        """Choose the log level for a refused message: INFO at most once in `REFUSALS_EVERY_S` for each peer, else
-        DEBUG, because a refused peer may go on sending."""
+    def _level_of_refusal(self, peer: str, level: int) -> int:
+        """Choose the log level for a refused message: the given one at most once in `REFUSALS_EVERY_S` for each peer,
+        else DEBUG, because a refused peer may go on sending."""
         now = asyncio.get_running_loop().time()
         if now - self._refused_at.get(peer, -math.inf) < REFUSALS_EVERY_S:
             return logging.DEBUG
         if len(self._refused_at) >= PEERS_COUNTED_MAX:
             self._refused_at.clear()
         self._refused_at[peer] = now
-        return logging.INFO
+        return level
 
     async def _refuse_and_linger(self, frames: FrameStream, reason: str) -> None:
         """Refuse a message, and keep the stream open for a while, so that the sender can read the refusal before the
         stream is closed."""
-        self._refuse(frames, reason)
+        self._refuse(frames, reason, logging.WARNING)  # the inbox, which logs other refusals, does not see this one
         await frames.discard(None, LINGER_S)

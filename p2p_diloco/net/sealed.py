@@ -49,13 +49,13 @@ class SealedRecords:
                 newest[subkey] = value, until
         return newest
 
-    def sign(self, statement: bytes) -> str:
+    def sign(self, kind: bytes, statement: bytes) -> str:
         """As `Records.sign`."""
-        return self._dht.sign(statement)
+        return self._dht.sign(kind, statement)
 
-    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+    def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         """As `Records.signed_by`."""
-        return self._dht.signed_by(peer, statement, proof)
+        return self._dht.signed_by(peer, proof, kind, statement)
 
     async def _opened(self, hidden: str) -> list[tuple[str, str, bytes, float]]:
         """The records that members have sealed, as (owner, subkey, value, expiration)."""

@@ -13,10 +13,10 @@ from typing import Any
 from p2p_diloco.net.hivemind_library import DHTLocalStorage, DictionaryDHTValue
 
 RECORDS_PER_KEY_MAX = 1024
-"""A record has at most 2.3 KB with its name, its signature and its owner, so all under a key have at most 2.4 MB; one
+"""A record has at most 1.4 KB with its name, its signature and its owner, so all under a key have at most 1.5 MB; one
 message carries 4 MiB."""
 RECORDS_MAX = 16 * 1024
-"""In all: at most 40 MB, and usually far less."""
+"""In all: at most 24 MB, and usually far less."""
 MADE_ROOM_PART = 8
 """Room is made for so many records at a time, as a fraction of the limit. So a flood costs a sort of all records only
 once in a while."""

@@ -27,8 +27,11 @@ class Access:
         return record.pack(lambda content: key.sign(_KIND, _statement(run_id, content)))
 
     def founded_by_the_key(self, run_id: str, value: bytes) -> bool:
-        """Whether the run key signed this record of the run."""
-        content, signature = signature_of(value)
+        """Whether the run key signed this record of the run. `value` may be any bytes."""
+        try:
+            content, signature = signature_of(value)
+        except ValueError:
+            return False
         return self.member.by_the_run_key(_KIND, _statement(run_id, content), signature)
 
 

@@ -1,10 +1,13 @@
 """How often one peer may send the messages that cost this peer much: requests for states, and nudges.
 
-Law: pure; time and progress are arguments. The allowances are far above what a peer needs that joins again and again.
+Law: pure; time and progress are arguments. Nudges are counted by group, which in a private run is the grant: one
+invitation makes as many peers as its holder likes. The allowances are far above what a peer needs that joins again and
+again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 FETCHES_AT_ONCE = 16.0
@@ -13,6 +16,9 @@ FETCHES_AT_ONCE = 16.0
 FETCH_EVERY_S = 1.0
 FETCH_COST_MIN = 1 / 128
 """The cost of a request that leads to no state or to a small part of one, in whole states."""
+NUDGED_EXCHANGES_MAX = 2
+"""The most exchanges of the whole model that one nudge brings forward. A peer asks for one; the receiver may be one
+behind it."""
 PEERS_MAX = 4096
 """The most peers that are remembered; the one that asked longest ago is forgotten first."""
 
@@ -22,7 +28,7 @@ class Allowances:
     """What each peer has left. A peer that isn't remembered has its full allowance."""
 
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # whole states, and since when
-    _nudged: dict[str, int] = field(default_factory=dict)
+    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # the goal, and when the next may come
 
     def fetch(self, peer: str, part: float, now: float) -> bool:
         """Count a request for this part of the whole model's state; returns whether it is allowed at this time."""
@@ -35,14 +41,19 @@ class Allowances:
             del self._left[next(iter(self._left))]
         return allowed
 
-    def nudge(self, peer: str, commits: int, fragments: int) -> bool:
-        """Count a nudge; returns whether it is allowed: again only once every fragment has had a commit more than the
-        one that the peer's last nudge asked for. So at most every other exchange comes early at one peer's request.
-        `commits`: the run's commits so far, summed over fragments."""
-        if commits < self._nudged.get(peer, 0):
+    def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
+        """Count a nudge for `goal` commits by a peer of this group; returns whether it is allowed: again only once as
+        many usual commits have followed that goal as were brought forward. So at most every other exchange comes early
+        at one group's request. A nudge for no more than was granted is always allowed. `commits`: the run's commits so
+        far, summed over fragments."""
+        granted, until = self._nudged.get(group, (0, 0))
+        if goal <= granted:
+            return True
+        if commits < until:
             return False
-        self._nudged.pop(peer, None)
-        self._nudged[peer] = commits + 2 * fragments
+        early = min(max(goal - commits, fragments), NUDGED_EXCHANGES_MAX * fragments)
+        self._nudged.pop(group, None)
+        self._nudged[group] = commits + early, commits + 2 * early
         if len(self._nudged) > PEERS_MAX:
             del self._nudged[next(iter(self._nudged))]
         return True

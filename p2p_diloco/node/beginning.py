@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import founding_meta
-from p2p_diloco.core.version import model_version
+from p2p_diloco.core.state import final
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.joining import Joined, found_if_nobody_has, holders_of
@@ -34,10 +34,10 @@ class Beginning:
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
+        self._patience_s = 2 * run.config.heartbeat_timeout  # longer than a discovery
         if goes_on:
             self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
-        version = model_version([state.version for state in states]) if goes_on else None
-        self._has_the_end = version is not None and run.rules.ended(version)
+        self._has_the_end = goes_on and all(final(state, run.rules) for state in states)
         self.events: list[Event] = []
         """The event that gives the replica its first state."""
         if goes_on:
@@ -61,7 +61,7 @@ class Beginning:
         common = self._common
         await found_if_nobody_has(
             common.replica,
-            2 * common.run.config.heartbeat_timeout,
+            self._patience_s,
             common.local.wait_timeout,
             lambda: common.events.post(self.founding(0)),
             lambda: holders_of(common.transport, common.run.run_id),
@@ -80,7 +80,7 @@ class Beginning:
         elif not local.new_generation:
             ended = True
             while ended:
-                await ending.until_it_may_train(local.wait_timeout, trainer.hold_for)
+                await ending.until_it_may_train(local.wait_timeout, self._patience_s, trainer.hold_for)
                 if not group:
                     break
                 await until_the_others_are_back(replica, group, local.restart_wait, goes_on, trainer.hold_for)

@@ -1,12 +1,14 @@
-"""Asks another peer for the layout of the run's model.
+"""Describes the run's model to other peers, and asks another peer to describe it: its layout, and the model's card.
 
-Law: only the peer that was asked may send a description; until it comes, every other message is refused.
+Law: only the peer that was asked may send a description; until it comes, every other message is refused. A description
+without a card, or with one that can't be read, still describes the layout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import msgpack
 
@@ -14,6 +16,7 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
 
 DESCRIPTION_BYTES_MAX = 16 * 2**20
@@ -24,13 +27,48 @@ DESCRIBE_S = 3.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A peer's description of the run's model. `card`: the model's packed card; empty if the peer has none."""
+
+    layout: Layout
+    card: bytes = b""
+
+    def pack(self) -> memoryview:
+        """Encode the description."""
+        return memoryview(msgpack.packb({**self.layout.to_wire(), "card": self.card}))
+
+    @classmethod
+    def unpack(cls, payload: object) -> Described:
+        """Decode a description. Raises ValueError, TypeError or UnpackException for anything else."""
+        wire = msgpack.unpackb(payload)
+        layout = Layout.from_wire(wire)
+        card = wire.get("card", b"")
+        return cls(layout, card if isinstance(card, bytes) and len(card) <= CARD_BYTES_MAX else b"")
+
+
+class Describing:
+    """This peer's description of the run's model, as it is handed out. A trainer whose model has buffers replaces its
+    `card` now and then."""
+
+    def __init__(self, layout: Layout, card: bytes) -> None:
+        self._layout, self.card = layout, card
+        self._packed: tuple[bytes, memoryview] | None = None  # a card, and the description with it
+
+    def packed(self) -> memoryview:
+        """The encoded description with the present card."""
+        if self._packed is None or self._packed[0] is not self.card:
+            self._packed = self.card, Described(self._layout, self.card).pack()
+        return self._packed[1]
+
+
 class DescriptionInbox(Handler):
     """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
     messages."""
 
     def __init__(self, token: bytes, peer: str) -> None:
         self._token, self._peer = token, peer
-        self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+        self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
         """Implements `inbox.Handler.read`."""
@@ -43,22 +81,22 @@ class DescriptionInbox(Handler):
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         """Implements `inbox.Handler.check`."""
-        if sender != self._peer or self.layout.done():
+        if sender != self._peer or self.described.done():
             raise Refusal("this peer did not ask for a description of a model")
         try:
-            self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
+            self.described.set_result(Described.unpack(payload))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise Refusal(f"the description of the model can't be read: {error}") from None
         return message
 
 
-async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
-    """Ask a peer to describe the run's model; returns the layout, or None if no description came in time."""
+async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Described | None:
+    """Ask a peer to describe the run's model; returns None if no description came in time."""
     before, waiting = inbox.handler, DescriptionInbox(token, peer)
     inbox.handler = waiting
     try:
         await transport.send(peer, wire.pack(wire.Describe(), token))
-        return await within(DESCRIBE_S, waiting.layout)
+        return await within(DESCRIBE_S, waiting.described)
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)
         return None

@@ -69,28 +69,34 @@ class Ending:
             if self._ignored != self.known:
                 log.warning(
                     "ignored a record which says that the run has ended at %s, because another peer still trains in it",
-                    self._named(self.known),
+                    self.known,
                 )
             self._ignored, self.known = self.known, None  # this peer no longer renews it in the DHT
             return False
         self._something.set()
         return True
 
-    async def until_it_may_train(self, wait_s: float, tell: Callable[[str], None]) -> None:
+    async def until_it_may_train(self, wait_s: float, patience_s: float, tell: Callable[[str], None]) -> None:
         """Wait until this peer holds a state, and knows of no end of the run after that state. `tell` is called with
-        the reason for the wait.
+        the reason for the wait. `patience_s`: how long a peer without a state looks for others.
 
         Raises:
             GaveUpWaiting: no peer handed over the last state within `wait_s`.
+            Refused: this peer has no state, and no other peer has been there for `patience_s`.
         """
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + wait_s
+        alone_since: float | None = None
         while True:
             look_again_at = clock() + LOOK_EVERY_S
             if await self.look() and (end := self.known) is not None:
                 if clock() >= give_up_at:
                     raise self._gave_up(end, wait_s)
-                tell(f"the run has ended at {self._named(end)}: waiting for a peer that holds that state")
+                if alone_since is None or self._replica.roster.alive():
+                    alone_since = clock()
+                if not self._replica.has_state and clock() - alone_since >= patience_s:
+                    raise ends.ended(self._founding.run_id, end)
+                tell(f"the run has ended at {end}: waiting for a peer that holds that state")
                 await asyncio.sleep(LOOK_EVERY_S)
             elif self._replica.has_state:
                 return
@@ -101,7 +107,7 @@ class Ending:
         """Whether this peer or another live peer holds a state that is higher than this end's and doesn't end the run.
         For example, the state may be of a newer generation."""
         models = (summary.model for summary in self._replica.roster.summaries().values())
-        return any(model > end.model and not self._replica.rules.ended(model) for model in models)
+        return any(model > end.model and not self._replica.rules.ended(model, end.revision) for model in models)
 
     async def _read(self) -> End | None:
         try:
@@ -113,19 +119,13 @@ class Ending:
     def _gave_up(self, end: End, wait_s: float) -> GaveUpWaiting:
         mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"
         return GaveUpWaiting(
-            f"is over: the run {self._founding.run_id} has ended at {self._named(end)}, this peer's state is {mine}, "
+            f"is over: the run {self._founding.run_id} has ended at {end}, this peer's state is {mine}, "
             "and no peer handed over the last state",
             key="wait_timeout",
             value=f"{wait_s:g}",
-            mend=f"start a peer whose checkpoint_dir has checkpoint-{self._epoch(end)}, or go on from another one with "
+            mend=f"start a peer whose checkpoint_dir has checkpoint-{end.epoch}, or go on from another one with "
             "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
         )
-
-    def _named(self, end: End) -> str:
-        return f"epoch {self._epoch(end)} (digest {end.model.digest}, signed by {end.signer})"
-
-    def _epoch(self, end: End) -> int:
-        return end.model.epochs // self._replica.rules.shards
 
     # -- a peer that has the end
 
@@ -158,7 +158,8 @@ class Ending:
     async def _tell(self) -> None:
         if self._replica.finished:
             if self.known is None or self.known.model != self._mine:
-                self.known = ends.signed(self._transport, self._founding, self._mine, time.time())
+                shards, revision = self._replica.rules.shards, self._replica.ended_by
+                self.known = ends.signed(self._transport, self._founding, self._mine, shards, time.time(), revision)
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
                 # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
                 await self._save(self._folder, self.known)

@@ -1,7 +1,8 @@
 """The record of a run's end: its content, its signature, and the copies of the record in the DHT and on disk.
 
 Law: a record states that the signing peer has held this state as the run's last one. No peer owns the record (see
-`unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer.
+`unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer. A record names
+its run's founding, so a newcomer can check it when nothing else of the run is left.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Transport
+from p2p_diloco.net.statements import pack
 from p2p_diloco.node import unowned
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.unowned import TRIED_MAX
 
+KIND = b"end of a run"
+"""The kind of statement that a peer signs."""
 RECORD_TTL_S = 24 * 3600.0
 """How long the DHT keeps an end for absent peers, once no peer renews it any more."""
+_FIELDS_BEFORE = 7
+"""The fields of a record that a version without `End.revision` has written."""
 FILE = "ended.json"
 """The name of the record's file in the folder of checkpoints."""
 
@@ -32,39 +38,88 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class End:
-    """The record of a run's end: the last version of the whole model, and the signature of a peer that held it."""
+    """The record of a run's end: the last version of the whole model, the signature of a peer that held it, and the
+    revision whose stop it reached, with the founder's signature."""
 
     model: ModelVersion
     time: float
     """The time of the signature, in seconds since 1970."""
     signer: str
     proof: str
+    founder: str
+    founded: float
+    """The time of the run's founding, in seconds since 1970."""
+    shards: int
+    revision: Revision = FOUNDED
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch of the run."""
+        return self.model.epochs // max(1, self.shards)
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch} (digest {self.model.digest}, signed by {self.signer})"
 
 
-def statement(founding: Founding, model: ModelVersion, time: float) -> bytes:
+def statement(founding: Founding, model: ModelVersion, shards: int, time: float) -> bytes:
     """The bytes that the signer signs. They identify the run's founding, so a signature is invalid in another run with
     the same `run_id`."""
-    said = [model.generation, model.samples, model.epochs, model.digest, time]
-    return bytes(msgpack.packb(["p2p-diloco end", founding.run_id, founding.founder, float(founding.time), *said]))
+    said = [model.generation, model.samples, model.epochs, model.digest, shards, time]
+    return pack(founding.run_id, founding.founder, float(founding.time), *said)
 
 
-def signed(transport: Transport, founding: Founding, model: ModelVersion, time: float) -> End:
-    """Sign that the run has ended with this version; returns the record."""
-    return End(model, time, transport.peer_id, transport.sign(statement(founding, model, time)))
+def signed(
+    transport: Transport,
+    founding: Founding,
+    model: ModelVersion,
+    shards: int,
+    time: float,
+    revision: Revision = FOUNDED,
+) -> End:
+    """Sign that the run of so many shards has ended with this version, at this revision; returns the record."""
+    proof = transport.sign(KIND, statement(founding, model, shards, time))
+    return End(model, time, transport.peer_id, proof, founding.founder, founding.time, shards, revision)
 
 
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
     """Whether the record of an end is valid. It must be for this founding, its version must end the run by the present
-    rules, and its signature must be right.
+    rules and the record's revision, and the signatures of both must be right.
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
-    held = end.model.generation >= 0
-    return (
-        held
-        and rules.ended(end.model)
-        and transport.signed_by(end.signer, statement(founding, end.model, end.time), end.proof)
-    )
+    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, rules.shards)
+    ended = this_run and rules.ended(end.model, end.revision)
+    return ended and founding.proven(transport, end.revision) and _proven(end, transport, founding.run_id)
+
+
+def _proven(end: End, transport: Transport, run_id: str) -> bool:
+    """Whether the signature of an end of some run with this name is right."""
+    founding = Founding(run_id, end.founder, end.founded)
+    said = statement(founding, end.model, end.shards, end.time)
+    return end.model.generation >= 0 and transport.signed_by(end.signer, end.proof, KIND, said)
+
+
+def ended(run_id: str, end: End) -> Refused:
+    """The error for a peer without a state: the run has ended, and no other peer has its last state."""
+    mend = "choose another run id, or start from one of its checkpoints (from_checkpoint)"
+    return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
+
+
+def unreadable(run_id: str, end: End) -> Refused:
+    """The error for an observer: the run has ended, and no other peer has its last state."""
+    mend = "export one of its checkpoints (--checkpoint), or start a peer whose checkpoint_dir has the last one"
+    return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
+
+
+async def read_any(transport: Transport, run_id: str) -> End | None:
+    """Read the highest end of any run with this name from the DHT, on behalf of a peer that finds no such run; None if
+    there is none.
+
+    Raises:
+        Unreachable: the DHT doesn't answer.
+    """
+    found = sorted(await unowned.read(transport, _key(run_id), End), reverse=True)
+    return next((end for end in found[:TRIED_MAX] if _proven(end, transport, run_id)), None)
 
 
 async def read(transport: Transport, founding: Founding, rules: Rules) -> End | None:
@@ -75,7 +130,7 @@ async def read(transport: Transport, founding: Founding, rules: Rules) -> End | 
         Unreachable: the DHT doesn't answer.
     """
     found = await unowned.read(transport, _key(founding.run_id), End)
-    ends = sorted((end for end in found if rules.ended(end.model)), reverse=True)
+    ends = sorted((end for end in found if rules.ended(end.model, end.revision)), reverse=True)
     return next((end for end in ends[:TRIED_MAX] if holds(end, transport, founding, rules)), None)
 
 
@@ -88,7 +143,10 @@ def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -
     """Read the record of the run's end from this disk; None if there is no valid one. The signature shows if the file
     was changed."""
     try:
-        end = from_plain(End, json.loads((folder / FILE).read_bytes()))
+        content = json.loads((folder / FILE).read_bytes())
+        if isinstance(content, list) and len(content) == _FIELDS_BEFORE:
+            content.append(to_plain(FOUNDED))
+        end = from_plain(End, content)
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
+from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, P2PDilocoError
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
@@ -35,6 +37,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
+from p2p_diloco.node.observing import Observer
 from p2p_diloco.node.participation import Participation, until_one_ends
 from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
@@ -52,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: int) -> None:
-    """Take part in a run until cancelled.
+    """Take part in a run, or observe it, until cancelled.
 
     Raises:
         P2PDilocoError: this peer can't take part in the run, or can't go on.
@@ -61,25 +64,33 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     shared = SharedMemory(memory_fd, sum(spec.numel for spec in setup.specs or ()))
     inbox = Inbox()
     dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    transport, access = await _enter(setup, inbox, channel, dead)
-    inbox.role_of = transport.role_of
+    transport, access = await enter_swarm(setup, inbox, partial(_tell, channel), dead)
+    inbox.knows(transport)
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
-        tasks = [take_part(setup, channel, messages, shared, transport, inbox, access)]
+        takes_part = follow if setup.local.role == "observer" else take_part
+        tasks = [takes_part(setup, channel, messages, shared, transport, inbox, access)]
         if access is not None:
             run_id, member = setup.local.run_id, access.member
-            tasks += [keep_notice(transport.plain, run_id, member.run), revoking.watch(transport, run_id, member)]
+            tasks.append(revoking.watch(transport, run_id, member))
+            if setup.local.role != "observer":
+                tasks.append(keep_notice(transport.plain, run_id, member.run))
         await until_one_ends([asyncio.create_task(task) for task in tasks], dead)
     finally:
         if dead.done():
             dead.exception()
-        await _close(transport)
+        await close(transport)
 
 
-async def _enter(
-    setup: Setup, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
+def _tell(channel: NodeEnd, text: str) -> None:
+    channel.send("progress", text=text)
+
+
+async def enter_swarm(
+    setup: Setup, inbox: Inbox, tell: Callable[[str], None], dead: asyncio.Future[None]
 ) -> tuple[HivemindTransport, Access | None]:
     """Start a transport, and become a member of the run, if it is private; a founder of a private run writes its files.
+    `tell` is called with what is done now.
 
     Raises:
         Refused: the run is private, and this peer has no invitation. ConfigError: an invitation or a run key can't be
@@ -91,27 +102,27 @@ async def _enter(
         if (key := key_of(local, invitation)) is not None:
             invitation, packed = founders_own(local.run_id, key), revocations_of(local, local.run_id, key)
         check_role(local, invitation)
-        transport = await _open_transport(local, inbox, channel, dead, invitation)
+        transport = await _open_transport(local, inbox, tell, dead, invitation)
         access = _access(transport, key)
         if packed is not None:
             access.member.revoke(packed)
         return transport, access
-    transport = await _open_transport(local, inbox, channel, dead)
+    transport = await _open_transport(local, inbox, tell, dead)
     try:
         if not await founds_privately(setup, transport):
             return transport, None
         key = founders_key(local.run_id)
         await claim(transport, local.run_id, key.public)
     except BaseException:
-        await _close(transport)
+        await close(transport)
         raise
     await transport.close()  # it would take messages of peers that are no members
     invitation = founders_own(local.run_id, key)
-    transport = await _open_transport(local, inbox, channel, dead, invitation)
+    transport = await _open_transport(local, inbox, tell, dead, invitation)
     try:
         write_files(local.run_id, key, local.initial_peers or transport.addresses())
     except BaseException:
-        await _close(transport)
+        await close(transport)
         raise
     return transport, _access(transport, key)
 
@@ -121,7 +132,8 @@ def _access(transport: HivemindTransport, key: RunKey | None) -> Access:
     return Access(transport.membership, key)
 
 
-async def _close(transport: HivemindTransport) -> None:
+async def close(transport: HivemindTransport) -> None:
+    """Close a transport, in bounded time."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(transport.close(), CLOSE_S)
 
@@ -129,7 +141,7 @@ async def _close(transport: HivemindTransport) -> None:
 async def _open_transport(
     local: PeerConfig,
     inbox: Inbox,
-    channel: NodeEnd,
+    tell: Callable[[str], None],
     dead: asyncio.Future[None],
     invitation: Invitation | None = None,
 ) -> HivemindTransport:
@@ -162,7 +174,7 @@ async def _open_transport(
             on_daemon_death=daemon_died,
         )
 
-    channel.send("progress", text="connecting to the swarm" if local.initial_peers else "starting a swarm of its own")
+    tell("connecting to the swarm" if local.initial_peers else "starting a swarm of its own")
     try:
         return await through(local.initial_peers)
     except NoBootstrapReached as error:
@@ -203,8 +215,74 @@ async def take_part(
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
         work = TensorWork(run, shared.theta, shared.base)
-    common = Common.of(setup.local, joined, transport, shared, work)
+    common = Common.of(setup.local, joined, transport, shared, work, inbox.refusals)
     await Participation(common, joined, saved, channel, inbox).live(messages)
+
+
+async def follow(
+    setup: Setup,
+    channel: NodeEnd,
+    messages: asyncio.Queue[Message],
+    shared: SharedMemory,
+    transport: Transport,
+    inbox: Inbox,
+    access: Access | None = None,
+) -> None:
+    """Find the run, and read its global parameters whenever the trainer's process asks for them, until cancelled."""
+    observer = await _observer(setup, transport, inbox, partial(_tell, channel), access)
+    run, wait_s = observer.run, setup.local.wait_timeout
+    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
+
+    async def refreshed() -> dict[str, Any]:
+        came = await observer.refresh(wait_s)
+        shared.theta.copy_(observer.theta)
+        peers, traffic = await observer.peers(), transport.traffic
+        shared.peers, shared.bytes_sent, shared.bytes_received = len(peers), traffic.bytes_sent, traffic.bytes_received
+        return {
+            "came": came,
+            "epoch": observer.epoch,
+            "digest": observer.model.digest,
+            "finished": observer.finished,
+        }
+
+    channel.send("ready", **await refreshed())
+    while True:
+        match await messages.get():
+            case {"kind": "refresh", "n": n}:
+                try:
+                    channel.send("refreshed", n=n, **await refreshed())
+                except P2PDilocoError as error:  # the next call may succeed
+                    channel.send("refreshed", n=n, error=error.to_wire())
+            case {"kind": "ask", "n": n}:
+                channel.send("told", n=n, peers=await observer.peers())
+
+
+@contextlib.asynccontextmanager
+async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIterator[Observer]:
+    """An observer of a run, in this process; it leaves at the block's end. `tell` is called with the reason of each
+    wait.
+
+    Raises:
+        P2PDilocoError: the run can't be read.
+    """
+    inbox, dead = Inbox(), asyncio.get_running_loop().create_future()
+    setup = Setup(RunConfig(), local, None)
+    transport, access = await enter_swarm(setup, inbox, tell, dead)
+    inbox.knows(transport)
+    try:
+        yield await _observer(setup, transport, inbox, tell, access)
+    finally:
+        if dead.done():
+            dead.exception()
+        await close(transport)
+
+
+async def _observer(
+    setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None], access: Access | None
+) -> Observer:
+    joined = await Joining(setup, transport, inbox, tell, access).find_run(setup.asked)
+    inbox.handler = observer = Observer(transport, joined, tell)
+    return observer
 
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:

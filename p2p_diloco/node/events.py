@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
+from collections.abc import Iterable
 
-from p2p_diloco.core.events import Event
+from p2p_diloco.core.events import Effect, Event, Note
 from p2p_diloco.net.interface import Refusal
 
 NOTES_KEPT = 50
-LOUD = ("mismatch", "fork")
-"""Kinds of notes that are logged as warnings: a machine computes wrongly, or work is lost."""
+SHARDS_NAMED = 8
+"""The most shards that one note names."""
+LOUD = ("mismatch", "fork", "passed", "missed", "expelled")
+"""Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or lets others
+wait."""
 
 Fed = asyncio.Future[None]
 """A future that is done once an event's effects are carried out."""
@@ -67,6 +72,32 @@ class EventQueue:
                 fed.set_exception(Refusal("this peer is leaving"))
 
 
+def gathered(effects: Iterable[Effect]) -> list[Effect]:
+    """The effects of one event. Notes that say the same of several shards become one note: a peer that dies may have
+    aggregated hundreds."""
+    found, shards = list[Effect](), dict[tuple[str, str], list[str]]()
+    for effect in effects:
+        said = re.fullmatch(r"shard (\d+): (.*)", effect.text, re.DOTALL) if isinstance(effect, Note) else None
+        if not isinstance(effect, Note) or said is None:
+            found.append(effect)
+            continue
+        shard, text = said.groups()
+        if (effect.kind, text) not in shards:
+            found.append(effect)
+        shards.setdefault((effect.kind, text), []).append(shard)
+    notes = {
+        Note(kind, f"shard {of[0]}: {text}"): Note(kind, f"{_named(of)}: {text}") for (kind, text), of in shards.items()
+    }
+    return [notes.get(effect, effect) if isinstance(effect, Note) else effect for effect in found]
+
+
+def _named(shards: list[str]) -> str:
+    if len(shards) == 1:
+        return f"shard {shards[0]}"
+    more = f" and {len(shards) - SHARDS_NAMED} more" if len(shards) > SHARDS_NAMED else ""
+    return f"shards {', '.join(shards[:SHARDS_NAMED])}{more}"
+
+
 class EventLog:
     """Writes the replica's notes to the process's log, and keeps the newest ones for the peer's status. In the texts,
     the id of each peer is replaced by the peer's name."""
@@ -75,6 +106,8 @@ class EventLog:
         self._me = me
         self._names: dict[str, str] = {me: "this peer"}
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
+        self.news = asyncio.Event()
+        """Set by each note."""
 
     def name(self, peer: str, name: str) -> None:
         """Remember the name of a peer."""
@@ -84,6 +117,7 @@ class EventLog:
         """Write a note to the log, and keep it for the status."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
         self._notes.append((asyncio.get_running_loop().time(), text))
+        self.news.set()
 
     @property
     def notes(self) -> list[tuple[float, str]]:

@@ -1,20 +1,19 @@
 """Incoming messages, as the transport delivers them: a header is checked before its payload is received.
 
-Law: the present `Handler` processes each message that its sender's role allows. A refusal is answered with its reason,
-counted by the transport, and logged once for each peer.
+Law: the present `Handler` processes each message that its sender's role allows. A refusal is answered with its reason
+and counted.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.roles import forbidden
-
-log = logging.getLogger(__name__)
 
 
 class Handler:
@@ -30,21 +29,51 @@ class Handler:
         raise Refusal("this peer is not in a run yet")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Check a message's payload; returns the message with the payload in it.
+        """Check whether the sender may send the message now, and check the message's payload; returns the message with
+        the payload in it.
 
         Raises:
-            Refusal: the payload can't be used.
+            Refusal: the sender has sent too many such messages, or the payload can't be used.
         """
         return message
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Process a message that `check` has returned. Returns when this is done; may raise Refusal."""
+        """Process a message that `check` has returned. Returns when this is done.
+
+        Raises:
+            Refusal: this peer is leaving.
+        """
+
+    def objection(self, sender: str) -> str:
+        """The reason why no message of this peer is taken; empty if its messages are taken."""
+        return ""
 
     def closed(self, peer: str) -> None:
         """Called when a link to or from `peer` broke."""
 
     def moving(self, peer: str) -> None:
         """Called now and then while a payload to or from `peer` makes progress."""
+
+
+def no_grant(peer: str) -> Hashable | None:
+    """The grant of a peer in an open run."""
+    return None
+
+
+class Members(Protocol):
+    """What a transport knows of the members of a private run."""
+
+    def role_of(self, peer: str) -> str | None:
+        """The role that the peer's invitation allows; empty if the peer is no member; None in an open run."""
+        ...
+
+    def grant_of(self, peer: str) -> Hashable | None:
+        """The grant of the peer's invitation; the peer itself if it is no member; None in an open run."""
+        ...
+
+    def name_of(self, peer: str) -> str:
+        """The name in the peer's invitation; empty if it has none."""
+        ...
 
 
 class Inbox:
@@ -54,17 +83,23 @@ class Inbox:
         self.handler = Handler()
         self.role_of: Callable[[str], str | None] = lambda peer: None
         """The role that a peer's invitation to a private run allows; None in an open run."""
-        self._complained: set[str] = set()
+        self.grant_of: Callable[[str], Hashable | None] = no_grant
+        """The grant of a peer's invitation to a private run; None in an open run."""
+        self.refusals = Refusals()
+
+    def knows(self, members: Members) -> None:
+        """Judge peers by what this transport knows of them."""
+        self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
         """Implements `net.interface.Inbox.admit`."""
-        with self._complaining(sender):
+        with self._counted(sender):
             return self._read(sender, header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         """Implements `net.interface.Inbox.deliver`."""
         handler = self.handler
-        with self._complaining(sender):
+        with self._counted(sender):
             message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
@@ -74,7 +109,7 @@ class Inbox:
 
     def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message, expected = self.handler.read(header)
-        if reason := forbidden(self.role_of(sender), message):
+        if reason := self.handler.objection(sender) or forbidden(self.role_of(sender), message):
             raise Refusal(reason)
         return message, expected
 
@@ -87,12 +122,10 @@ class Inbox:
         self.handler.moving(peer)
 
     @contextmanager
-    def _complaining(self, sender: str) -> Iterator[None]:
-        """If the block refuses a message, log the refusal. For each sender only the first refusal is logged."""
+    def _counted(self, sender: str) -> Iterator[None]:
+        """If the block refuses a message, count the refusal."""
         try:
             yield
         except Refusal as refusal:
-            if sender not in self._complained:
-                self._complained.add(sender)
-                log.warning("refused a message of %s: %s (logged once for each peer)", sender, refusal.reason)
+            self.refusals.count(sender, refusal.reason)
             raise

@@ -17,9 +17,9 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import privacy, unowned
+from p2p_diloco.node import ends, privacy, unowned
 from p2p_diloco.node.access import Access
-from p2p_diloco.node.describing import ask_for_layout
+from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, RunRecord, cut_of, token
@@ -31,9 +31,24 @@ RECORD_TTL_S = 60.0
 RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's record."""
+FOUNDED_JUST_NOW_S = 5.0
+"""A run whose record is younger may have another founder, whose record this peer doesn't see yet. Peers' clocks differ
+by up to 3 s: the DHT works with no larger difference."""
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
 """Seconds for which a peer's last record counts as proof that it holds a state."""
 LOOK_EVERY_S = 1.0
+_LOOK_AFTER_THE_PEERS = "check that its peers are up, or wait longer"
+_NOT_TOLD = (
+    "; this peer does not, because it was given neither settings of the run nor found (--found)",
+    "start the peer that has the run's settings, or give this peer found=True (--found) or settings",
+)
+"""Why a peer that could found the run waits for another one to do it, and the mend."""
+
+UNCHANGEABLE = (
+    "this run can't be changed, stopped for all or saved on demand (p2p-diloco set, stop, save): these commands need "
+    "the identity file of its founder"
+)
+"""What a founder without an identity file gives up."""
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +56,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A run that was found or founded, and its record. `founder`: whether this peer has just founded the run, so that
-    this peer's model is epoch 0."""
+    this peer's model is epoch 0. `card`: the packed card of the run's model; empty if this peer knows none."""
 
     run: Run
     record: bytes
     founder: bool
+    card: bytes = b""
 
 
 class Joining:
@@ -64,10 +80,13 @@ class Joining:
         self._run_id = setup.local.run_id
         self._access = access
         self._salt = b"" if access is None else access.member.token_salt
+        self._card = setup.card
+        self._left_out: set[str] = set()
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
-        """Find the run, or found it with the settings `founding` if this peer has a model and there is no run yet.
+        """Find the run, or found it with the settings `founding`. It is founded here if there is no run yet, and this
+        peer can found it and is told to (`Setup.is_told_to_found`).
 
         `founded`: for a run restarted from a checkpoint, its founder and the time of its founding, which it keeps.
 
@@ -77,30 +96,40 @@ class Joining:
             ConfigError: the run's shards are too large or too many to be sent.
         """
         own: bytes | None = None
+        founds = self._may_found and self._setup.is_told_to_found(founding)
         while not (found := await self._records()):
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
-            if self._may_found:
+            if founded is None:
+                await self._refuse_if_ended()
+            if founds:
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = await self._records() or {name_of(own): own}
                 break
+            why, mend = _NOT_TOLD if self._may_found else ("", _LOOK_AFTER_THE_PEERS)
             await self._wait(
-                f"waiting for {self._founder} to found the run {self._run_id}",
-                f"no peer has founded the run {self._run_id}",
+                f"waiting for {self._founder} to found the run {self._run_id}{why}",
+                f"is over: no peer has founded the run {self._run_id}{why}",
+                mend,
             )
+        else:
+            if _just_founded(found):  # by several peers, perhaps: then all are to choose among the same records
+                await asyncio.sleep(FOUNDERS_MEET_S)
+                found = {**found, **await self._records()}
         value = found[min(found)]
         if value == own:
-            log.info("founded the run %s", self._run_id)
+            log.info("founded the run %s, because this swarm has no peer and no record of it", self._run_id)
+            if founded is None and self._setup.local.identity_path is None:
+                log.info("without identity_path, %s", UNCHANGEABLE)
         run = await self._fit(RunRecord.unpack(value))
         run.check(self._transport.limits)
-        return Joined(run, value, founder=value == own)
+        return Joined(run, value, founder=value == own, card=self._card)
 
     @property
     def _may_found(self) -> bool:
         """Whether this peer can found the run: it has a model, and for a private run the run key."""
-        worker = self._setup.specs is not None and self._setup.local.role == "worker"
-        return worker and (self._access is None or self._access.key is not None)
+        return self._setup.can_found and (self._access is None or self._access.key is not None)
 
     @property
     def _founder(self) -> str:
@@ -117,22 +146,45 @@ class Joining:
         records: dict[str, bytes] = {}
         reason = ""
         for name, value in found.items():
+            if self._access is not None and not self._access.founded_by_the_key(self._run_id, value):
+                self._leave_out(name)
+                continue
             try:
                 RunRecord.unpack(value)
             except ValueError as error:
                 reason = str(error)
             else:
-                if self._access is None or self._access.founded_by_the_key(self._run_id, value):
-                    records[name] = value
+                records[name] = value
         if reason and not records:
             wrong = f"has a record that can't be used ({reason})"
             raise Refused(wrong, key="run_id", value=self._run_id, mend="choose another")
         return records
 
+    def _leave_out(self, name: str) -> None:
+        """Log once that a record of this name is left out."""
+        if name not in self._left_out:
+            self._left_out.add(name)
+            log.warning("a record of the run %s is left out: the run key did not sign it", self._run_id)
+
+    async def _refuse_if_ended(self) -> None:
+        """Look for the end of a run of this name. Called by a peer that finds no such run, and has no checkpoint of it.
+
+        Raises:
+            Refused: there is one.
+        """
+        try:
+            end = await ends.read_any(self._transport, self._run_id)
+        except Unreachable as error:
+            log.debug("the DHT gave no answer about the run's end: %s", error)
+            return
+        if end is not None:
+            observes = self._setup.local.role == "observer"
+            raise ends.unreadable(self._run_id, end) if observes else ends.ended(self._run_id, end)
+
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)
         run.check(self._transport.limits)
-        record = RunRecord.founding(run, *founded)
+        record = RunRecord.founding(run, *founded, self._setup.frozen)
         value = record.pack() if self._access is None else self._access.signed(self._run_id, record)
         await store_record(self._transport, run.run_id, value)
         return value
@@ -151,42 +203,57 @@ class Joining:
         for key in LIVE_KEYS & asked.given.keys():
             if (theirs := getattr(config, key)) != (mine := getattr(asked, key)):
                 log.warning("%s=%s is the run's value, which is used instead of %s", key, shown(theirs), shown(mine))
+        if record.frozen and self._setup.frozen not in ("", record.frozen):
+            log.warning(
+                "this model's frozen parameters or buffers differ from the founder's: what the run trains, such as an "
+                "adapter, is then for another base; load the same base on all peers"
+            )
         own = None if self._setup.specs is None else self._own_layout(config)
         if own is not None and cut_of(own) == record.cut:
             return Run(run_id, config, own, self._salt)
         run_token = token(run_id, config.fingerprint(), record.model, self._salt)
         while True:
-            layout = await self._described(run_token)
+            described = await self._described(run_token)
+            layout = None if described is None else described.layout
             if own is not None and own.fingerprint() != record.model:
                 lines = layout.difference(own.params) if layout is not None else []
                 raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
-            if layout is not None and cut_of(layout) == record.cut:
+            if described is not None and layout is not None and cut_of(layout) == record.cut:
+                self._card = self._card or described.card
                 return Run(run_id, config, layout, self._salt)
             await self._wait(
                 f"waiting for a peer of the run {run_id} to describe its model",
-                f"no peer of the run {run_id} described its model",
+                f"is over: no peer of the run {run_id} described its model",
             )
 
-    async def _described(self, run_token: bytes) -> Layout | None:
-        """The layout of the run's model, from the first peer that describes it."""
+    async def _described(self, run_token: bytes) -> Described | None:
+        """The description of the run's model, from the first peer that gives one. An observer prefers one with a
+        card."""
+        first = None
         for peer, status in (await read_peers(self._transport, self._run_id)).items():
             if peer != self._transport.peer_id:
                 await self._transport.introduce(peer, status.addresses)
-                if (layout := await ask_for_layout(self._transport, self._inbox, run_token, peer)) is not None:
-                    return layout
-        return None
+                described = await ask_to_describe(self._transport, self._inbox, run_token, peer)
+                if described is not None and (described.card or self._setup.local.role != "observer"):
+                    return described
+                first = first or described
+        return first
 
-    async def _wait(self, text: str, in_vain: str) -> None:
+    async def _wait(self, text: str, in_vain: str, mend: str = _LOOK_AFTER_THE_PEERS) -> None:
         """Report the reason for the wait, and sleep until the next look.
 
         Raises:
             GaveUpWaiting: the wait has lasted for `wait_timeout`.
         """
         if time.monotonic() >= self._give_up_at:
-            mend, timeout_s = "check that its peers are up, or wait longer", self._setup.local.wait_timeout
-            raise GaveUpWaiting(in_vain, key="wait_timeout", value=timeout_s, mend=mend)
+            raise GaveUpWaiting(in_vain, key="wait_timeout", value=self._setup.local.wait_timeout, mend=mend)
         self._tell(text)
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _just_founded(found: Mapping[str, bytes]) -> bool:
+    times = [RunRecord.unpack(value).time for value in found.values()]
+    return abs(time.time() - max(times)) < FOUNDED_JUST_NOW_S
 
 
 def _totals(record: RunRecord, own: Layout) -> str:

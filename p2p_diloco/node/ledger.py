@@ -10,9 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 
-from p2p_diloco.node.status import LastRound
+from p2p_diloco.node.status import SHARES, LastRound
 
 INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_gradient"
 CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
@@ -92,19 +91,14 @@ class Ledger:
         self._hidden[part] += self._at - began - stood
 
 
-def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
-    """Compute the shares of a round's time, rounded to a thousandth. Each part gets its share of the seconds in
-    `stood`, pauses left out. The last number is the share of the exchange's time that was hidden behind training."""
-    spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
-    seconds = [spent[name] for name in _SHARES]
-    whole_s, exchange_s = max(sum(seconds), 1e-9), max(sum(seconds[1:]) + hidden_s, 1e-9)
-    return LastRound(*(round(part, 3) for part in (*(value / whole_s for value in seconds), hidden_s / exchange_s)))
+def last_round(stood: Mapping[str, float], hidden_s: float, ended: float) -> LastRound:
+    """Sort a round's seconds by part, to a tenth of a millisecond. Pauses are left out. `hidden_s`: the seconds of its
+    exchange that were hidden behind training. `ended`: when it ended, in seconds since 1970."""
+    spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC], "hidden": hidden_s}
+    return LastRound(*(round(number, 4) for number in (*(spent[name] for name in SHARES), ended)))
 
 
 def told(last: LastRound) -> str:
     """Write the shares of a round's time as text."""
-    *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in asdict(last).items())
+    *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in last.shares.items())
     return f"{', '.join(spent)}; of its exchange {hidden}"
-
-
-_SHARES = tuple(field.name for field in fields(LastRound))[:-1]

@@ -57,6 +57,7 @@ class LocalProgress:
         self._sent_at = 0  # steps at the last sending, even if that exchange never began
         self._sent = [(0, 0)] * len(layout.shards)  # by shard: steps and samples whose progress was sent or given up
         self._uncounted = [0] * len(layout.shards)  # by shard: samples sent, but not counted by any commit yet
+        self._settled = [(0, 0)] * len(layout.shards)  # by shard: steps settled, now and before the last change
         self._dropped = 0.0
         self._landing: tuple[int, ...] = ()
         self._ended = False
@@ -72,6 +73,12 @@ class LocalProgress:
         """The number of samples whose progress was dropped. If only a part of the model lost that progress, a sample
         counts by that part's share of the model."""
         return round(self._dropped)
+
+    @property
+    def settled(self) -> int:
+        """The number of steps since the start whose progress is sent no more: commits have counted it in every shard,
+        or it was given up."""
+        return min(steps for steps, _ in self._settled)
 
     # -- what is sent
 
@@ -162,6 +169,9 @@ class LocalProgress:
             self._dropped += self._parts[shard] * self._uncounted[shard]
         if carry in (Carry.DROP, Carry.SUBTRACT):
             self._uncounted[shard] = 0
+            self._settled[shard] = self._sent[shard][0], self._settled[shard][0]
+        if carry is Carry.RESTORE:  # the commit that counted it is of a lineage that lost
+            self._settled[shard] = self._settled[shard][1], self._settled[shard][1]
 
     def _lose(self, shard: int, share: float) -> None:
         """Add to `dropped_samples` the fraction `share` of a shard's progress since its last sending."""
@@ -172,6 +182,8 @@ class LocalProgress:
         """Add to `dropped_samples` all of a shard's progress since its last sending."""
         self._lose(shard, 1.0)
         self._sent[shard] = self._trained
+        if not self._uncounted[shard]:
+            self._settled[shard] = self._trained[0], self._settled[shard][0]
 
     def _give_up(self, shards: Iterable[int]) -> None:
         """Add to `dropped_samples` all progress of these shards that no commit has counted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import NoneType
 
+from p2p_diloco.core.leases import fault
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
@@ -53,7 +54,7 @@ _LIMITS: dict[type, dict[str, int]] = {
 """The largest numbers in messages. What a replica computes from them, such as sums over shards, must still fit into a
 message."""
 
-_SIMPLE = {int, float, str, bool, NoneType}
+_SIMPLE = {int, float, str, bytes, bool, NoneType}
 """Types of values that contain no other values, so there is nothing further to check in them."""
 
 
@@ -92,6 +93,10 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case State(version=version, history=history):
             if history.get(version.epoch) != version.digest or max(history) > version.epoch or min(history) < 0:
                 return "its history doesn't lead to its version"
+            if why := fault(message.tables):
+                return why
+            if not (0 <= message.paced[0] <= version.epoch and 0 <= message.paced[1] <= _COUNT_MAX):
+                return "its count of inner steps is out of range"
     return _out_of_range(message)
 
 
@@ -111,7 +116,7 @@ def _out_of_range(value: object) -> str:
     if isinstance(value, tuple):
         return next(filter(None, map(_out_of_range, value)), "")
     if isinstance(value, Revision) and not value.sound:
-        return "its revision has rates that can't be used"
+        return "its revision has values that can't be used"
     for name, most in _LIMITS.get(kind, {}).items():
         if not 0 <= getattr(value, name) <= most:
             return f"the {name} of a {kind.__name__} is out of range"

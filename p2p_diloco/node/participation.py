@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.node import records, revising
+from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
@@ -63,13 +65,13 @@ class Participation:
         self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
         self._saving = Saving(common)
         self._trainer = TrainerSide(common, channel)
-        self._node = Node(common, self._trainer, self._settled)
-        self._reporter = Reporter(common, self._trainer)
+        self._audits = Audits(common)
+        self._node = Node(common, self._trainer, self._audits, self._settled)
+        self._reporter = Reporter(common, self._trainer, self._audits)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
-        private = self._inbox.role_of(self._transport.peer_id) is not None
-        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, private=private)
+        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, self._audits, self._inbox.grant_of)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -82,6 +84,7 @@ class Participation:
             self._measure(),
             self._beginning.find_state(self._ending),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
+            self._audits.serve(),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(
@@ -90,7 +93,8 @@ class Participation:
                 lambda: roster.mine.revision,
                 lambda revision: self._events.post(Revised(revision)),
             ),
-            records.publish(transport, run_id, self._reporter.status),
+            records.publish(transport, run_id, self._reporter.status, self._common.event_log.news),
+            *self._metrics(),
             records.look_around(
                 transport,
                 run_id,
@@ -117,6 +121,7 @@ class Participation:
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
+        self._common.history.end(asyncio.get_running_loop().time())
         await self._saving.finish()
 
     async def _linger(self) -> None:
@@ -143,6 +148,14 @@ class Participation:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(storing, LEAVE_S)
 
+    def _metrics(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What answers Prometheus, if the peer is told to."""
+        local = self._common.local
+        if local.metrics_port is not None:
+            from p2p_diloco.node.metrics import serve  # here, because few peers need it
+
+            yield serve(self._run.run_id, local.metrics_host, local.metrics_port, self._reporter.status)
+
     # -- what the parts tell
 
     def _settled(self) -> None:
@@ -158,6 +171,7 @@ class Participation:
 
     def _discovered(self, peer: str, name: str) -> None:
         self._common.event_log.name(peer, name)
+        self._common.history.name(asyncio.get_running_loop().time(), peer, name)
         self._events.post(Discovered(peer))
 
     def _check_identity(self, record: PeerStatus) -> None:

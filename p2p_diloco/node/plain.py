@@ -1,7 +1,8 @@
 """Converts dataclasses to plain values (lists, numbers, text) and back; a field's type says which values are valid.
 
 Law: any input gives a value of the requested type or an `Unfit`. Only dataclasses can be sent. No pickle. A dataclass
-is written as the list of its fields, in order. Only the outermost dataclass of a record (`Record`) is written as a map
+is written as the list of its fields, in order; last ones that are marked `UNWRITTEN` are left out
+while they are empty. Only the outermost dataclass of a record (`Record`) is written as a map
 of its fields by name, so that versions of this package with other fields can read it too.
 """
 
@@ -20,7 +21,7 @@ Reader = Callable[[object], Any]
 T = TypeVar("T")
 
 _INT_MAX = 2**63 - 1
-_TEXT_MAX = 1024
+_TEXT_MAX, _BYTES_MAX = 1024, 2**20
 _ITEMS_MAX = 1 << 20
 
 
@@ -33,6 +34,8 @@ class Unfit(Exception):
 
 _NAMES: dict[type[Any], tuple[str, ...]] = {}
 """The cache of `names`."""
+_UNWRITTEN: dict[type[Any], frozenset[str]] = {}
+"""The cache of `_unwritten`."""
 
 
 def names(kind: type[Any]) -> tuple[str, ...]:
@@ -44,6 +47,13 @@ def names(kind: type[Any]) -> tuple[str, ...]:
     return _NAMES[kind]
 
 
+def _unwritten(kind: type[Any]) -> frozenset[str]:
+    """The fields of a dataclass that are not written while they are empty. They come last."""
+    if kind not in _UNWRITTEN:
+        _UNWRITTEN[kind] = frozenset(f.name for f in dataclasses.fields(kind) if f.metadata.get("unwritten"))
+    return _UNWRITTEN[kind]
+
+
 def to_plain(value: object) -> Any:
     """Convert a value to lists, numbers and text. A mapping becomes a list of its pairs, sorted by key, so that equal
     mappings have equal bytes."""
@@ -52,7 +62,10 @@ def to_plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return [[key, to_plain(item)] for key, item in sorted(value.items())]
     if dataclasses.is_dataclass(value):
-        return [to_plain(getattr(value, name)) for name in names(type(value))]
+        written = names(type(value))
+        while written and written[-1] in _unwritten(type(value)) and not getattr(value, written[-1]):
+            written = written[:-1]
+        return [to_plain(getattr(value, name)) for name in written]
     return value
 
 
@@ -134,7 +147,7 @@ class Record(Generic[T]):
 
 def _dataclass_reader(kind: type[Any], scalars: Mapping[Any, Reader]) -> Reader:
     hints = get_type_hints(kind)
-    row = _row_reader([reader(hints[name], scalars) for name in names(kind)])
+    row = _row_reader([reader(hints[name], scalars) for name in names(kind)], len(_unwritten(kind)))
     everything = [f.name for f in dataclasses.fields(kind)]
     at = everything.index("payload") if "payload" in everything else None
 
@@ -148,11 +161,14 @@ def _dataclass_reader(kind: type[Any], scalars: Mapping[Any, Reader]) -> Reader:
     return read
 
 
-def _row_reader(readers: list[Reader]) -> Reader:
+def _row_reader(readers: list[Reader], unwritten: int = 0) -> Reader:
+    """Make the function that reads a list with one item for each reader. The last `unwritten` ones may be missing."""
+    least = len(readers) - unwritten
+
     def read(value: object) -> tuple[Any, ...]:
-        if type(value) is not list or len(value) != len(readers):
-            raise Unfit(f"no list of {len(readers)}")
-        return tuple([read(item) for read, item in zip(readers, value, strict=True)])
+        if type(value) is not list or not least <= len(value) <= len(readers):
+            raise Unfit(f"no list of {least}")
+        return tuple([read(item) for read, item in zip(readers, value, strict=False)])
 
     return read
 
@@ -205,4 +221,17 @@ def read_bool(value: object) -> bool:
     return value
 
 
-SCALARS: dict[Any, Reader] = {int: read_int, float: read_float, str: read_text, bool: read_bool}
+def read_bytes(value: object) -> bytes:
+    """Check that a value is bytes of bounded length, and return it."""
+    if type(value) is not bytes or len(value) > _BYTES_MAX:
+        raise Unfit("no bytes, or too long")
+    return value
+
+
+SCALARS: dict[Any, Reader] = {
+    int: read_int,
+    float: read_float,
+    str: read_text,
+    bool: read_bool,
+    bytes: read_bytes,
+}

@@ -44,16 +44,18 @@ async def refuse_if_private(dht: Records, run_id: str) -> None:
 
 
 async def founds_privately(setup: Setup, dht: Records) -> bool:
-    """Whether this peer, which has no invitation, is to found a private run now: it can found one, other machines could
-    reach the run, it shall not be open, and there is no run of this name.
+    """Whether this peer, which has no invitation, is to found a private run now: it can found one and is told to, other
+    machines could reach the run, it shall not be open, and there is no run of this name.
 
     Raises:
         Refused: there is a private run of this name.
     """
     local = setup.local
-    if local.open or on_this_machine(local) or setup.specs is None or local.role != "worker":
+    if local.open or on_this_machine(local) or not setup.can_found:
         return False
     await refuse_if_private(dht, local.run_id)
+    if not setup.is_told_to_found(setup.asked):
+        return False
     try:
         return not await unowned.fetch(dht, f"{local.run_id}/config")
     except Unreachable:

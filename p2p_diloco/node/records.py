@@ -7,6 +7,7 @@ be read is left out, and no decision is based on a record alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ BUCKETS = 4
 
 PEER_TTL_S = 30.0
 PUBLISH_EVERY_S = 2.0
+NEWS_AFTER_S = 0.3
+"""How soon a record follows an event, such as a death. Events come in groups."""
 PUBLISH_AT_LEAST_EVERY_S = 10.0
 LOOK_EVERY_S = 1.5
 LOOK_EVERY_LATER_S = 10.0
@@ -73,8 +76,9 @@ async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 
 
-async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus]) -> None:
-    """Keep this peer's record in the DHT up to date, until cancelled."""
+async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus], news: asyncio.Event) -> None:
+    """Keep this peer's record in the DHT up to date, until cancelled. `news`: is set when there is something that
+    observers should see soon."""
     published: PeerStatus | None = None
     while True:
         record = describe()
@@ -86,7 +90,10 @@ async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus])
             else:
                 log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
             published = record
-        await asyncio.sleep(PUBLISH_EVERY_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(news.wait(), PUBLISH_EVERY_S)
+            await asyncio.sleep(NEWS_AFTER_S)
+            news.clear()
 
 
 def _changed(record: PeerStatus, published: PeerStatus) -> bool:

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import psutil
+
+from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.status import Buffered, Event, PeerStatus, RoundProgress, Ways
+from p2p_diloco.node.status import REFUSED_MAX, Buffered, Event, PeerStatus, RefusedPeer, RoundProgress, Ways
 from p2p_diloco.node.trainer import TrainerSide
+
+WAITS_S = 2.0
+"""A peer says what it waits for once it has waited for this long: usual exchanges are not worth a line."""
+MEMORY_DIGITS = 7
+"""Memory is told in steps of 10 MB."""
 
 
 class Reporter:
     """Makes this peer's status from the parts of its node."""
 
-    def __init__(self, common: Common, trainer: TrainerSide) -> None:
-        self._common, self._trainer = common, trainer
+    def __init__(self, common: Common, trainer: TrainerSide, audits: Audits) -> None:
+        self._common, self._trainer, self._audits = common, trainer, audits
+        self._processes = [psutil.Process(), psutil.Process(os.getppid())]
         self.leaving = False
         """Whether the peer is about to leave."""
 
@@ -31,6 +41,7 @@ class Reporter:
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
         outer_lr, outer_momentum = run.rates(replica.revision)
         wall = time.time() - asyncio.get_running_loop().time()
+        held_out = shared.held_out_loss
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions
         return PeerStatus(
             name=local.name or socket.gethostname()[:64],
@@ -44,6 +55,7 @@ class Reporter:
             step=shared.steps,
             steps_per_second=round(1 / shared.step_time_s, 4) if shared.step_time_s > 0 else None,
             loss=round(shared.loss, 6) if shared.steps and math.isfinite(shared.loss) else None,
+            held_out_loss=round(held_out, 6) if shared.steps and math.isfinite(held_out) else None,
             samples=shared.samples,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
@@ -51,7 +63,11 @@ class Reporter:
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             revision_known=replica.roster.mine.revision.number,
+            changed=tuple(replica.revision.changed.items()),
+            checkpoint=None if local.checkpoint_dir is None else shared.saved,
             waiting_s=round(shared.waiting_s, 3),
+            waits_for=self._waits_for(),
+            memory_bytes=self._memory_bytes(),
             last_round=shared.last_round,
             bandwidth=int(replica.roster.mine.bandwidth) or None,
             ways=Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
@@ -63,8 +79,34 @@ class Reporter:
             submissions=submissions.told if asynchronous else None,
             buffered=self._buffered(aggregates),
             addresses=tuple(common.transport.addresses()),
+            refused=tuple(self._refused()),
+            doubt=common.event_log.named(self._audits.doubt),
             events=tuple(Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
         )
+
+    def _refused(self) -> Iterator[RefusedPeer]:
+        """The peers of which messages were refused last. In the reasons, ids of peers are replaced by names."""
+        named, refusals = self._common.event_log.named, self._common.refusals
+        for peer, refused in refusals.newest(REFUSED_MAX):
+            who = f"{name} (…{peer[-6:]})" if (name := refusals.name_of(peer)) else named(peer)
+            who = f"…{peer[-6:]}" if who == peer else who
+            yield RefusedPeer(who, refused.count, named(refused.why.replace(peer, who)))
+
+    def _waits_for(self) -> str:
+        """What the peer waits for, if it has waited for a while."""
+        since = self._common.shared.stands_since
+        if self._state() != "joining" and not (since and time.monotonic() - since > WAITS_S):
+            return ""
+        return self._common.event_log.named(self._common.replica.waiting())
+
+    def _memory_bytes(self) -> int | None:
+        """The memory of the node and the trainer, without what they share counted twice."""
+        try:
+            node, trainer = (process.memory_info() for process in self._processes)
+        except psutil.Error:  # the trainer has just ended
+            return None
+        # rounded, because a record is published again whenever it changes
+        return round(trainer.rss + node.rss - getattr(node, "shared", 0), -MEMORY_DIGITS)
 
     def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
         """How full the Delayed Nesterov buffers of these shards are; None without buffers or without shards."""

@@ -1,5 +1,5 @@
-"""Revisions change a run's outer rates (learning rate and momentum). This file checks the founder's signature on them,
-and keeps the newest revision in the DHT.
+"""Revisions change settings of a run while it goes on. This file checks the founder's signature on them, and keeps the
+newest revision in the DHT.
 
 Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
 record (see `unowned`); the highest valid revision wins.
@@ -13,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import msgpack
-
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.net.statements import pack
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.unowned import TRIED_MAX
 
+KIND = b"revision"
+"""The kind of statement that a founder signs."""
 RECORD_TTL_S = 600.0
 """How long the DHT keeps a revision that no peer renews."""
 LOOK_EVERY_S = 3.0
@@ -45,14 +46,13 @@ class Founding:
 
     def statement(self, revision: Revision) -> bytes:
         """The bytes that the founder signs for a revision."""
-        said = [revision.number, float(revision.outer_lr), float(revision.outer_momentum)]
-        return bytes(msgpack.packb(["p2p-diloco revision", self.run_id, float(self.time), *said]))
+        return pack(self.run_id, float(self.time), *revision.covered)
 
     def proven(self, dht: Records, revision: Revision) -> bool:
-        """Whether the founder has signed the revision. The rates that a run began with need no signature."""
+        """Whether the founder has signed the revision. The settings that a run began with need no signature."""
         if not revision.number:
             return True
-        return revision.sound and dht.signed_by(self.founder, self.statement(revision), revision.proof)
+        return revision.sound and dht.signed_by(self.founder, revision.proof, KIND, self.statement(revision))
 
 
 async def read(dht: Records, founding: Founding) -> Revision:

@@ -14,8 +14,8 @@ def forbidden(role: str | None, message: AnyMessage) -> str:
     """The reason why a peer of this role may not send the message; empty if it may.
 
     A worker may send everything; an aggregator neither contributes nor counts as a worker; an observer only asks for
-    the run's description and states. `role`: None in an open run, where every peer may send everything; empty for a
-    peer that is no member.
+    the run's description and states, and needs no other message. `role`: None in an open run, where every peer may send
+    everything; empty for a peer that is no member.
     """
     match role, message:
         case (None | "worker", _) | ("observer", Describe() | Fetch() | Leave()):

@@ -21,6 +21,7 @@ from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Limits
 from p2p_diloco.node.plain import SCALARS, Record, Unfit
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -68,6 +69,7 @@ class Run:
                 tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
             ),
             mode=config.mode,
+            sync_every=config.sync_every,
             min_peers=config.min_peers,
             start_peers=config.start_peers,
             round_timeout=config.round_timeout,
@@ -96,7 +98,12 @@ class Run:
     def _state_nbytes(self) -> int:
         """The length in bytes of the longest shard's state, counting only its tensors."""
         largest = max((shard.numel for shard in self.layout.shards), default=0)
-        return 4 * (largest + sum(self.outer.state_lengths(largest).values()))
+        return 4 * (largest + sum(self.state_lengths(largest).values()))
+
+    def state_lengths(self, numel: int) -> dict[str, int]:
+        """The number of elements of each state tensor of a shard of `numel` elements, by name, in the order of
+        storage."""
+        return step_limit.state_lengths(self.outer.state_lengths(numel), self.config.step_limit)
 
     @property
     def _commits_kept(self) -> int:
@@ -120,7 +127,9 @@ class Run:
 
     def rates(self, revision: Revision) -> tuple[float, float]:
         """The outer learning rate and the outer momentum at a revision."""
-        return revision.rates or (self.config.outer_lr, self.config.outer_momentum)
+        lr, momentum = revision.rates or (None, None)
+        config = self.config
+        return config.outer_lr if lr is None else lr, config.outer_momentum if momentum is None else momentum
 
     def timed(self, limits: Limits) -> Limits:
         """Copy the limits, with the run's timeouts in place of the default ones."""
@@ -177,9 +186,11 @@ class RunRecord:
     params: int
     founder: str
     time: float
+    frozen: str = ""
+    """The fingerprint of the founder's frozen values; empty if it has none."""
 
     @classmethod
-    def founding(cls, run: Run, founder: str, time: float) -> RunRecord:
+    def founding(cls, run: Run, founder: str, time: float, frozen: str = "") -> RunRecord:
         """Make the record of a run that is being founded."""
         layout = run.layout
         shards, params = len(layout.shards), len(layout.params)
@@ -192,6 +203,7 @@ class RunRecord:
             params,
             founder,
             time,
+            frozen,
         )
 
     def pack(self, sign: Callable[[bytes], bytes] | None = None) -> bytes:
@@ -221,8 +233,17 @@ class RunRecord:
 
 
 def signature_of(value: bytes) -> tuple[bytes, bytes]:
-    """The bytes of a run's record without its signature, and the signature; empty if it has none."""
-    content = msgpack.unpackb(value)
+    """The bytes of a run's record without its signature, and the signature; empty if it has none.
+
+    Raises:
+        ValueError: the bytes are no map.
+    """
+    try:
+        content = msgpack.unpackb(value)
+    except (TypeError, msgpack.UnpackException) as error:
+        raise ValueError(f"these bytes can't be read: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError("these bytes are no map")
     signature = content.pop(_SIGNATURE, b"")
     return bytes(msgpack.packb(content)), signature if isinstance(signature, bytes) else b""
 

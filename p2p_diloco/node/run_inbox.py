@@ -8,22 +8,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
-
-import msgpack
 
 from p2p_diloco.core.messages import Commit, Contribution, Fetch, Message, Probe, ProbeAck, State
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
+from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.inbox import Handler
+from p2p_diloco.node.inbox import Handler, no_grant
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
+from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.trainer import TrainerSide
-from p2p_diloco.node.wire import Describe, Description, Nudge
+from p2p_diloco.node.wire import Accusation, Audit, Copy, Describe, Description, NodeMessage, Nudge
 
 REMEMBERED_BYTES_MAX = 16 * 2**10
 """The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
@@ -32,17 +33,25 @@ log = logging.getLogger(__name__)
 
 
 class RunInbox(Handler):
-    """The handler of a peer that is in the run. `private`: whether the run is, so that nudges are limited: in an open
-    run anyone could make further identities."""
+    """The handler of a peer that is in the run. `grant_of`: the grant by which a peer was admitted to a private run, so
+    that nudges are limited; None: the run is open, and anyone could make further identities."""
 
-    def __init__(self, common: Common, node: Node, trainer: TrainerSide, *, private: bool = False) -> None:
+    def __init__(
+        self,
+        common: Common,
+        node: Node,
+        trainer: TrainerSide,
+        audits: Audits,
+        grant_of: Callable[[str], Hashable | None] = no_grant,
+    ) -> None:
         self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
         run = common.run
-        self._layout = memoryview(msgpack.packb(run.layout.to_wire()))
+        self._describing = common.describing
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
-        self._replica, self._private, self._allowances = common.replica, private, Allowances()
+        self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
+        self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
@@ -50,44 +59,75 @@ class RunInbox(Handler):
         read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
         message = read(header, self._token, self._shape)
         match message:
-            case Describe() | Nudge():
+            case Describe() | Nudge() | Audit() | Accusation():
                 return message, 0
+            case Copy(shard):
+                if not self._audits.expects(message):
+                    raise Refusal("this peer did not ask for this copy")
+                return message, self._work.nbytes_of_contribution(shard)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
         return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         """Implements `Handler.check`."""
+        match message:
+            case Nudge():
+                self._check_nudge(sender, message.goal)
+            case Fetch():
+                self._check_fetch(sender, message)
+        if isinstance(message, (Commit, State)) and message.revision.number and not self._proven(message.revision):
+            raise Refusal(f"the {type(message).__name__} is refused: the run's founder has not signed its revision")
         if isinstance(message, (Contribution, Commit, State)) and payload is not None:
             with self._judging():
                 objection = self._work.objection(message, payload)
             if objection:
                 raise Refusal(f"the {type(message).__name__} is refused: {objection}")
+            message = dataclasses.replace(message, payload=payload)
+            self._check_seal(sender, message)
+        if isinstance(message, Copy):
             return dataclasses.replace(message, payload=payload)
         return message
+
+    def _check_seal(self, sender: str, message: Contribution | Commit | State) -> None:
+        """Raises Refusal if a contribution or a commit isn't sealed by its author."""
+        if self._seals is None or isinstance(message, State):
+            return
+        with self._judging():
+            if isinstance(message, Contribution):
+                sealed = self._seals.sealed(sender, message)
+            else:
+                seal = self._seals.read(message)
+                sealed = seal is not None and is_digest_of(seal.mean, message.payload)
+        if not sealed:
+            raise Refusal(f"the {type(message).__name__} isn't sealed by its author")
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
         """Implements `Handler.take`."""
         match message:
             case Describe():
-                header = wire.pack(wire.Description(self._layout.nbytes), self._token)
-                self._outbox.put(sender, header, self._layout, urgent=True)  # the asker waits only briefly
+                description = self._describing.packed()
+                header = wire.pack(wire.Description(description.nbytes), self._token)
+                self._outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
             case Nudge(goal):
-                self._check_nudge(sender)
                 self._trainer.nudged(goal)
-            case Fetch():
-                self._check_fetch(sender, message)
-                await self._node.receive(sender, message)
+            case Audit():
+                self._audits.asked(sender, message)
+            case Accusation():
+                self._audits.accused(sender, message)
+            case Copy():
+                self._audits.take(message)
             case Description():
                 raise AssertionError("a Description is refused earlier, in `read`")
             case _:
                 await self._node.receive(sender, self._believed(sender, message))
 
-    def _check_nudge(self, sender: str) -> None:
-        """Raises Refusal if this peer has nudged too often."""
+    def _check_nudge(self, sender: str, goal: int) -> None:
+        """Raises Refusal if this peer, or another one with its invitation, has nudged too often."""
         commits, fragments = sum(self._replica.roster.mine.epochs), self._shape[1]
-        if self._private and not self._allowances.nudge(sender, commits, fragments):
-            raise Refusal("the last nudge of this peer was less than a round ago")
+        group = self._grant_of(sender)
+        if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
+            raise Refusal("with its invitation the last nudge came less than a round ago")
 
     def _check_fetch(self, sender: str, request: Fetch) -> None:
         """Raises Refusal if this peer has asked for too many states."""
@@ -96,6 +136,11 @@ class RunInbox(Handler):
         part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
         if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
             raise Refusal("this peer has asked for too many states lately")
+
+    def objection(self, sender: str) -> str:
+        """Implements `Handler.objection`."""
+        lie = self._audits.expelled.get(sender)
+        return "" if lie is None else f"{EXPELLED}: {lie}"
 
     def closed(self, peer: str) -> None:
         """Implements `Handler.closed`."""
@@ -107,7 +152,7 @@ class RunInbox(Handler):
 
     def _believed(self, sender: str, message: Message) -> Message:
         """If a probe has a revision that the founder has not signed, remove the revision and keep the probe's other
-        fields. Commits and states need no such check, because their digests cover their revisions."""
+        fields. Commits and states with such a revision are refused as a whole, in `check`."""
         match message:
             case Probe(summary) | ProbeAck(summary) if summary.revision.number:
                 if self._proven(summary.revision):
@@ -130,7 +175,9 @@ def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessag
         Refusal: the header is no message of this run.
     """
     message = wire.unpack(header, token)
-    if isinstance(message, (Describe, Description, Nudge)):
+    if isinstance(message, (Audit, Copy, Accusation)) and not 0 <= message.shard < shape[0]:
+        raise Refusal(f"the run has no shard {message.shard}")
+    if isinstance(message, NodeMessage):
         return message
     if reason := misfit(message, *shape):
         raise Refusal(f"the {type(message).__name__} is refused: {reason}")

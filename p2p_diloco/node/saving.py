@@ -6,12 +6,14 @@ they have the digests of their versions.
     theta      the global parameters, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
     manifest   run_id, founded (by whom, and when), generation, samples, config, layout, states (`core.messages.State`
-               by shard)
+               by shard), card (`tensors.card`, in base64)
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,25 +27,31 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import meta_of
-from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import final
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run, cut_of
 from p2p_diloco.node.tensor_work import TensorWork
-from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout
 
 SAVE_S_MAX = 30.0
 """Seconds that a departing peer waits for a checkpoint that is being written."""
 
+_FIELDS_BEFORE = 8
+"""The fields of a state in checkpoints of versions whose revisions changed only the rates."""
+
 log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a checkpoint every `save_every` epochs of the whole model, and at the run's end.
+    """Writes a checkpoint every `save_every` epochs of the whole model, at the run's end, and once all shards have
+    adopted a revision that asks for one.
 
     If a greater lineage with a lower epoch is adopted, the count starts again at the last multiple of `save_every`.
     """
@@ -51,12 +59,13 @@ class Saving:
     def __init__(self, common: Common) -> None:
         local, founding = common.local, common.founding
         self._run, self._replica, self._work, self._events = common.run, common.replica, common.work, common.events
-        self._founded = founding.founder, founding.time
+        self._founded, self._describing = (founding.founder, founding.time), common.describing
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """The epoch of the newest checkpoint that is written or begun; 0: none."""
         self._counted_from: int | None = None
         self._saved: ModelVersion | None = None
+        self._asked: int | None = None  # how many checkpoints the state's revision had asked for at the last look
         self._spoilt = False  # the last snapshot was damaged and not saved
         self._writing: asyncio.Future[Sequence[State]] | None = None
 
@@ -67,6 +76,11 @@ class Saving:
         epoch, model = self._replica.epoch, self._replica.roster.mine.model
         if self._counted_from is None or epoch < self._counted_from:
             self._counted_from = epoch - epoch % self._every
+        asked, self._asked = self._asked, max(self._asked or 0, self._replica.revision.saves)
+        if asked is not None and self._asked > asked:
+            self._counted_from = (
+                epoch - self._every
+            )  # due now, or when the checkpoint that is being written is complete
         busy = self._writing is not None and not self._writing.done()
         ended = self._replica.finished and model != self._saved
         if ended:
@@ -109,7 +123,7 @@ class Saving:
         outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
         held = [self._replica.state(shard.index) for shard in layout.shards]
-        return _Snapshot(self._run, theta, outer, held, self._founded)
+        return _Snapshot(self._run, theta, outer, held, self._founded, self._describing.card)
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,7 @@ class _Snapshot:
     outer: Sequence[Mapping[str, Tensor]]
     states: Sequence[State]
     founded: tuple[str, float]
+    card: bytes
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Arrange the tensors in the groups of a checkpoint."""
@@ -145,6 +160,7 @@ class _Snapshot:
             "config": self.run.config.to_wire(),
             "layout": self.run.layout.to_wire(),
             "states": [to_plain(state) for state in self.states],
+            "card": base64.b64encode(self.card).decode(),
         }
 
 
@@ -199,15 +215,15 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
 
 
 class Checkpoint:
-    """A checkpoint that was read from disk. Its settings are known at once; `restore` loads its outer state once the
-    run is known."""
+    """A checkpoint that was read from disk. Its settings, its `layout`, the global parameters `theta` [layout.numel]
+    and the model's packed `card` are known at once; `restore` loads its outer state once the run is known."""
 
     def __init__(self, path: Path) -> None:
         """Read a checkpoint; raises `CheckpointError` unless it is complete, written by this package, and matches its
         digests."""
         self.path = path
         tensors, manifest = checkpoint.load(path)
-        self.founded = _founded(manifest)
+        self.founded, self.card = _founded(manifest), _card(manifest)
         match tensors, manifest:
             case {"theta": theta, "outer": outer}, {
                 "run_id": str(run_id),
@@ -220,14 +236,14 @@ class Checkpoint:
             case _:
                 raise self._unusable("it is not a checkpoint of a peer")
         try:
-            self._layout = Layout.from_wire(layout)
-            self._states = tuple(from_plain(State, fields) for fields in states)
-            self._theta = torch.cat([tensor.reshape(-1) for tensor in self._layout.arrange(theta)])
-            self._outer: list[dict[str, Tensor]] = [{} for _ in self._layout.shards]
+            self.layout = Layout.from_wire(layout)
+            self._states = tuple(from_plain(State, _completed(fields)) for fields in states)
+            self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(theta)])
+            self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.shards]
             for key, tensor in outer.items():
                 index, _, name = key.partition(".")
                 self._outer[int(index)][name] = tensor
-            damaged = _damaged(self._layout, self._theta, self._outer, self._states)
+            damaged = _damaged(self.layout, self.theta, self._outer, self._states)
         except (KeyError, IndexError) as error:
             raise self._unusable(f"its tensors are not what its model needs ({error})") from None
         except ValueError as error:
@@ -241,30 +257,42 @@ class Checkpoint:
         return RunConfig.from_wire(self.config)
 
     @property
+    def versions(self) -> tuple[Version, ...]:
+        """The version of each shard."""
+        return tuple(state.version for state in self._states)
+
+    @property
     def revision(self) -> Revision:
-        """The highest revision of outer rates in the checkpoint's shards."""
+        """The highest revision in the checkpoint's shards."""
         return max((state.revision for state in self._states), default=FOUNDED)
+
+    def has_ended(self, rules: Rules) -> bool:
+        """Whether the run had ended for all shards when the checkpoint was made."""
+        return all(final(state, rules) for state in self._states)
 
     def config_for(self, run_id: str) -> dict[str, Any]:
         """The settings for the run `run_id`, which starts from this checkpoint. A revision is not valid in a new run,
-        so there the revised rates become settings."""
-        if run_id == self.run_id or (rates := self.revision.rates) is None:
+        so there the revised values become settings. Its stops do not, because they were meant for the old run."""
+        if run_id == self.run_id:
             return self.config
-        return {**self.config, "outer_lr": rates[0], "outer_momentum": rates[1]}
+        return {**self.config, **{key: value for key, value in self.revision.changed.items() if key not in STOPS}}
 
     def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
-        """Load the checkpoint's tensors; returns the replicated state of every shard.
+        """Load the checkpoint's tensors; returns the replicated state of every shard. The lengths of earlier means stay
+        only if the run and its settings are the checkpoint's, because other settings make means of other lengths.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
-        layout, states = self._layout, self._states
-        if run.run_id != self.run_id:
-            states = tuple(self._as_founded(state) for state in states)
-        if cut_of(layout) != cut_of(run.layout) or [s.shard for s in states] != [s.index for s in layout.shards]:
+        layout, founding = self.layout, run.run_id != self.run_id
+        if cut_of(layout) != cut_of(run.layout) or [s.shard for s in self._states] != [s.index for s in layout.shards]:
             raise self._unusable("its model, or the way it is cut, is not the run's")
+        forget = founding or run.config.fingerprint() != self.run_config.fingerprint()
+        outers = [step_limit.restored(outer, run.config.step_limit, forget=forget) for outer in self._outer]
+        pairs = zip(self._states, outers, strict=True)
+        states = tuple(self._restated(state, outer, founding=founding) for state, outer in pairs)
         try:
-            payloads = self._payloads(run, layout)
+            payloads = self._payloads(run, outers)
             loaded = [work.store.load(s.shard, p, meta_of(s)) for s, p in zip(states, payloads, strict=True)]
         except (KeyError, ValueError) as error:
             raise self._unusable(f"its tensors are not what the run needs ({error})") from None
@@ -277,25 +305,35 @@ class Checkpoint:
             work.store.accept(index, proposal)
         return states
 
-    def _as_founded(self, state: State) -> State:
-        """Remove the revision from a state, for a new run. The state gets a new digest, which is the same on every
-        peer."""
-        if not state.revision.number:
+    def _restated(self, state: State, outer: Mapping[str, Tensor], *, founding: bool) -> State:
+        """Remove the revision from a state if it is to be `founding` a new run. If that changes the state, or if its
+        tensors are now `outer`, the state gets a new digest, which is the same on every peer."""
+        bare, index = replace(state, revision=FOUNDED) if founding else state, state.shard
+        if bare == state and outer is self._outer[index]:
             return state
-        bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
-        reached = digest(self._theta[place.start : place.stop], self._outer[state.shard], meta_of(bare))
+        place = self.layout.shards[index]
+        reached = digest(self.theta[place.start : place.stop], outer, meta_of(bare))
         version = replace(state.version, digest=reached)
         return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
-    def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
+    def _payloads(self, run: Run, outers: Sequence[Mapping[str, Tensor]]) -> Iterator[memoryview]:
         """Encode each shard's state as a payload."""
-        for shard in layout.shards:
-            outer = (self._outer[shard.index][name] for name in run.outer.state_lengths(shard.numel))
-            pieces = [self._theta[shard.start : shard.stop], *outer]
+        for shard, outer in zip(self.layout.shards, outers, strict=True):
+            ordered = (outer[name] for name in run.state_lengths(shard.numel))
+            pieces = [self.theta[shard.start : shard.stop], *ordered]
             yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
 
     def _unusable(self, why: str) -> CheckpointError:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
+
+
+def _completed(fields: object) -> object:
+    """Add what a state lacks that was written before revisions changed more than the rates."""
+    if not isinstance(fields, list) or len(fields) != _FIELDS_BEFORE or not isinstance(fields[-1], list):
+        return fields
+    *rest, revision = fields
+    longer = [*revision, *to_plain(FOUNDED)[len(revision) :]] if revision[:1] != [0] else to_plain(FOUNDED)
+    return [*rest, longer, [0, 0]]
 
 
 def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
@@ -304,3 +342,12 @@ def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
         case [str(founder), float(time)]:
             return founder, time
     return None
+
+
+def _card(manifest: Mapping[str, object]) -> bytes:
+    """Read the model's packed card from a manifest; empty if the manifest has none."""
+    card = manifest.get("card")
+    try:
+        return base64.b64decode(card) if isinstance(card, str) else b""
+    except binascii.Error:
+        return b""

@@ -1,6 +1,6 @@
 """The first message of a peer to its node: its settings and its model's parameters.
 
-Law: plain values that cross the channel; nothing is decided here.
+Law: plain values that cross the channel, and what follows from them alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,26 @@ from p2p_diloco.tensors.layout import ParamSpec
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a peer tells its node at the start. `asked`: the run settings that the peer was given. `local`: the peer's
-    own settings. `specs`: the model's parameters; None for a peer without a model."""
+    own settings. `specs`: the model's parameters; None for a peer without a model. `frozen`: the fingerprint of the
+    model's frozen values; empty if it has none. `card`: the model's packed card; empty if it has none."""
 
     asked: RunConfig
     local: PeerConfig
     specs: tuple[ParamSpec, ...] | None
+    frozen: str = ""
+    card: bytes = b""
+
+    @property
+    def can_found(self) -> bool:
+        """Whether this peer has what a founder needs: a model."""
+        return self.specs is not None and self.local.role == "worker"
+
+    def is_told_to_found(self, settings: RunConfig) -> bool:
+        """Whether this peer founds the run if there is none. `settings`: the run's settings that it was given, or those
+        of its checkpoint. A peer without any waits: it would found the run with the defaults just before the peer that
+        was given settings."""
+        local = self.local
+        return local.found or bool(settings.given) or local.from_checkpoint is not None or not local.initial_peers
 
     def to_wire(self) -> dict[str, Any]:
         """Encode the setup for msgpack."""
@@ -28,6 +43,8 @@ class Setup:
         return {
             "asked": self.asked.model_dump(mode="json", exclude_unset=True),
             "local": self.local.model_dump(mode="json", exclude_unset=True),
+            "frozen": self.frozen,
+            "card": self.card,
             "specs": None if specs is None else [[s.name, list(s.shape), s.dtype] for s in specs],
         }
 
@@ -39,4 +56,6 @@ class Setup:
             RunConfig(**wire["asked"]),
             PeerConfig(**wire["local"]),
             None if specs is None else tuple(ParamSpec(name, tuple(shape), dtype) for name, shape, dtype in specs),
+            wire["frozen"],
+            wire["card"],
         )

@@ -56,7 +56,7 @@ class Slot(Generic[N]):
 
 
 class RoundSlots:
-    """The seven numbers of a `LastRound` in the header. They are written one by one, so a reader may get some numbers
+    """The numbers of a `LastRound` in the header. They are written one by one, so a reader may get some numbers
     of one round and some of the next."""
 
     def __init__(self) -> None:
@@ -89,10 +89,12 @@ class Header:
     """Seconds that an inner step usually takes; 0 until known."""
     loss = Slot(float)
     """The last reported loss; NaN before the first."""
+    held_out_loss = Slot(float)
+    """The last reported held-out loss of the global parameters; NaN before the first."""
     waiting_s = Slot(float)
     """Seconds that the trainer has waited for the other peers so far."""
     last_round = RoundSlots()
-    """The shares of the last round's time; None before the first round is over."""
+    """None before the first round is over."""
 
     # -- by the node
 

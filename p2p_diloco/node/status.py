@@ -1,13 +1,14 @@
 """The status of a peer: one dataclass, which the node writes and `status --json` shows.
 
 Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
-is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.view`. Records come
+is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.sections`. Records come
 from strangers: a field of another type is read as its default, and text is cut and stripped of control characters.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,13 +18,14 @@ from p2p_diloco.net.interface import CONTENT_BYTES_MAX
 from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
+REFUSED_MAX, NAME_LETTERS_MAX, WHY_LETTERS_MAX, WAITS_LETTERS_MAX = 2, 40, 100, 120
 TEXT_MAX = 256
 """The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """How a peer's last round divided its time, without pauses: six shares that add up to 1, and the share `hidden`."""
+    """A peer's last round: the seconds of each of its six parts, without pauses."""
 
     inner: float
     encode: float
@@ -32,11 +34,26 @@ class LastRound:
     outer_step: float
     merge: float
     hidden: float
-    """The share of the round's exchange that was hidden behind training."""
+    """Seconds of the round's exchange that were hidden behind training. They are in none of the parts."""
+    ended: float
+    """When the round ended, in seconds since 1970."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= getattr(self, name) <= 1 for name in self.__slots__):
-            raise ValueError("no share")
+        if not all(0 <= getattr(self, name) < math.inf for name in self.__slots__):
+            raise ValueError("no time")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each part in the round's time, which add up to 1, and under `hidden` the share of the exchange
+        that was hidden."""
+        *parts, hidden_s, _ = dataclasses.astuple(self)
+        whole_s, exchange_s = sum(parts), sum(parts[1:]) + hidden_s
+        spent = (part / max(whole_s, 1e-9) for part in parts)
+        return dict(zip(SHARES, (*spent, hidden_s / max(exchange_s, 1e-9)), strict=True))
+
+
+SHARES = tuple(field.name for field in dataclasses.fields(LastRound))[:-1]
+"""The names of a round's parts, in the order of `LastRound`, and `hidden`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,17 @@ class Event:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedPeer:
+    """A peer of which another one has refused messages."""
+
+    peer: str
+    """Its name, as far as known, and the last letters of its id."""
+    count: int
+    why: str
+    """Why the last one was refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
     """The status of one peer, as that peer publishes it. A field is None if its value is unknown or not published."""
@@ -119,6 +147,9 @@ class PeerStatus:
     """Inner steps since the peer's start."""
     steps_per_second: float | None = None
     loss: float | None = None
+    """The loss that the trainer reported last."""
+    held_out_loss: float | None = None
+    """The loss of the global parameters on held-out data, as the trainer reported it last."""
     samples: int | None = None
     bytes_sent: int | None = None
     bytes_received: int | None = None
@@ -130,10 +161,18 @@ class PeerStatus:
     """The outer momentum of that revision."""
     revision_known: int | None = None
     """The highest revision that the peer knows of: each shard adopts it with its next commit."""
+    changed: tuple[tuple[str, float | None], ...] = ()
+    """The settings that this revision changes, with their values. None in place of a value: no stop."""
+    checkpoint: int | None = None
+    """The epoch of the peer's newest checkpoint, complete or being written; 0: none yet; None: it keeps none."""
     waiting_s: float | None = None
     """Total seconds for which training has stood still for exchanges."""
+    waits_for: str = ""
+    """What the peer waits for now, as a sentence."""
+    memory_bytes: int | None = None
+    """The memory of the trainer's process and of the node's."""
     last_round: LastRound | None = None
-    """The shares of the last round's time; None before the first round is over."""
+    """None before the first round is over."""
     bandwidth: int | None = None
     """Bandwidth of the peer's link in bytes a second, in the slower direction."""
     ways: Ways | None = None
@@ -154,23 +193,34 @@ class PeerStatus:
     """None without Delayed Nesterov, and for a peer that aggregates nothing."""
     addresses: tuple[str, ...] = ()
     """The addresses at which other peers may dial the peer."""
+    refused: tuple[RefusedPeer, ...] = ()
+    """The peers of which this peer has refused messages, at most `REFUSED_MAX`: those refused last, newest last."""
+    doubt: str = ""
+    """Why the peer takes its own machine for faulty; empty if it doesn't."""
     events: tuple[Event, ...] = ()
     """The newest lines of the peer's event log, oldest first."""
 
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
-        addresses, then shards."""
+        refused peers, then addresses, then shards."""
         events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
             self,
             aggregates=self.aggregates[:AGGREGATES_MAX],
             addresses=self.addresses[:ADDRESSES_MAX],
+            waits_for=self.waits_for[:WAITS_LETTERS_MAX],
+            doubt=self.doubt[:WAITS_LETTERS_MAX],
+            refused=tuple(
+                RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
+                for refused in self.refused[-REFUSED_MAX:]
+            ),
             events=tuple(Event(event.time, event.text[:EVENT_LETTERS_MAX]) for event in events),
         )
         content = _RECORD.write(fitting)
         while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
-            trimmed = next(key for key in ("events", "addresses", "aggregates") if content.get(key))
-            content[trimmed] = content[trimmed][1:] if trimmed == "events" else content[trimmed][:-1]
+            trimmed = next(key for key in ("events", "refused", "addresses", "aggregates") if content.get(key))
+            oldest_first = trimmed in ("events", "refused")
+            content[trimmed] = content[trimmed][1:] if oldest_first else content[trimmed][:-1]
         return bytes(value)
 
     @classmethod

@@ -39,6 +39,12 @@ class SubmissionLog:
         """This peer's H: inner steps between two of its exchanges of the whole model."""
         return self._base if self._pace is None else self._pace.steps
 
+    def begins_with(self, sync_every: int) -> None:
+        """Go over to another H of the run."""
+        self._base = sync_every
+        if self._pace is not None:
+            self._pace.rebase(sync_every)
+
     @property
     def told(self) -> Submissions:
         """The counts for the peer's status. Empty bins at the end of the histogram are left out."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Carry, Damaged, Fill, Filled
+from p2p_diloco.core.lending import is_empty
+from p2p_diloco.core.lending import submissions as submissions_of
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import Revision
@@ -24,7 +26,7 @@ from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.feedback import Feedback
-from p2p_diloco.tensors.mean import MAGNITUDE_MAX, weighted_mean
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
 from p2p_diloco.tensors.store import Proposal, ShardStore
 
 NO_DIGEST = ""
@@ -41,7 +43,7 @@ class TensorWork:
         if there is no trainer."""
         self._run = run
         self.bases = Bases(run.layout, theta, theta if base is None else base)
-        self.store = ShardStore(run.layout, run.outer, theta)
+        self.store = ShardStore(run.layout, run.outer, theta, run.config.step_limit)
         self._proposals: dict[tuple[int, str], Proposal] = {}
         self._feedback: dict[int, Feedback] = {}  # by shard, once a contribution was sent that needs it
 
@@ -63,29 +65,41 @@ class TensorWork:
             raise P2PDilocoError(f"the run has diverged: {error}", mend=mend) from None
 
     def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
-        shard, codec, numel = effect.shard, self._run.reply_codec, self._numel(effect.shard)
-        parts = [(peer, c.weight, c.payload) for peer, c in contributions]
-        dtype = codecs.written_in(codec, "nearest")
-        config = self._run.config
-        mean = torch.zeros(numel)
-        if parts:
-            mean = weighted_mean(parts, config.codec, numel, dtype, config.aggregation)
-        payload = codecs.encode(mean, codec)
-        submissions = len(effect.contributions)  # the commit lists them even if they are ignored
+        shard = effect.shard
+        payload = self._mean(shard, [(peer, c.weight, c.payload) for peer, c in contributions])
+        # those that the commit lists, even if they are ignored
+        submissions = sum(not is_empty(c) for _, c in effect.contributions)
         digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)
         return Averaged(shard, effect.base, digest, payload)
+
+    def mean_of(self, shard: int, contributions: Sequence[Given]) -> memoryview:
+        """Compute the encoded mean that an aggregator makes of these contributions. It is zero if they can't be
+        averaged."""
+        try:
+            return self._mean(shard, contributions)
+        except ValueError:
+            return self._mean(shard, ())
+
+    def _mean(self, shard: int, contributions: Sequence[Given]) -> memoryview:
+        """Raises ValueError if the contributions can't be averaged."""
+        config, codec, numel = self._run.config, self._run.reply_codec, self._numel(shard)
+        mean = torch.zeros(numel)
+        if contributions:
+            dtype = codecs.written_in(codec, "nearest")
+            mean = weighted_mean(contributions, config.codec, numel, dtype, config.aggregation)
+        return codecs.encode(mean, codec)
 
     def _proposed(
         self, shard: int, payload: memoryview, submissions: int, meta: bytes, buffered: int, revision: Revision
     ) -> str:
         """Compute the state that follows a commit, and keep it as a proposal; returns its digest. A commit without
-        contributions makes no outer step: only the version changes, not the tensors.
+        contributions, or with empty ones alone, makes no outer step: only the version changes, not the tensors.
 
         Raises:
             ValueError: the state would have values that are not finite.
         """
         if submissions:
-            codec, rates = self._run.reply_codec, revision.rates
+            codec, rates = self._run.reply_codec, None if revision.rates is None else self._run.rates(revision)
             proposal = self.store.propose(shard, payload, codec, meta, submissions, buffered, rates)
         else:
             proposal = self.store.restate(shard, meta)
@@ -99,7 +113,7 @@ class TensorWork:
     def apply(self, effect: Apply) -> Applied:
         """Compute the outer step of another peer's commit. The result is only a proposal until `accept` is called."""
         commit = effect.commit
-        shard, submissions, digest = commit.shard, len(commit.contributions), NO_DIGEST
+        shard, submissions, digest = commit.shard, submissions_of(commit), NO_DIGEST
         try:
             digest = self._proposed(shard, commit.payload, submissions, effect.meta, effect.buffered, commit.revision)
         except ValueError as error:
@@ -134,13 +148,17 @@ class TensorWork:
         """The length in bytes that the payload of this message must have; 0 if the message has none."""
         match message:
             case Contribution(shard=shard):
-                return codecs.nbytes(self._run.config.codec, self._numel(shard))
+                return self.nbytes_of_contribution(shard)
             case Commit(shard=shard):
                 return codecs.nbytes(self._run.reply_codec, self._numel(shard))
             case State(shard=shard):
                 return self.store.state_nbytes(shard)
             case _:
                 return 0
+
+    def nbytes_of_contribution(self, shard: int) -> int:
+        """The length in bytes of an encoded contribution to this shard."""
+        return codecs.nbytes(self._run.config.codec, self._numel(shard))
 
     def objection(self, message: Message, payload: memoryview) -> str:
         """Check a payload's values; returns the reason for refusing it, or an empty text. All values must be finite. In

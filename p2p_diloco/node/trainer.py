@@ -14,12 +14,13 @@ from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
 from p2p_diloco.core.pace import speeds, trains_for
-from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.data_side import DataSide
 from p2p_diloco.node.ledger import CODEC
-from p2p_diloco.node.local_progress import LocalProgress
+from p2p_diloco.node.local_progress import LocalProgress, Take
 from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
@@ -50,6 +51,7 @@ class TrainerSide:
         """The latest number of inner steps between two exchanges of the whole model."""
         self._run, self._replica, self._work, self._bases = run, common.replica, work, work.bases
         self._shared, self._channel, self._outbox = common.shared, channel, common.outbox
+        self._describing = common.describing
         self._events, self._event_log, self._ledger = common.events, common.event_log, common.ledger
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
@@ -57,11 +59,13 @@ class TrainerSide:
         self._held = True  # until `let_go` training waits, even if the state is there
         self._held_for = ""
         self._came_ready = False
+        self._every = run.config.sync_every  # the run's H, by the state that the trainer has merged
         self._whole = -1, ""  # epoch and digest of the newest state that had one epoch in all shards; -1: none yet
         self._merging: Message | None = None  # the open request; None: the trainer doesn't wait for its answer
         self._progress = LocalProgress(run.config, run.layout, work.bases)
         self._not_reading = asyncio.Event()
         self._not_reading.set()
+        self._data = DataSide(common.replica)
 
     @property
     def _commits(self) -> int:
@@ -82,6 +86,7 @@ class TrainerSide:
             match message:
                 case {"kind": "merge", "measures": measures}:
                     self._merging = message
+                    self._data.stepped(message["data"])
                     if measures:
                         await self._mended()
                     await self._events.feed(Merge())
@@ -101,8 +106,13 @@ class TrainerSide:
                     self._events.post(Pause(on))
                 case {"kind": "ask", "n": n}:
                     self._channel.send("told", n=n, **self._told())
+                case {"kind": "card", "card": card}:
+                    self._describing.card = card
                 case {"kind": "nudge", "goal": goal}:
                     self._nudge_others(goal)
+                case {"kind": "data", "n": n, "data": data}:
+                    self._data.register(**data)
+                    self._channel.send("data", n=n, data=self._data.told())
 
     async def _mended(self) -> None:
         """Check the bases of the pseudo-gradients that are due next. If some are corrupted in memory, wait, in bounded
@@ -139,7 +149,8 @@ class TrainerSide:
             with self._ledger.part(CODEC):
                 payloads.append(self._work.encode(shard, delta, id, weighs=weighs))
             await asyncio.sleep(0)  # as above
-        await self._events.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
+        weight, samples = message["weight"], message["samples"]
+        await self._events.feed(Contribute(shards, weight, samples, tuple(payloads), self._data.send(shards)))
 
     def _told(self) -> dict[str, Any]:
         replica = self._replica
@@ -160,7 +171,7 @@ class TrainerSide:
     def nudged(self, goal: int) -> None:
         """Pass another peer's request to exchange the whole model on to the trainer. Ignore the request if its `goal`
         is far above the number of commits that the run has made."""
-        if goal <= self._commits + 2 * len(self._run.layout.fragments):
+        if goal <= self._commits + NUDGED_EXCHANGES_MAX * len(self._run.layout.fragments):
             self._shared.goal = max(goal, self._shared.goal)
 
     def link_broke(self) -> None:
@@ -189,15 +200,12 @@ class TrainerSide:
         replica, progress, due = self._replica, self._progress, effect.due
         for loaded in effect.shards:
             self._work.merge(loaded.shard, loaded.carry, replica.own.counted(loaded.shard))
-        takes = progress.merge(
-            {loaded.shard: loaded.carry for loaded in effect.shards},
-            due,
-            (self._shared.steps, self._shared.samples),
-            afresh=asked["afresh"],
-            ended=bool(self._shared.finished),
-        )
+        takes = self._takes(effect, afresh=asked["afresh"])
         weight, samples = progress.weigh(due)
         epoch, digest = replica.own.merged
+        if (every := self._sync_every_now()) != self._every:
+            self._every = every
+            self.submissions.begins_with(every)
         self._channel.send(
             "load",
             n=asked["n"],
@@ -208,13 +216,30 @@ class TrainerSide:
             samples=samples,
             ended=bool(self._shared.finished),
             commits=self._commits,
+            commit_steps=replica.steps,
+            every=self.submissions.steps if self._asynchronous else every,
             epoch=epoch,
             digest=digest,
             trained=replica.own.merged_samples,
             workers=replica.workers(),
             counted=progress.counted,
+            settled=progress.settled,
             dropped_samples=progress.dropped_samples,
+            data=self._data.told(),
         )
+
+    def _takes(self, effect: Load, *, afresh: bool) -> dict[int, Take]:
+        """Choose what the trainer does with each shard. If the new state rules out data that it has trained on, it
+        drops all progress that no commit has counted."""
+        carries, ledger = {loaded.shard: loaded.carry for loaded in effect.shards}, self._replica.rules.ledger
+        trained, ended = (self._shared.steps, self._shared.samples), bool(self._shared.finished)
+        takes = self._progress.merge(carries, effect.due, trained, afresh=afresh, ended=ended)
+        lost = self._data.merge(carries.get(ledger), takes.get(ledger))
+        if not lost or ended:
+            return takes
+        what = "the progress of this peer is dropped: other peers have got %d of its samples, as if it had died"
+        log.warning(what, lost)
+        return self._progress.merge({}, effect.due, trained, afresh=True, ended=ended)
 
     def release(self, effect: Release) -> None:
         """Tell the trainer that an exchange is over."""
@@ -300,7 +325,10 @@ class TrainerSide:
         if self._by_time:
             self._shared.trains_for_s = self._trains_for_s()
 
+    def _sync_every_now(self) -> int:
+        """The run's H at the present state."""
+        return self._replica.revision.sync_every or self._run.config.sync_every
+
     def _trains_for_s(self) -> float:
         run, roster = self._run, self._replica.roster
-        steps = fragment_interval(run.config.sync_every, run.config.num_fragments)
-        return trains_for(steps, run.round_nbytes, roster.me, roster.summaries())
+        return trains_for(self._replica.interval, run.round_nbytes, roster.me, roster.summaries())

@@ -12,10 +12,11 @@ from typing import Any, get_args
 import msgpack
 
 from p2p_diloco.core import messages
+from p2p_diloco.core.messages import Counted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
-PROTOCOL = 4
+PROTOCOL = 7
 """The version of the protocol. Peers of another version are refused with both numbers."""
 
 TOKEN_BYTES = 16
@@ -44,7 +45,43 @@ class Nudge:
     goal: int
 
 
-NodeMessage = Describe | Description | Nudge
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A request for the contributions that a commit counts. The commit made the version of the shard that has this
+    digest."""
+
+    shard: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An answer to `Audit`: the contribution of one author, as its payload."""
+
+    shard: int
+    digest: str
+    author: str
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """The news that the sender's audit of a commit found a lie, with what the aggregator signed. The commit led from
+    the version with the digest `base` to that of this `epoch` with the digest `digest`. The receiver audits the commit
+    itself. `shown`: whether the sender can give it what shows the lie; otherwise the aggregator showed the sender
+    nothing."""
+
+    shard: int
+    base: str
+    epoch: int
+    digest: str
+    aggregator: str
+    counted: tuple[Counted, ...]
+    seal: bytes
+    shown: bool
+
+
+NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation
 """Messages between nodes that are not for their replicas."""
 
 AnyMessage = messages.Message | NodeMessage

@@ -35,12 +35,20 @@ class Moment:
 
 
 def text_plot(
-    curves: Sequence[Curve], moments: Sequence[Moment], x_max: float, width: int, height: int, x_label: str
+    curves: Sequence[Curve],
+    moments: Sequence[Moment],
+    x_max: float,
+    width: int,
+    height: int,
+    x_label: str,
+    *,
+    ends: tuple[str, str] | None = None,
 ) -> list[str]:
     """Draw a plot as lines of text: `height` rows of at most `width` characters, then axis and legend. There are no
     lines if no curve has a point.
 
-    x goes from 0 to `x_max`. Where curves overlap, the first one is drawn.
+    x goes from 0 to `x_max`; `ends`: what its two ends are called if they stand for other values, as on a logarithmic
+    scale. Where curves overlap, the first one is drawn.
     """
     ys = [y for curve in curves for _, y in curve.points]
     if not ys:
@@ -59,10 +67,11 @@ def text_plot(
                 cells[round((high - y) / span * (height - 1))][column] = curve.mark
     scale = [f"{high - span * row / max(1, height - 1):5.2f}" for row in range(height)]
     shown = [f"{scale[row]} ┤{''.join(cells[row])}".rstrip() for row in range(height)]
-    shown.append(f"{'0':>5} └{'─' * columns}")
+    first, last = ends or ("0", f"{x_max:,.0f}")
+    shown.append(f"{'' if ends else first:>5} └{'─' * columns}")
     shown += [" " * 7 + line for line in _labels(moments, x_max, columns)]
     legend = "   ".join(f"{curve.mark} {curve.label}" for curve in curves)
-    return [*shown, f"{'':7}{legend}", f"{'':7}{x_label}: 0 to {x_max:,.0f}"]
+    return [*shown, f"{'':7}{legend}", f"{'':7}{x_label}: {first} to {last}"]
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
@@ -74,9 +83,16 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
 
 
 def write_png(
-    path: Path, curves: Sequence[Curve], moments: Sequence[Moment], *, title: str, x_label: str, y_label: str
+    path: Path,
+    curves: Sequence[Curve],
+    moments: Sequence[Moment],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
 ) -> None:
-    """Write the curves as a PNG.
+    """Write the curves as a PNG. `log_x`: with a logarithmic x axis; else it begins at 0.
 
     Raises:
         ImportError: matplotlib isn't there. OSError: the file can't be written.
@@ -87,7 +103,7 @@ def write_png(
     axes = figure.add_subplot()
     for curve, colour, style in zip(curves, COLOURS, STYLES, strict=False):
         xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
-        last = f" ({ys[-1]:.3f})" if ys else ""
+        last = f" ({ys[-1]:.3f})" if ys and not log_x else ""
         axes.plot(xs, ys, style, color=colour, linewidth=2, marker="o", markersize=3, label=curve.label + last)
     for number, moment in enumerate(moments):
         axes.axvline(moment.x, color="#888888", linewidth=1, linestyle=":")
@@ -96,11 +112,17 @@ def write_png(
             textcoords="offset points", va="top", fontsize=9, color="#555555",
         )  # fmt: skip
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.set_xlim(left=0)
+    if log_x:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     # matplotlib's "best" would put the legend over the moments' labels at the top
-    axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
+    if log_x:
+        axes.legend(loc="upper left", framealpha=1, edgecolor="none")
+    else:
+        axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
     figure.savefig(path)
 
 

@@ -1,4 +1,4 @@
-"""Changes the outer rates of a run in its founder's name, and waits until a peer has adopted them.
+"""Changes a run in its founder's name: settings, its end, a checkpoint of all peers. Waits until the peers know of it.
 
 Law: takes no part in the run. It stores one signed record in the DHT and observes. A live peer that has read the record
 tells the others, and all of them adopt the revision, even if this process ends.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.revision import CHANGEABLE, NEVER, STOPS, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
+from p2p_diloco.net.statements import as_text
 from p2p_diloco.node import revising
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.status import PeerStatus
@@ -29,59 +31,119 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
-"""Deadline for finding the run's record."""
+"""Deadline for finding the run's record, and the revision that its peers know."""
 LIVES_S = 20.0
 """A peer counts as live if its record is at most this old; each peer writes one every 10 s."""
+ARRIVES_S = 6.0
+"""So long a stop may take to reach all peers of a run whose rounds are short."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that the run has adopted or will adopt. `known_by`: the names of the peers that know of it;
-    `adopted_by`: of those that have adopted it in all shards. `news`: True if this call made the revision; False if the
-    run had the wanted rates already."""
+    """The revision that the run has adopted or will adopt. `settings`: the values of all settings that can change.
+    `known_by`: the names of the peers that know of it; `adopted_by`: of those that have adopted it in all shards;
+    `saved_by`: of those that have saved a checkpoint since. `news`: True if this call made the revision; False if the
+    run had the wanted values already."""
 
     revision: Revision
     news: bool
+    settings: Mapping[str, float | None]
     known_by: tuple[str, ...] = ()
     adopted_by: tuple[str, ...] = ()
+    saved_by: tuple[str, ...] = ()
 
 
-async def revise(dht: Records, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float) -> Outcome:
-    """Change `outer_lr`, `outer_momentum` or both of a run. Then wait until a live peer has adopted the change, for
-    `within_s` seconds at most. A rate that is not in `rates` stays as it is.
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A run as the asker found it: the highest revision that it knows, and what its peers tell."""
+
+    founding: Founding
+    config: RunConfig
+    revision: Revision
+    seen: Snapshot
+
+    @property
+    def settings(self) -> dict[str, float | None]:
+        """The values of all settings that can change."""
+        return settings_at(self.config, self.revision)
+
+    @property
+    def live(self) -> list[PeerStatus]:
+        """The live peers that have not come to the run's end."""
+        return _live(self.seen)
+
+
+def settings_at(config: RunConfig, revision: Revision) -> dict[str, float | None]:
+    """The values that all changeable settings of a run have at a revision."""
+    return {**{key: getattr(config, key) for key in CHANGEABLE}, **revision.changed}
+
+
+async def revise(
+    dht: Records, run_id: str, asker: SigningKey, changes: Mapping[str, float | None], within_s: float
+) -> Outcome:
+    """Change settings of a run. Then wait until all live peers know of the change and one has adopted it, for
+    `within_s` seconds at most. A setting that is not in `changes` stays as it is.
 
     Raises:
-        Refused: there is no such run, the asker has not founded it, another revision of the founder came first, or the
-            rate that is to stay is unknown.
+        Refused: there is no such run, it has ended, the asker has not founded it, or another revision of the founder
+            came first.
         ConfigError: a value can't be used in this run.
         GaveUpWaiting: no live peer has read the record in time.
     """
-    founding, config = await _founding(dht, run_id, asker)
-    seen, there = await look(dht, run_id), await revising.read(dht, founding)
-    present, highest, readable = _present(config, seen, there)
-    if not readable and len(rates) < len(present):
-        wrong = f"peers know of a revision {highest} of the run {run_id} that can't be read from here"
-        raise Refused(wrong, mend="try again in a moment, or name both outer_lr and outer_momentum")
-    wanted = {**present, **rates}
-    if "outer_momentum" in rates and config.outer_optimizer != "sgd":
-        wrong = f"has no meaning for outer_optimizer={config.outer_optimizer}"
-        raise ConfigError(wrong, key="outer_momentum", value=rates["outer_momentum"], mend="leave it out")
-    revised = RunConfig(**{**config.to_wire(), **wanted})
-    for doubt in revised.doubts():
+    present = await look_at(dht, run_id, asker)
+    wanted = {**present.settings, **changes}
+    if "outer_momentum" in changes and present.config.outer_optimizer != "sgd":
+        wrong = f"has no meaning for outer_optimizer={present.config.outer_optimizer}"
+        raise ConfigError(wrong, key="outer_momentum", value=changes["outer_momentum"], mend="leave it out")
+    for doubt in RunConfig(**{**present.config.to_wire(), **wanted}).doubts():
         log.warning("%s", doubt)
-    if wanted == present:
-        return Outcome(Revision(highest, revised.outer_lr, revised.outer_momentum), news=False)
-    bare = Revision(highest + 1, revised.outer_lr, revised.outer_momentum)
-    revision = dataclasses.replace(bare, proof=asker.sign(founding.statement(bare)))
-    await _store(dht, founding, revision, within_s)
-    return await _adopted(dht, founding, revision, within_s)
+    if wanted == present.settings:
+        return Outcome(present.revision, False, wanted)
+    _check_the_stops(present, wanted)
+    return await _revised(dht, present, asker, _bare(present, wanted), within_s)
 
 
-async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
-    """Read which peer has founded the run, and the run's settings. Raises Refused if there is no such run, or if a peer
-    other than the asker has founded it."""
+async def stop(dht: Records, run_id: str, asker: SigningKey, within_s: float, *, save: bool = False) -> Outcome:
+    """End a run for all its peers, at the epoch after the next commit: at the lowest epoch that no shard reaches before
+    all peers know of the stop. `save`: refuse this if no live peer keeps checkpoints.
+
+    Raises:
+        As `revise`; Refused also if `save` can't be done.
+    """
+    present = await look_at(dht, run_id, asker)
+    if save:
+        _check_that_one_saves(present, "stop it without --save")
+    if not present.live:  # the epoch is unknown, and the order would end the run when its peers come back
+        raise Refused(f"no live peer of the run {run_id} is seen", mend="check that its peers are up, and try again")
+    ends, set_already = _stop_epoch(present), present.settings["stop_after_epochs"]
+    if set_already is not None and set_already <= ends:
+        return Outcome(present.revision, False, present.settings)
+    bare = _bare(present, {**present.settings, "stop_after_epochs": ends})
+    return await _revised(dht, present, asker, bare, within_s)
+
+
+async def save(dht: Records, run_id: str, asker: SigningKey, within_s: float) -> Outcome:
+    """Let all peers that have a checkpoint folder save the run's state, at the epoch at which the last shard adopts the
+    order. Then wait until they have begun to.
+
+    Raises:
+        As `revise`; Refused also if no live peer has a folder.
+    """
+    present = await look_at(dht, run_id, asker)
+    _check_that_one_saves(present, "nothing can be saved until then")
+    bare = dataclasses.replace(_bare(present, present.settings), saves=present.revision.saves + 1)
+    return await _revised(dht, present, asker, bare, within_s, saving=True)
+
+
+async def look_at(dht: Records, run_id: str, asker: SigningKey) -> Present:
+    """Read the run's settings and its highest revision.
+
+    Raises:
+        Refused: there is no such run, it has ended, or a peer other than the asker has founded it; or its peers know of
+            a revision that can't be read.
+    """
     record = await _until(lambda: run_record(dht, run_id), FOUND_S)
     if record is None:
         wrong = "is no run that these peers know, or a run of another version"
@@ -91,27 +153,74 @@ async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Found
         raise Refused(
             f"holds the identity {asker.peer_id}, but the run {run_id} was founded by {record.founder}",
             key="identity_path",
-            mend="only its founder may change its rates: name the file that this peer was started with",
+            mend="only its founder may change it: name the file that this peer was started with",
         )
-    return Founding.of(run_id, record), RunConfig.from_wire(record.config)
+    founding = Founding.of(run_id, record)
+    found = await _until(lambda: _revision(dht, founding), FOUND_S)
+    if found is None:
+        wrong = f"peers know of a revision of the run {run_id} that can't be read from here"
+        raise Refused(wrong, mend="try again in a moment; its peers store it again")
+    revision, seen = found
+    recent = _recent(seen)
+    if recent and all(peer.state == "finished" for peer in recent):
+        mend = "go on from a checkpoint under another run_id (--from-checkpoint)"
+        raise Refused(f"has ended at epoch {seen.run.epoch}", key="run_id", value=run_id, mend=mend)
+    return Present(founding, RunConfig.from_wire(record.config), revision, seen)
 
 
-def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int, bool]:
-    """Three values: the rates that the run has or will adopt; the number of the highest revision that any peer knows
-    of; whether the rates are those of that revision."""
+async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapshot] | None:
+    """The highest revision in the DHT; None while a peer tells of a higher one, which it will store again."""
+    seen, there = await look(dht, founding.run_id), await revising.read(dht, founding)
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
-    rates = there.rates or (config.outer_lr, config.outer_momentum)
-    adopted = seen.run.revision or 0
-    if adopted > there.number and seen.run.outer_lr is not None and seen.run.outer_momentum is not None:
-        rates = seen.run.outer_lr, seen.run.outer_momentum
-    highest, read = max([there.number, *told]), max(there.number, adopted)
-    return {"outer_lr": rates[0], "outer_momentum": rates[1]}, highest, highest == read
+    return (there, seen) if max([0, *told]) <= there.number else None
 
 
-async def _store(dht: Records, founding: Founding, revision: Revision, within_s: float) -> None:
-    """Store the revision in the DHT, where every peer looks for it."""
+def _bare(present: Present, wanted: Mapping[str, float | None]) -> Revision:
+    """The next revision, with the wanted values and not yet signed. It names only what differs from the founding."""
+    values: dict[str, Any] = {}
+    for key, value in wanted.items():
+        if value != getattr(present.config, key):
+            values[key] = NEVER if value is None else value
+    return Revision(present.revision.number + 1, saves=present.revision.saves, **values)
+
+
+def _stop_epoch(present: Present) -> int:
+    """The epoch with which a stop ends the run: two after the present one, and later by as many epochs as may pass
+    until all peers know of it."""
+    peers = present.live
+    ages = [present.seen.last_seen_s(peer) + ARRIVES_S for peer in peers]
+    rates = [(peer.steps_per_second or 0.0) / max(1, peer.sync_every or 1) for peer in peers]
+    passing = [age * rate for age, rate in zip(ages, rates, strict=True)]
+    asynchronous = present.config.mode == "async"  # there each peer's exchange is an epoch
+    more = sum(passing) if asynchronous else max(passing, default=0.0)
+    return present.seen.run.epoch + 2 + (math.ceil(more) if more >= 1 else 0)
+
+
+def _check_the_stops(present: Present, wanted: Mapping[str, float | None]) -> None:
+    """Refuse to move a stop away that some shard may have reached already: that shard would stay behind the others."""
+    for key in STOPS:
+        was, now, epoch = present.settings[key], wanted[key], present.seen.run.epoch
+        later = was is not None and (now is None or now > was)
+        if later and key == "stop_after_epochs" and epoch + 1 >= (was or 0):
+            wrong = f"can't be moved any more: the run is at epoch {epoch}, and ends at {was}"
+            raise Refused(wrong, key=key, value=now, mend="go on from a checkpoint under another run_id")
+
+
+def _check_that_one_saves(present: Present, otherwise: str) -> None:
+    if not any(peer.checkpoint is not None for peer in present.live):
+        wrong = f"no live peer of the run {present.founding.run_id} has a checkpoint folder"
+        raise Refused(wrong, mend=f"start a peer with --checkpoint-dir; {otherwise}")
+
+
+async def _revised(
+    dht: Records, present: Present, asker: SigningKey, bare: Revision, within_s: float, *, saving: bool = False
+) -> Outcome:
+    """Sign the revision, store it in the DHT, and wait until it has arrived."""
+    founding = present.founding
+    revision = dataclasses.replace(bare, proof=as_text(asker.sign(revising.KIND, founding.statement(bare))))
     if not await _until(lambda: revising.store(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
+    return await _arrived(dht, present, revision, within_s, saving=saving)
 
 
 async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
@@ -123,26 +232,33 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
     return found
 
 
-async def _adopted(dht: Records, founding: Founding, revision: Revision, within_s: float) -> Outcome:
-    """Wait until a live peer has adopted the revision in all its shards. Once `within_s` has passed, a live peer that
-    knows of the revision is enough."""
-    clock = asyncio.get_running_loop().time
+async def _arrived(dht: Records, present: Present, revision: Revision, within_s: float, *, saving: bool) -> Outcome:
+    """Wait until all live peers know of the revision and one has adopted it in all its shards; with `saving` until all
+    that have a checkpoint folder have saved. Once `within_s` has passed, a live peer that knows of the revision is
+    enough."""
+    clock, founding = asyncio.get_running_loop().time, present.founding
+    before = {peer.peer_id: peer.checkpoint for peer in present.seen.peers}
     give_up_at, told = clock() + within_s, ""
     while True:
-        live = _live(await look(dht, founding.run_id))
+        seen = await look(dht, founding.run_id)
+        live = _live(seen, revision.number)
         known = tuple(p.name for p in live if (p.revision_known or 0) >= revision.number)
         adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
+        keepers = [p for p in live if p.checkpoint is not None]
+        saved = tuple(p.name for p in keepers if p.checkpoint != before.get(p.peer_id)) if saving else ()
         text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
+        text += f", {len(saved)} of {len(keepers)} have saved" if saving else ""
         if text != told:
             log.info("revision %d: %s", revision.number, text)
             told = text
         there = await revising.read(dht, founding)
         if there > revision:
-            wrong, mend = f"{revision} lost to another: the run adopts {there}", "set the rates again"
-            raise Refused(wrong, mend=mend)
-        if adopted or (known and clock() >= give_up_at):
-            return Outcome(revision, True, known, adopted)
-        if clock() >= give_up_at:
+            wrong = f"{revision} lost to another: the run adopts {there}"
+            raise Refused(wrong, mend="ask for the change again")
+        late, all_know = clock() >= give_up_at, len(known) == len(live)
+        if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (known and late):
+            return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
+        if late:
             kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"
             wrong = f"no peer of the run {founding.run_id} has read {revision} within {within_s:g} s"
@@ -150,5 +266,12 @@ async def _adopted(dht: Records, founding: Founding, revision: Revision, within_
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _live(seen: Snapshot) -> list[PeerStatus]:
-    return [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S and p.state not in ("leaving", "finished")]
+def _recent(seen: Snapshot) -> list[PeerStatus]:
+    return [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S and p.state != "leaving"]
+
+
+def _live(seen: Snapshot, number: int | None = None) -> list[PeerStatus]:
+    """The live peers. `number`: also those that have come to the run's end with this revision or a later one."""
+    at_it = {p.peer_id for p in seen.peers if number is not None and (p.revision or 0) >= number}
+    recent = [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S]
+    return [p for p in recent if p.state not in ("leaving", "finished") or p.peer_id in at_it]

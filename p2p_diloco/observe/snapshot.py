@@ -47,6 +47,8 @@ class RunStatus:
     """The outer learning rate at that revision."""
     outer_momentum: float | None
     """The outer momentum at that revision."""
+    changed: dict[str, float | None]
+    """The settings that this revision changes, with their values. None in place of a value: no stop."""
     config: dict[str, object] | None
     """The run config as published; None if it isn't published yet or can't be read."""
     round: RoundProgress | None
@@ -80,7 +82,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
-    revision, outer_lr, outer_momentum = _highest(record, newest)
+    revision, outer_lr, outer_momentum, changed = _highest(record, newest)
     mode = config.get("mode") if config else None
     run = RunStatus(
         run_id=run_id,
@@ -90,6 +92,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         revision=revision,
         outer_lr=outer_lr,
         outer_momentum=outer_momentum,
+        changed=changed,
         config=config,
         round=_round(peer for peer in newest if (peer.epoch or 0) == epoch),
         events=_events(newest),
@@ -97,20 +100,29 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
     return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))))
 
 
-def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int | None, float | None, float | None]:
-    """The highest revision that any peer has adopted in all its shards, with its outer lr and momentum. Without such a
-    revision, 0 and the rates in the run's record."""
+def _highest(
+    record: RunRecord | None, peers: Iterable[PeerStatus]
+) -> tuple[int | None, float | None, float | None, dict[str, float | None]]:
+    """The highest revision that any peer has adopted in all its shards, with its outer lr and momentum and all that it
+    changes. Without such a revision, 0 and the rates in the run's record."""
     told = [
-        (peer.revision, peer.outer_lr, peer.outer_momentum)
+        (peer.revision, peer.outer_lr, peer.outer_momentum, peer)
         for peer in peers
         if peer.revision and peer.outer_lr is not None and peer.outer_momentum is not None
     ]
     if told:
-        return max(told)
+        number, lr, momentum, peer = max(told, key=lambda one: one[:3])
+        return number, lr, momentum, {clean(key): _whole(key, value) for key, value in peer.changed}
     if record is None:
-        return None, None, None
-    lr, momentum = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))
-    return 0, lr if isinstance(lr, float) else None, momentum if isinstance(momentum, float) else None
+        return None, None, None, {}
+    founded = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))
+    first_lr, first_momentum = (value if isinstance(value, float) else None for value in founded)
+    return 0, first_lr, first_momentum, {}
+
+
+def _whole(key: str, value: float | None) -> float | None:
+    """A changed setting's value. All but the rates are whole numbers, which come as floats."""
+    return value if value is None or key.startswith("outer_") else int(value)
 
 
 def _round(peers: Iterable[PeerStatus]) -> RoundProgress | None:

@@ -1,26 +1,38 @@
 """Draws a `Snapshot` for people: tables on a terminal, lines of text anywhere else.
 
-Law: only draws a snapshot; it uses neither DHT nor clock, and the caller chooses the terminal. Both views show the same
-sections. A section is a list of columns, so a field of `PeerStatus` is shown by one line in `SECTIONS`.
+Law: only draws; it uses neither DHT nor clock, and the caller chooses the terminal. Both views show the same sections.
+The tables fit any terminal of 60 columns and more: names are cut in their middle, to 8 letters at least; then whole
+columns drop out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.node.status import LastRound, PeerStatus
-from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.browsing import KEYS, KEYS_OF_ONE, Browsing
+from p2p_diloco.observe.figures import figure
+from p2p_diloco.observe.fitting import GAP, Widths, cut, fit, total
+from p2p_diloco.observe.sections import SECTIONS, Section
 from p2p_diloco.observe.snapshot import RunStatus, Snapshot
+from p2p_diloco.observe.trend import Trend, sparkline
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
 BAR_CELLS = 20
+SPARK_CELLS = 40
 EVENTS_SHOWN = 5
-SHARDS_SHOWN = 4
+NAME_LEAST = 8
+NAMES = ("peer", "host")
+"""Columns whose texts are cut on a narrow screen."""
+TEXTS = (*NAMES, "state", "role", "behind")
+"""Columns that are aligned to the left."""
+BETWEEN = 4
+"""Characters between two tables that are side by side."""
 SETTINGS_SHOWN = (
     "sync_every",
     "pace",
@@ -36,110 +48,33 @@ SETTINGS_SHOWN = (
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
 """Further settings, which are shown only in asynchronous mode."""
-BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
-"""The bins of a staleness histogram, in epochs."""
-
-WRAPPED = ("peer", "host", "behind")
-"""Columns whose text is wrapped on a narrow screen."""
-TEXTS = (*WRAPPED, "state", "role")
-"""Columns that are aligned to the left."""
-
-Cell = Callable[[Snapshot, PeerStatus], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A table of peers. It has a row for each peer for which `shown` returns true."""
+class Drawing:
+    """A run, as rich draws it in the width that there is."""
 
-    title: str
-    shown: Callable[[PeerStatus], bool]
-    columns: Mapping[str, Cell]
+    seen: Snapshot
+    trend: Trend = field(default_factory=Trend)
+    browsing: Browsing | None = None
+    """What the person in front of the screen has chosen. None: there are no keys."""
 
-
-def _share(name: str) -> Cell:
-    return lambda _, peer: figure(getattr(peer.last_round, name, None), ".1%")
-
-
-SECTIONS = (
-    Section(
-        "",
-        lambda peer: True,
-        {
-            "state": lambda _, peer: peer.state or UNKNOWN,
-            "role": lambda _, peer: peer.role or UNKNOWN,
-            "host": lambda _, peer: peer.host or UNKNOWN,
-            "epoch": lambda _, peer: figure(peer.epoch, ","),
-            "step": lambda _, peer: figure(peer.step, ","),
-            "steps/s": lambda _, peer: figure(peer.steps_per_second, ".2f"),
-            "loss": lambda _, peer: figure(peer.loss, ".4f"),
-            "seen": lambda seen, peer: _seconds(seen.last_seen_s(peer)),
-        },
-    ),
-    Section(
-        "exchanges",
-        lambda peer: peer.epoch is not None,
-        {
-            "samples": lambda _, peer: figure(peer.samples, ","),
-            "waiting": lambda _, peer: _seconds(peer.waiting_s),
-            "sent": lambda _, peer: bytes_of(peer.bytes_sent),
-            "received": lambda _, peer: bytes_of(peer.bytes_received),
-            "aggregates": lambda _, peer: _aggregates(peer),
-        },
-    ),
-    Section(
-        "the network",
-        lambda peer: peer.bandwidth is not None or peer.ways is not None or peer.reach is not None,
-        {
-            "reach": lambda _, peer: peer.reach or UNKNOWN,
-            "bandwidth": lambda _, peer: bytes_of(peer.bandwidth) + ("" if peer.bandwidth is None else "/s"),
-            "direct": lambda _, peer: _direct(peer),
-        },
-    ),
-    Section(
-        "the last round: shares of its time, and of its exchange",
-        lambda peer: peer.last_round is not None,
-        {
-            "sync_every": lambda _, peer: figure(peer.sync_every, ","),
-            **{field.name: _share(field.name) for field in fields(LastRound)},
-        },
-    ),
-    Section(
-        "submissions, and how many epochs behind",
-        lambda peer: peer.submissions is not None,
-        {
-            "counted": lambda _, peer: figure(getattr(peer.submissions, "counted", None), ","),
-            "refused": lambda _, peer: figure(getattr(peer.submissions, "refused", None), ","),
-            "buffered": lambda _, peer: _buffered(peer),
-            "behind": lambda _, peer: _behind(peer),
-        },
-    ),
-)
-
-
-def drawn(snapshot: Snapshot) -> RenderableType:
-    """Draw the run: a headline, its settings, its round's progress, tables of its peers, and the newest events."""
-    settings = [Text(line, "dim") for line in _settings(snapshot.run)]
-    tables = [table for section in SECTIONS for table in _tables(section, snapshot)]
-    events = [Text(line, "dim") for line in _events(snapshot.run)]
-    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), *tables, *events)
-
-
-def _tables(section: Section, snapshot: Snapshot) -> list[Table]:
-    """The section's table. An empty list if the table would have no row."""
-    rows = [peer for peer in snapshot.peers if section.shown(peer)]
-    if not rows:
-        return []
-    heading = f"\n{section.title}" if section.title else None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=heading, title_justify="left")
-    for title in ("peer", *section.columns):
-        text, wraps = title in TEXTS, title in WRAPPED
-        table.add_column(title, justify="left" if text else "right", overflow="fold", no_wrap=not wraps,
-                         min_width=9 if wraps else None)  # fmt: skip
-    for peer in rows:
-        cells = [Text(cell(snapshot, peer), COLOURS.get(peer.state, "dim") if title == "state" else "")
-                 for title, cell in section.columns.items()]  # fmt: skip
-        table.add_row(Text(peer.name), *cells)
-    return [table]
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        browsing = self.browsing or Browsing()
+        one = browsing.chosen(self.seen.peers) if browsing.alone else None
+        yield Text(_headline(self.seen), "bold")
+        if one is None:
+            yield from (Text(line, "dim") for line in _settings(self.seen.run))
+            yield from _trends(self.trend)
+            yield from _progress(self.seen.run)
+        rows = [one] if one is not None else browsing.sort(self.seen.peers)
+        tables = (_table(section, self.seen, rows, options.max_width, browsing.marked) for section in SECTIONS)
+        yield from _side_by_side([table for table in tables if table is not None], options.max_width)
+        yield Text()
+        below = _told_below(self.seen) if one is None else _details(self.seen, one)
+        yield from (Text(line, "dim") for line in below)
+        if self.browsing is not None:
+            yield Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {browsing.order}", "dim")
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -148,7 +83,56 @@ def lines(snapshot: Snapshot) -> list[str]:
     for peer in snapshot.peers:
         columns = (pair for section in SECTIONS if section.shown(peer) for pair in section.columns.items())
         told.append(" ".join([f"  {peer.name}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)]))
-    return [*told, *(f"  {line}" for line in _events(snapshot.run))]
+    return [*told, *(f"  {line}" for line in _told_below(snapshot))]
+
+
+# -- tables
+
+
+def _table(
+    section: Section, seen: Snapshot, peers: Iterable[PeerStatus], width: int, marked: str | None
+) -> tuple[Table, int] | None:
+    """The section's table in at most this width, and its width. None if the table would have no row."""
+    rows = [peer for peer in peers if section.shown(peer)]
+    if not rows:
+        return None
+    texts = {"peer": [peer.name for peer in rows]}
+    texts |= {title: [cell(seen, peer) for peer in rows] for title, cell in section.columns.items()}
+    widths = fit({title: _widths(title, cells) for title, cells in texts.items()}, section.dropped, width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), title_justify="left",
+                  title=section.title, title_style="dim")  # fmt: skip
+    for title, room in widths.items():
+        table.add_column(title, justify="left" if title in TEXTS else "right", overflow="fold", width=room)
+    for number, peer in enumerate(rows):
+        cells = [_cell(title, texts[title][number], room) for title, room in widths.items()]
+        table.add_row(*cells, style="reverse" if peer.peer_id == marked else "")
+    return table, total(widths.values())
+
+
+def _widths(title: str, cells: Iterable[str]) -> Widths:
+    whole = max(map(len, (title, *cells)))
+    can_shrink = title in (*NAMES, "behind")
+    return Widths(min(whole, NAME_LEAST) if can_shrink else whole, whole)
+
+
+def _cell(title: str, text: str, width: int) -> Text:
+    return Text(cut(text, width) if title in NAMES else text, COLOURS.get(text, "dim") if title == "state" else "")
+
+
+def _side_by_side(tables: Iterable[tuple[Table, int]], width: int) -> Iterator[RenderableType]:
+    """The tables, as many beside each other as fit."""
+    line, used = Table.grid(padding=(0, BETWEEN, 0, 0)), 0
+    row: list[Table] = []
+    for table, room in tables:
+        if row and used + BETWEEN + room > width:
+            line.add_row(*row)
+            yield from (Text(), line)
+            line, row, used = Table.grid(padding=(0, BETWEEN, 0, 0)), [], 0
+        used += room + (BETWEEN if row else 0)
+        row.append(table)
+    if row:
+        line.add_row(*row)
+        yield from (Text(), line)
 
 
 # -- the run
@@ -169,13 +153,52 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line with the run's settings. The outer rates in it are the present ones. Without known settings there is no
-    line."""
-    now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
+    """One line with the run's settings at its present revision. Without known settings there is no line."""
+    now = {**(run.config or {}), **run.changed, "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
     revised = f" (revision {run.revision})" if run.revision else ""
     return [" ".join(f"{key}={value}" for key, value in settings) + revised] if settings else []
+
+
+def _refused(peers: Iterable[PeerStatus]) -> list[str]:
+    """One line for each peer and each other peer of which it refused messages."""
+    told = [(peer.name, one) for peer in peers for one in peer.refused]
+    return [f"{name}: refused {one.count:,} of {one.peer}, the last one: {one.why}" for name, one in told]
+
+
+def _doubts(peers: Iterable[PeerStatus]) -> list[str]:
+    """One line for each peer that takes its own machine for faulty."""
+    return [f"{peer.name}: {peer.doubt}" for peer in peers if peer.doubt]
+
+
+def _waits(peers: Iterable[PeerStatus]) -> list[str]:
+    """One line for each peer that says what it waits for."""
+    return [f"{peer.name}: {peer.waits_for}" for peer in peers if peer.waits_for]
+
+
+def _told_below(seen: Snapshot) -> list[str]:
+    """What is told of the peers in whole lines."""
+    return [*_doubts(seen.peers), *_waits(seen.peers), *_refused(seen.peers), *_events(seen.run)]
+
+
+def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:
+    """What only a look at one peer shows."""
+    told = [f"id {peer.peer_id}", *(f"address {address}" for address in peer.addresses)]
+    if peer.revision is not None:
+        told.append(f"revision {peer.revision}: outer_lr={peer.outer_lr} outer_momentum={peer.outer_momentum}")
+    events = [f"{max(0.0, seen.time - event.time):.0f} s ago: {event.text}" for event in peer.events]
+    return [*told, *_doubts([peer]), *_waits([peer]), *_refused([peer]), *events]
+
+
+def _trends(trend: Trend) -> list[Text]:
+    """A line for each value that has a history."""
+    shown = (("loss", trend.loss, ".4f"), ("held-out", trend.held_out, ".4f"), ("steps/s", trend.speed, ".2f"))
+    drawn = [
+        (name, sparkline(values, SPARK_CELLS), figure(values[-1] if values else None, form))
+        for name, values, form in shown
+    ]
+    return [Text.assemble(f"{name:<9}", (bars, "cyan"), f" {now}") for name, bars, now in drawn if bars]
 
 
 def _events(run: RunStatus) -> list[str]:
@@ -188,41 +211,3 @@ def _progress(run: RunStatus) -> list[Text]:
     full = round(BAR_CELLS * min(1.0, run.round.got / run.round.want))
     bar = "█" * full + "░" * (BAR_CELLS - full)
     return [Text(f"{bar} fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")]
-
-
-# -- cells
-
-
-def _behind(peer: PeerStatus) -> str:
-    """The peer's staleness histogram as text: how many submissions had a staleness in each bin. A bin is a range of
-    epochs."""
-    counts = () if peer.submissions is None else peer.submissions.staleness
-    return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
-
-
-def _buffered(peer: PeerStatus) -> str:
-    """How many submissions are in the Delayed Nesterov buffers of the shards that the peer aggregates: the least and
-    the most."""
-    if (found := peer.buffered) is None:
-        return UNKNOWN
-    return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
-
-
-def _direct(peer: PeerStatus) -> str:
-    """Text such as `3/5 (1 relayed)`: of the 5 peers to which this one sends payloads, 3 get them directly and 1 over a
-    relay."""
-    if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
-        return UNKNOWN
-    relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
-    return f"{ways.direct}/{total}{relayed}"
-
-
-def _aggregates(peer: PeerStatus) -> str:
-    """The numbers of the shards that the peer aggregates. If there are many, only the first few numbers, and how many
-    there are in all."""
-    first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
-    return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
-
-
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min"

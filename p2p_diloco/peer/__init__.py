@@ -5,6 +5,8 @@ a process of its own, does everything that concerns other peers.
 
     peer         the public API
     session      starts all parts of a peer in its run, in order
+    fitness      checks the model and its optimizers before a peer enters
+    leaving      the last exchange of a peer that leaves; `patience` bounds the waits
     hook         the work at each `optimizer.step()`
     rhythm       when the next exchange is due
     merging      merges newer global values into the model
@@ -16,6 +18,7 @@ a process of its own, does everything that concerns other peers.
     rank0        rank 0 of them
     rank_n       another rank; `rank_link` is between the two
     inner        the inner optimizers' state on disk
+    following    what an observer has read
     node_client  requests to the node and its answers
     process      starts and ends the node's process
     absent       the same API when no run is named

@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.metrics import Metrics
+from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.tensors.layout import FragmentPlan
 
 
@@ -23,6 +25,7 @@ class AbsentPeer:
     model's own."""
 
     peer_id = ""
+    seed = 0
     peers: tuple[str, ...] = ()
     epoch = 0
     digest = ""
@@ -32,6 +35,7 @@ class AbsentPeer:
         self.config = RunConfig()
         self.global_step = 0
         self._model = model
+        self._shards: list[Shard] = []
         self._handle = None if optimizer is None else optimizer.register_step_post_hook(self._count)
 
     @property
@@ -44,8 +48,22 @@ class AbsentPeer:
         """The count of steps; all other counters are zero."""
         return Metrics(local_step=self.global_step)
 
-    def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
+    def report(
+        self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
+    ) -> None:
         """Do nothing."""
+
+    def refresh(self) -> bool:
+        """Do nothing: there is nothing newer."""
+        return False
+
+    def shard(
+        self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
+    ) -> Shard:
+        """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
+        data, found = data_set(dataset, name, epochs, fingerprint)
+        self._shards.append(Shard(data, found, f"main/{name}", Alone(data)))
+        return self._shards[-1]
 
     def force_sync(self) -> None:
         """Do nothing: there is no other peer."""
@@ -81,4 +99,6 @@ class AbsentPeer:
         self.close()
 
     def _count(self, *_: object) -> None:
+        for shard in self._shards:
+            shard.stepped()
         self.global_step += 1

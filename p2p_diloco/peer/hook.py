@@ -13,34 +13,24 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
+from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.local import Local
-from p2p_diloco.peer.merging import Due, Merger
+from p2p_diloco.peer.merging import Due, Flight, Merger
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient
+from p2p_diloco.peer.patience import Patience
 from p2p_diloco.peer.rhythm import Rhythm
+from p2p_diloco.peer.supply import Supply
 from p2p_diloco.peer.times import Times
 from p2p_diloco.tensors.layout import Layout
 
 log = logging.getLogger("p2p_diloco")
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """An exchange under way: the number of its request, the inner step after which it was sent, how many inner steps
-    were made since the previous sending, and how long training has stood still for this exchange."""
-
-    request: int
-    at_step: int
-    steps: int
-    stood_s: float
 
 
 class Hook:
@@ -57,12 +47,14 @@ class Hook:
     ) -> None:
         """`wait_timeout_s`: the longest time to wait until a run has its `start_peers`."""
         self._node, self._memory, self._local = node, node.memory, local
-        self._memory.loss = math.nan
-        self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
+        self._memory.loss = self._memory.held_out_loss = math.nan
+        self._config, self._layout = config, layout
+        self.patience = Patience(node, config, wait_timeout_s)
         self._asynchronous, self._clock = config.mode == "async", clock
         self._times = Times(node.memory, clock)
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
-        self._merger = Merger(node, local, self._times, self._rhythm)
+        self.supply = Supply()
+        self.merger = Merger(node, local, self._times, self._rhythm, self.supply)
         self._staleness = self._refused = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
@@ -71,7 +63,7 @@ class Hook:
     @property
     def standing(self) -> Standing:
         """The trainer's present position in the run, and its counters."""
-        memory, merger = self._memory, self._merger
+        memory, merger = self._memory, self.merger
         totals: dict[str, Any] = {
             "sync_count": merger.counted,
             "sent_count": self._times.exchanges,
@@ -99,9 +91,10 @@ class Hook:
         """The inner steps of the run: those that led to its commits and to the exchange under way, and this peer's own
         since it last sent a fragment. In asynchronous mode, the steps that led to commits are divided by the number of
         live peers."""
-        memory, merger, since = self._memory, self._merger, self._rhythm.steps
+        memory, merger, since = self._memory, self.merger, self._rhythm.steps
         if not self._asynchronous:
-            return self._rhythm.interval * (merger.commits + (self._flight is not None)) + since
+            since = min(since, self._rhythm.interval)  # a lower H may come when more steps are made already
+            return merger.commit_steps + (0 if self._flight is None else self._flight.interval) + since
         under_way = 0 if self._flight is None else self._flight.steps
         a_step = memory.samples / memory.steps if memory.samples and memory.steps else 1.0
         return round(merger.trained / a_step / merger.workers) + under_way + since
@@ -112,10 +105,10 @@ class Hook:
 
     # -- what the trainer does
 
-    def report(self, loss: float | None, samples: int | None) -> None:
-        """Record the loss and the samples of the next step."""
-        if loss is not None:
-            self._memory.loss = float(loss)
+    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
+        """Record the loss and the samples of the next step, and the held-out loss of the global parameters."""
+        self._memory.loss = self._memory.loss if loss is None else float(loss)
+        self._memory.held_out_loss = self._memory.held_out_loss if held_out_loss is None else float(held_out_loss)
         if samples is not None:
             if samples < 0:
                 raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
@@ -123,16 +116,17 @@ class Hook:
 
     def step(self) -> None:
         """Called after each inner step: count it, merge changed shards, and exchange a fragment when one is due."""
+        self.supply.stepped()
         self._rhythm.step(first=not self._memory.steps)
         self._memory.steps += 1
         asked_for = self._asked_for()
         due = asked_for or self._rhythm.is_due
-        flight, over = self._flight, self._merger.over
+        flight, over = self._flight, self.merger.over
         if flight is not None and (due or over or self._rhythm.has_flown(self._memory.steps - flight.at_step)):
             due = not self._land(flight) or due
-        if due and not self._merger.over:
+        if due and not self.merger.over:
             self._exchange(at_once=asked_for)
-        elif self._flight is None and self._merger.is_due:
+        elif self._flight is None and self.merger.is_due:
             self.merge()
         self._rhythm.resume()
 
@@ -155,37 +149,43 @@ class Hook:
     def synchronise(self) -> None:
         """Exchange the whole model now. In synchronous mode, also ask the other peers to do the same at their next
         step."""
-        if self._flight is not None:
-            self._land(self._flight)
+        self.catch_up()
         if self._asynchronous:
             for _ in self._layout.fragments:
                 self._exchange(at_once=True)
         else:
-            self.merge()
-            goal = self._merger.commits + len(self._layout.fragments)
+            goal = self.merger.commits + len(self._layout.fragments)
             self._node.tell("nudge", goal=goal)
-            while self._merger.commits < goal and self._exchange(at_once=True):
+            while self.merger.commits < goal and self._exchange(at_once=True):
                 pass
         self._rhythm.resume()
 
+    def exchange_early(self) -> None:
+        """Exchange the fragment that is due now, between two steps, because the trainer has no data."""
+        self._exchange(at_once=True)
+        self._rhythm.resume()
+
     def global_values(self) -> dict[str, Tensor]:
-        """A copy of the global parameters by name. The node writes none of them during the copy."""
-        kept = self._node.ask("read", "readable")["kept"]
-        try:
+        """A copy of the global parameters by name."""
+        with self.merger.reading() as kept:
             return self._local.global_values(kept)
-        finally:
-            self._node.tell("have read", loaded=[], torn=False)
+
+    def catch_up(self) -> None:
+        """End the exchange that is under way, and merge all changed shards."""
+        if self._flight is not None:
+            self._land(self._flight)
+        self.merge()
 
     def merge(self) -> None:
         """Merge all changed shards into the model."""
-        with self._merger.merged():
+        with self.merger.merged():
             pass
 
     # -- exchanges
 
     def _asked_for(self) -> bool:
         """Whether some peer has asked all others to exchange now, and this peer has not yet done so."""
-        ahead = self._memory.goal > self._merger.commits + (self._flight is not None)
+        ahead = self._memory.goal > self.merger.commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
     def _exchange(self, *, at_once: bool = False) -> bool:
@@ -193,7 +193,7 @@ class Hook:
         commits. Returns False if nothing was contributed."""
         while True:
             began = self._times.waiting_s
-            with self._merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
+            with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
                 if due.shards:
                     self._local.write_delta(due.shards, due.kept)
             if not due.shards:
@@ -221,7 +221,9 @@ class Hook:
             raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
         values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
         request = self._node.request("contribute", shards=due.shards, **values)
-        return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began)
+        return Flight(
+            request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began, self._rhythm.interval
+        )
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
@@ -232,7 +234,7 @@ class Hook:
             self._rhythm.unsent(flight.steps)
             return False
         self._diverged = False
-        with self._merger.merged(landing=True):
+        with self.merger.merged(landing=True):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
@@ -240,28 +242,18 @@ class Hook:
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
-        """Wait until an exchange is over. There is a deadline, `wait_timeout_s`, only while a new run waits for its
-        `start_peers`. Returns how many seconds of the exchange were hidden behind training; None if the exchange never
-        began."""
-        starting = self._config.start_peers > 1 and self._memory.epoch == 0
-        timeout_s = self._wait_timeout_s if starting else math.inf
+        """Wait until an exchange is over. Returns how many seconds of the exchange were hidden behind training; None if
+        the exchange never began."""
         before = self._times.group_s
         if not self._memory.stands_since:
             self._memory.stands_since = self._clock()
         with self._times.part(GROUP):  # the node's answer moves some of this time to other parts
             self._memory.stands = 1
             try:
-                release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
+                release = self.patience.until_over(flight.request)
             finally:
                 self._memory.stands = 0
                 self._memory.stands_since = 0.0
-        if release is None:
-            raise GaveUpWaiting(
-                f"has passed, and fewer than start_peers={self._config.start_peers} peers take part",
-                key="wait_timeout",
-                value=self._wait_timeout_s,
-                mend="start the others, or lower start_peers",
-            )
         hidden = release["hidden"] if release["sent"] else {}
         hidden_s = self._times.exchanged(before, release["stood"], hidden)
         if not release["sent"]:
@@ -287,5 +279,5 @@ class Hook:
             "this round's local progress is not finite or too large: it is dropped, and the global model is loaded"
         )
         self._diverged = True
-        with self._merger.merged(afresh=True):
+        with self.merger.merged(afresh=True):
             pass

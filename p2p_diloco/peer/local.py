@@ -19,7 +19,7 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors.flat import pseudo_gradient
-from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.layout import Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 MERGED_AT_ONCE = 1 << 18
@@ -56,6 +56,8 @@ class Local(Protocol):
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
 
+    def keep_values(self, kept: Collection[int] = ()) -> None: ...
+
 
 class LocalModel:
     """The part of a model's trainable parameters that this process holds, in the flat order of a layout.
@@ -82,6 +84,7 @@ class LocalModel:
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
         self._stagings: dict[torch.device, Staging] = {}
+        self._last: dict[str, Tensor] | None = None  # copies of the global parameters, once the peer has left
 
     @torch.no_grad()
     def write_theta(self) -> None:
@@ -150,7 +153,24 @@ class LocalModel:
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters by name, as the model loaded them last. Each has its parameter's shape,
         dtype, device and sharding. `kept`: the shards that are read from `base`, because θ already has newer values."""
-        return {extent.name: extent.like(self._loaded(extent.start, extent.stop, kept)) for extent in self._all}
+        return {extent.name: extent.like(values) for extent, values in self._flat(kept)}
+
+    def keep_values(self, kept: Collection[int] = ()) -> None:
+        """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
+        `global_values` may be called, with any `kept`."""
+        self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
+        self._theta = self._base = self._delta = torch.empty(0)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether `keep_values` was called."""
+        return self._last is not None
+
+    def _flat(self, kept: Collection[int]) -> Iterator[tuple[Extent, Tensor]]:
+        """Yield each extent with its global values, which may be a view."""
+        for extent in self._all:
+            last = self._last
+            yield extent, self._loaded(extent.start, extent.stop, kept) if last is None else last[extent.name]
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
         """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` shards are
@@ -222,10 +242,11 @@ def _chunks(
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of the model's state_dict in which `values` take the place of the parameters with the same names. A tied
-    parameter is replaced under all its names."""
-    by_identity = {id(parameter): values[name] for name, parameter in model.named_parameters() if name in values}
+    parameter is replaced under all its names. Names are those of the model that was not compiled."""
+    named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
+    by_identity = {id(parameter): values[name] for name, parameter in named if name in values}
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         replaced = by_identity.get(id(value))
-        state[name] = value.detach().clone() if replaced is None else replaced
+        state[plain_name(name)] = value.detach().clone() if replaced is None else replaced
     return state

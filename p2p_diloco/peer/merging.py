@@ -14,6 +14,7 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.rhythm import Rhythm
+from p2p_diloco.peer.supply import Supply
 from p2p_diloco.peer.times import Times
 
 
@@ -29,16 +30,32 @@ class Due:
     samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
+    the last sending, how long training has stood still for this exchange, and a round's inner steps by the run's H."""
+
+    request: int
+    at_step: int
+    steps: int
+    stood_s: float
+    interval: int
+
+
 class Merger:
     """Carries out one trainer's merges. `epoch`, `digest` and `commits` (over all fragments) are those of the last
     merge."""
 
-    def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm) -> None:
+    def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm, supply: Supply) -> None:
         self._node, self._memory, self._local = node, node.memory, local
-        self._times, self._rhythm = times, rhythm
+        self._times, self._rhythm, self._supply = times, rhythm, supply
         self.epoch, self.digest, self.commits = 0, "", 0
+        self.commit_steps = 0
+        """The inner steps, of a peer that makes H of them, that led to the merged state."""
         self.counted = self.dropped_samples = 0
         """The number of exchanges counted in every shard, and of samples whose progress was given up."""
+        self.settled = 0
+        """The number of this trainer's steps whose progress was counted in every shard, or given up."""
         self.trained, self.workers = 0, 1
         """The samples counted in the merged state, and the number of live peers that train."""
         self._seen = -1
@@ -59,6 +76,25 @@ class Merger:
         """Whether a merge is due: some shard has changed, or the run has ended and the model has local progress."""
         return self._memory.changed != self._seen or (self.over and not self._ended)
 
+    @property
+    def uncounted(self) -> int:
+        """The inner steps whose progress no merged commit has counted. 0 after the run's end, which counts no more."""
+        return 0 if self.over else self._memory.steps - self.settled
+
+    @contextmanager
+    def reading(self) -> Iterator[list[int]]:
+        """A block in which the node writes no global parameter. Yields the shards whose loaded values are in `base`."""
+        kept = self._node.ask("read", "readable")["kept"]
+        try:
+            yield kept
+        finally:
+            self._node.tell("have read", loaded=[], torn=False)
+
+    def keep_values(self) -> None:
+        """Keep a copy of the global parameters, which stays after the node's end."""
+        with self.reading() as kept:
+            self._local.keep_values(kept)
+
     @contextmanager
     def merged(self, *, afresh: bool = False, landing: bool = False, measures: bool = False) -> Iterator[Due]:
         """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
@@ -72,15 +108,20 @@ class Merger:
         try:
             with self._times.part(MERGE):
                 self._seen = self._memory.changed
-                load = self._node.ask("merge", "load", measures=measures, afresh=afresh)
+                data = self._supply.say(self._rhythm.sync_every)
+                load = self._node.ask("merge", "load", measures=measures, afresh=afresh, data=data)
                 takes = {shard: Take(take) for shard, take in load["takes"]}
                 self._local.merge(takes, load["kept"])
                 loaded.update(takes)
                 torn = False
             if load["commits"] != self.commits and not landing:
                 self._rhythm.next_round()  # a round closed without this peer
+            self._rhythm.follow(load["every"])
+            self._supply.hear(load["data"])
             self.epoch, self.digest, self.commits = load["epoch"], load["digest"], load["commits"]
+            self.commit_steps = load["commit_steps"]
             self.counted, self.dropped_samples = load["counted"], load["dropped_samples"]
+            self.settled = load["settled"]
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]
             yield Due(load["due"], set(load["kept"]) - loaded, load["weight"], load["samples"])
         finally:

@@ -58,7 +58,7 @@ class Metrics:
     bytes_sent: int = 0
     bytes_received: int = 0
     revision: int = 0
-    """The lowest revision of the outer rates (`p2p-diloco set`) over the shards; 0: the rates at the founding."""
+    """The lowest revision (`p2p-diloco set`) over the shards; 0: all settings are as founded."""
     outer_lr: float = 0.0
     """The outer learning rate of that revision; 0 before the state is there."""
     outer_momentum: float = 0.0

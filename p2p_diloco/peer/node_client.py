@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from p2p_diloco import errors
@@ -21,7 +22,7 @@ from p2p_diloco.node.shared import SharedMemory
 REPEAT_S = 10.0
 """Seconds after which a wait with the same reason is logged again."""
 ANSWER_S = 60.0
-"""Deadline for an answer of the node that needs no other peer."""
+"""The usual deadline for an answer of the node that needs no other peer."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -33,6 +34,10 @@ class NodeClient:
     def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
         self.memory = memory
         self._channel, self._how_it_ended = channel, how_it_ended
+        self.answer_s = ANSWER_S
+        """Deadline for an answer of the node that needs no other peer."""
+        self.say: Callable[[str], None] = partial(log.info, "%s")
+        """Called with the node's reports of what it waits for."""
         self._n = 0
         self._told, self._told_at = "", 0.0
         self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same
@@ -65,9 +70,9 @@ class NodeClient:
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
-        message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=ANSWER_S)
+        message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=self.answer_s)
         if message is None:
-            raise NodeDied(f"the node did not answer {kind!r} within {ANSWER_S:g} s", mend="see its log above")
+            raise NodeDied(f"the node did not answer {kind!r} within {self.answer_s:g} s", mend="see its log above")
         return message
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> Message | None:
@@ -104,7 +109,7 @@ class NodeClient:
     def _say(self, text: str) -> None:
         now = time.monotonic()
         if text and (text != self._told or now - self._told_at >= REPEAT_S):
-            log.info("%s", text)
+            self.say(text)
             self._told, self._told_at = text, now
 
     def why_it_ended(self) -> P2PDilocoError:

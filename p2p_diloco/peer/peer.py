@@ -7,27 +7,40 @@ uses this API.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE
+from p2p_diloco.peer.fitness import check
+from p2p_diloco.peer.leaving import broken_off, leave
 from p2p_diloco.peer.local import with_global_values
-from p2p_diloco.peer.metrics import Metrics, Standing, of_node
+from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of, meeting
-from p2p_diloco.peer.session import AnyHook, Session, Trainee, enter_through_rank0, enter_with_node
+from p2p_diloco.peer.refilling import open_shard
+from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
+from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan
+from p2p_diloco.wrapped import show_log, tell_joined
+
+_NOT_LEFT = "the program ended inside the run; end the `with` block before, or call close()"
+"""Why a peer that the interpreter ends makes no last exchange."""
+
+log = logging.getLogger("p2p_diloco")
 
 OptimizerOrWrapper = Any
 """A torch optimizer, or a wrapper that holds one as `.optimizer` (Accelerate's)."""
@@ -38,7 +51,8 @@ class Peer:
 
     Entering joins the run (or founds it), loads the global parameters into the model and hooks the optimizer: from then
     on exchanges happen inside `optimizer.step()`. Leaving the context leaves the run, also on an exception. With model
-    and optimizer None the peer trains nothing, and aggregates for the others.
+    and optimizer None the peer trains nothing, and aggregates for the others. With a model, no optimizer and the role
+    "observer" it only reads: entering and `refresh` load the run's newest global parameters into the model.
 
     If `fully_shard` has sharded the model over torch.distributed, or DistributedDataParallel has copied it, all its
     ranks together are one peer: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through
@@ -77,22 +91,23 @@ class Peer:
             given["invite"] = os.fspath(invite)
         if open is not None:
             given["open"] = open
-        if (model is None) != (optimizer is None):
-            raise UsageError("a peer needs a model and its optimizer, or neither", mend="give both, or None for both")
-        if model is None:
-            given["role"] = "aggregator"
+        given["role"] = _role(given.get("role"), model, optimizer)
         self._local_config = with_invitation(PeerConfig(**given))
-        if model is not None and self._local_config.role != "worker":
-            mend = "give None for model and optimizer, or leave role out"
-            raise UsageError("brings no model", key="role", value=self._local_config.role, mend=mend)
+        if self._local_config.role == "observer" and not self._local_config.initial_peers:
+            mend = "give an address of a peer or a bootstrap, or an invitation"
+            raise UsageError("an observer needs a run to read", key="initial_peers", value="unset", mend=mend)
         self._asked = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
         self._given, self._model = model, bare(model)
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
         self._owner = os.getpid()
         self._session: Session | None = None
+        self._left: Left | None = None
         self._stack = ExitStack()  # ends everything that entering has started
         self.peer_id = ""
         """The id of this peer, different from all others; known once entered."""
+        self.seed = 0
+        """A number of 32 bits that follows from `peer_id`: a seed for this peer's own data or shuffling. It is the same
+        on all ranks of a peer, and after a restart with the same identity file. Known once entered."""
         self.addresses: tuple[str, ...] = ()
         """The addresses at which other peers reach this one; known once entered."""
 
@@ -103,6 +118,7 @@ class Peer:
         settings = from_environment()
         if settings is None:
             return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
+        show_log()
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
     # -- entering and leaving
@@ -110,12 +126,17 @@ class Peer:
     def __enter__(self) -> Peer:
         if self._session is not None:
             raise UsageError("this peer is in its run already", mend="make another Peer")
+        if self._model is not None and self._optimizers:
+            check(self._model, self._optimizers)
         group = group_of(self._given)
+        if group is not None and self._local_config.role == "observer":
+            mend = "give each process that observes a model of its own that is not sharded"
+            raise UsageError("reads into a model of one process", key="role", value="observer", mend=mend)
         if group is None:
             refuse_further_ranks(os.environ)
         rank = ALONE if group is None else group.rank
         trainee = Trainee(self._asked, self._local_config, self._model, self._optimizers, rank)
-        atexit.register(self.close)
+        atexit.register(self._end, _NOT_LEFT)
         try:
             with meeting(group) as sockets:
                 if rank.index == 0:
@@ -123,28 +144,71 @@ class Peer:
                 else:
                     session = enter_through_rank0(trainee, sockets[0], self._stack)
         except BaseException:
-            self.close()
+            self._end("")
             raise
         self._session, self.peer_id, self.addresses = session, session.peer_id, session.addresses
+        self.seed = seed_of(session.peer_id)
+        tell_joined()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._end(broken_off(error))
 
     def close(self) -> None:
-        """Leave the run, and end the node's process. To enter again, make a new Peer."""
-        self._session = None
-        if os.getpid() == self._owner:  # a forked process inherits the object, but must not end the node
-            atexit.unregister(self.close)
+        """Leave the run, and end the node's process. Before that, inner steps that no commit counts are exchanged, as
+        `on_exit` says. To enter again, make a new Peer."""
+        self._end("")
+
+    def _end(self, why: str) -> None:
+        """Leave the run. `why`: why this is not a normal end of training; empty if it is."""
+        session, self._session = self._session, None
+        if os.getpid() != self._owner:  # a forked process inherits the object, but must not end the node
+            return
+        try:
+            if session is not None and session.hook is not None:
+                leave(session.hook, self._local_config, why)
+                self._left = Left.after(session)
+            elif session is not None and session.following is not None and session.parameters is not None:
+                session.parameters.keep_values()
+                self._left = Left.after(session)
+        except KeyboardInterrupt:
+            if why and session is not None and session.node is not None:  # the second interrupt, so leave at once
+                session.node.kill()
+            raise
+        finally:
+            atexit.unregister(self._end)
             self._stack.close()
 
     # -- while training
 
-    def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
-        """Report the loss and the samples of the next step. Call this before `optimizer.step()`."""
-        self._hook.report(loss, samples)
+    def report(
+        self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
+    ) -> None:
+        """Report the loss and the samples of the next step. Call this before `optimizer.step()`.
+
+        `held_out_loss`: that of the global parameters on data that no peer trains on, whenever it was measured; on
+        several ranks, rank 0's.
+        """
+        self._hook.report(loss, samples, held_out_loss)
+
+    def refresh(self) -> bool:
+        """Of an observer: read the run's newest global parameters into the model. Returns whether they are newer than
+        those read before. The buffers stay as they are."""
+        following = self._entered.following
+        if following is None:
+            raise UsageError("only an observer reads at its own times", mend="use role=observer, without an optimizer")
+        return following.refresh()
+
+    def shard(
+        self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
+    ) -> Shard:
+        """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
+        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: after so many it ends; None:
+        never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
+        data, found = data_set(dataset, name, epochs, fingerprint)
+        return open_shard(self._entered, data, found, self._local_config.run_id)
 
     def force_sync(self) -> None:
         """Exchange the whole model now, between two steps. The other peers contribute their progress at their next
@@ -161,14 +225,26 @@ class Peer:
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict in which the global parameters take the place of the model's own. Buffers
         are the model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
-        these are the parameters of `epoch`; in asynchronous mode the newest."""
-        values = self._hook.global_values()
-        assert self._model is not None, "a peer with a hook has a model"
+        these are the parameters of `epoch`; in asynchronous mode the newest. After the `with` block: those that were
+        merged last."""
+        known, standing = self._known, self._known.standing
+        if not standing.epoch and (steps := standing.metrics.local_step):
+            mend = "call force_sync() before it, or call it after the `with` block"
+            if isinstance(known, Left):
+                mend = "they were not exchanged; model.state_dict() has them"
+            log.warning(
+                "global_state_dict() at epoch 0 has the parameters that the run began with, without this peer's %d "
+                "inner steps; %s",
+                steps,
+                mend,
+            )
+        values = known.global_values()
+        assert self._model is not None, "a peer that has global values has a model"
         return with_global_values(self._model, values)
 
     def state_dict(self) -> dict[str, Any]:
         """The counters of this peer, for `load_state_dict` after a restart. The run's state is not included."""
-        return self._hook.standing.metrics.totals()
+        return self._known.standing.metrics.totals()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from the counters of a `state_dict`."""
@@ -179,31 +255,31 @@ class Peer:
     @property
     def config(self) -> RunConfig:
         """The run's settings."""
-        return self._entered.config
+        return self._known.config
 
     @property
     def plan(self) -> FragmentPlan:
         """Which parameters are sent together, and when."""
-        return self._entered.plan
+        return self._known.plan
 
     @property
     def epoch(self) -> int:
         """The number of outer steps that every part of the model has made. In synchronous mode `epoch`, `digest` and
         `global_state_dict()` belong to one state of the run: the one that was merged last. They change only inside
         `optimizer.step()`."""
-        return self._standing.epoch
+        return self._known.standing.epoch
 
     @property
     def global_step(self) -> int:
         """The inner steps of the run, per peer: `sync_every` for each epoch, and this peer's own steps since the last
         exchange. In asynchronous mode the first of these numbers is the counted inner steps of all peers, divided by
         the number of live peers that train."""
-        return self._hook.standing.global_step
+        return self._known.standing.global_step
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended for all."""
-        over, node = self._standing.finished, self._entered.node
+        over, node = self._known.standing.finished, None if self._session is None else self._session.node
         if not over and node is not None and not node.alive:
             raise node.client.why_it_ended()
         return over
@@ -214,19 +290,24 @@ class Peer:
         is so at the same `epoch`; with several fragments, only if the same fragments are one outer step ahead on both
         peers. The digest is empty in the rare case that the last merge mixed epochs, because one shard's commit was two
         heartbeats late."""
-        if self._entered.hook is None or self.config.mode == "async":
-            return str(self._running.client.ask("ask", "told")["digest"])
-        return self._standing.digest
+        session = self._session
+        if session is not None and not session.following and (session.hook is None or self.config.mode == "async"):
+            return str(_running(session).client.ask("ask", "told")["digest"])
+        return self._known.standing.digest
 
     @property
     def peers(self) -> tuple[str, ...]:
         """The ids of the live peers that this peer knows, its own id included."""
-        return tuple(sorted(self._running.client.ask("ask", "told")["peers"]))
+        return tuple(sorted(_running(self._entered).client.ask("ask", "told")["peers"]))
 
     @property
     def metrics(self) -> Metrics:
         """The counters of this peer at this moment."""
-        return self._standing.metrics
+        return self._known.standing.metrics
+
+    @property
+    def _known(self) -> Session | Left:
+        return self._left if self._session is None and self._left is not None else self._entered
 
     @property
     def _entered(self) -> Session:
@@ -235,29 +316,45 @@ class Peer:
         return self._session
 
     @property
-    def _running(self) -> NodeProcess:
-        node = self._entered.node
-        if node is None:
-            raise UsageError(
-                "only rank 0, which communicates with the run, knows this value", mend="ask for it on rank 0"
-            )
-        return node
-
-    @property
     def _hook(self) -> AnyHook:
         hook = self._entered.hook
         if hook is None:
-            raise UsageError("this peer trains nothing", mend="give it a model and an optimizer")
+            mend = "give it a model and an optimizer; an observer calls refresh()"
+            raise UsageError("this peer trains nothing", mend=mend)
         return hook
 
-    @property
-    def _standing(self) -> Standing:
-        """The position of this peer in the run. Without a model, it is read from the node's memory."""
-        if self._entered.hook is not None:
-            return self._entered.hook.standing
-        memory = self._entered.memory
-        metrics = Metrics(sync_every=self.config.sync_every, **of_node(memory))
-        return Standing(max(0, memory.epoch), finished=bool(memory.finished), metrics=metrics)
+
+def seed_of(peer_id: str) -> int:
+    """The seed of the peer with this id."""
+    return int.from_bytes(blake2b(peer_id.encode(), digest_size=4).digest(), "big")
+
+
+def _running(session: Session) -> NodeProcess:
+    if session.node is None:
+        mend = "ask for it on rank 0"
+        raise UsageError("only rank 0, which communicates with the run, knows this value", mend=mend)
+    return session.node
+
+
+def _role(role: str | None, model: object, optimizer: object) -> str:
+    """The role of a peer with this model and this optimizer.
+
+    Raises:
+        UsageError: the role needs others.
+    """
+    match role, model is not None, optimizer is not None:
+        case (None | "worker", True, True) | ("observer", True, False):
+            return role or "worker"
+        case (None | "worker" | "aggregator", False, False):
+            return "aggregator"
+        case "observer", _, _:
+            mend = "give a model to read the parameters into, and None for the optimizer"
+            raise UsageError("needs a model, and trains nothing", key="role", value=role, mend=mend)
+        case "aggregator", _, _:
+            mend = "give None for model and optimizer, or leave role out"
+            raise UsageError("brings no model", key="role", value=role, mend=mend)
+    mend = "give both, or None for both; with role=observer give a model alone"
+    raise UsageError("a peer needs a model and its optimizer, or neither", mend=mend)
 
 
 def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:

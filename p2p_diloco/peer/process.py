@@ -62,6 +62,10 @@ class NodeProcess:
         """The process id."""
         return self._process.pid
 
+    def kill(self) -> None:
+        """End the process at once. Other peers notice it as they notice a peer that died."""
+        self._process.kill()
+
     def end(self, timeout_s: float) -> None:
         """Let the node leave the run and end. Kill it after `timeout_s`, or at a second ^C."""
         with contextlib.suppress(ChannelClosed):

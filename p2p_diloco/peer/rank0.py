@@ -23,7 +23,7 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
-from p2p_diloco.peer.rank_link import RankLink
+from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
 RANK_S = 600.0
 """Deadline for a rank to make the call that the others have made; the same as that of torch's collectives."""
@@ -144,6 +144,10 @@ class Rank0Model:
         self._ranks.together("read", lambda: read.update(self._own.global_values(kept)), kept=list(kept))
         return read
 
+    def keep_values(self, kept: Collection[int] = ()) -> None:
+        """Let every rank keep its part of the global parameters, as `LocalModel.keep_values` does."""
+        self._ranks.together("keep", lambda: self._own.keep_values(kept), kept=list(kept))
+
 
 class Rank0Hook:
     """Rank 0's hook. Every rank makes the same calls. Between two calls all ranks see the same position in the run,
@@ -157,9 +161,11 @@ class Rank0Hook:
         self.standing = hook.standing
         """The position of all ranks in the run at the end of the last call."""
 
-    def report(self, loss: float | None, samples: int | None) -> None:
+    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """Record the loss and the samples of this rank's share of the next step. The peer reports the samples of all
-        ranks together, and their mean loss."""
+        ranks together, their mean loss, and this rank's held-out loss."""
+        if held_out_loss is not None:
+            self._hook.report(None, None, held_out_loss)
         self._loss = loss if loss is not None else self._loss
         self._samples = samples if samples is not None else self._samples
 
@@ -188,6 +194,17 @@ class Rank0Hook:
         """A copy of this rank's part of the global parameters. Every rank must call this."""
         with self._ranks.call("global_state_dict()", lambda: self.standing):
             return self._hook.global_values()
+
+    @property
+    def uncounted(self) -> int:
+        """The inner steps whose progress no merged commit has counted."""
+        return self._hook.merger.uncounted
+
+    def leave(self, last: Callable[[Hook], None]) -> None:
+        """Make the peer's last exchange, `last`. Every rank must call this."""
+        with self._ranks.call(LEAVING, lambda: self.standing):
+            last(self._hook)
+            self.standing = self._hook.standing
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add the totals from before a restart to the counters, as `Hook.count_on` does."""

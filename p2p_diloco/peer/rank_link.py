@@ -12,6 +12,9 @@ from p2p_diloco import errors
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 
+LEAVING = "close(), or the end of the with block,"
+"""The name of the call by which a rank leaves the run."""
+
 
 class RankLink:
     """One end of the connection. `who` is the name of the rank at the other end."""

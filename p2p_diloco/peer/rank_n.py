@@ -20,7 +20,7 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.shared import SharedMemory, borrow
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
-from p2p_diloco.peer.rank_link import RankLink
+from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
 WAIT_S = 60.0
 """Seconds of each wait for rank 0. Waits are repeated without a limit, because rank 0 may wait for other peers."""
@@ -77,8 +77,8 @@ class RankNHook:
         self.standing = Standing()
         """The position of all ranks in the run at the end of the last call."""
 
-    def report(self, loss: float | None, samples: int | None) -> None:
-        """Record the loss and the samples of this rank's share of the next step."""
+    def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
+        """Record the loss and the samples of this rank's share of the next step. The held-out loss is rank 0's."""
         if samples is not None and samples < 0:
             raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
         self._loss = float(loss) if loss is not None else self._loss
@@ -107,6 +107,10 @@ class RankNHook:
         read: dict[str, Tensor] = {}
         self._call("global_state_dict()", into=read)
         return read
+
+    def leave(self) -> None:
+        """Take part in the last exchange, which rank 0 makes in `Rank0Hook.leave`."""
+        self._call(LEAVING)
 
     def serve(self, into: dict[str, Tensor] | None = None) -> None:
         """Carry out rank 0's commands until rank 0 tells all ranks to go on. If a command reads global values, they are
@@ -137,6 +141,8 @@ class RankNHook:
             case {"kind": "read", "kept": kept}:
                 assert into is not None, "ranks read global values only while all of them call global_state_dict()"
                 into.update(self._local.global_values(kept))
+            case {"kind": "keep", "kept": kept}:
+                self._local.keep_values(kept)
             case {"kind": "save", **values}:
                 if self._save is not None:
                     self._save(**values)

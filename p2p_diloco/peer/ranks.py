@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from p2p_diloco.errors import ConfigError, RankDied
+from p2p_diloco.errors import ConfigError, RankDied, UsageError
 from p2p_diloco.peer.extents import Rank, is_sharded, reshard
 from p2p_diloco.tensors.layout import trainable
 
@@ -41,10 +41,32 @@ class Group:
     device: torch.device
 
 
+class Replicated(nn.Module):
+    """Marks a model of which each process of torch.distributed trains a copy, as DistributedDataParallel does. For
+    libraries that hand on only the bare model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
 def bare(model: nn.Module | None) -> nn.Module | None:
-    """The model inside DistributedDataParallel, whose parameters have the same names as on other peers. Any other model
-    is returned as it is."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The model inside DistributedDataParallel and torch.compile, whose parameters have the same names as on other
+    peers. Any other model is returned as it is. Raises UsageError if it is no model of torch."""
+    if model is None:
+        return None
+    if not isinstance(model, nn.Module):
+        raise UsageError("is no torch.nn.Module", key="model", value=type(model).__name__, mend="give the model itself")
+    return list(_layers(model))[-1]
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, and one after another the models inside its wrappers."""
+    inner: object = model
+    while isinstance(inner, nn.Module):
+        yield inner
+        copied = isinstance(inner, (DistributedDataParallel, Replicated))
+        inner = inner.module if copied else getattr(inner, "_orig_mod", None)
 
 
 def group_of(model: nn.Module | None) -> Group | None:
@@ -53,8 +75,12 @@ def group_of(model: nn.Module | None) -> Group | None:
     Raises:
         ConfigError: the model is sharded in an unsupported way.
     """
-    if isinstance(model, DistributedDataParallel):
-        return _whole_world(model.process_group, next(model.parameters()).device, type(model).__name__)
+    for layer in () if model is None else _layers(model):
+        if isinstance(layer, DistributedDataParallel):
+            return _whole_world(layer.process_group, next(layer.parameters()).device, type(layer).__name__)
+        if isinstance(layer, Replicated):
+            world = torch.distributed.group.WORLD
+            return _whole_world(world, next(layer.parameters()).device, type(layer.module).__name__)
     if model is not None:
         reshard(model)
     sharded = {} if model is None else {n: p for n, p in trainable(model).items() if is_sharded(p)}

@@ -22,6 +22,7 @@ class Rhythm:
         self._by_time = config.pace == "time"
         self.sync_every = config.sync_every
         """This peer's H: inner steps between two exchanges of the whole model."""
+        self._followed = config.sync_every
         self.interval = fragment_interval(config.sync_every, fragments)
         """Inner steps of a round; with pace="time" the most that a round may have."""
         self.steps = 0
@@ -95,6 +96,12 @@ class Rhythm:
     def waited(self, seconds: float) -> None:
         """Extend the round by the seconds for which training stood still."""
         self._round_at += seconds
+
+    def follow(self, sync_every: int) -> None:
+        """Go over to the H of the merged state, if it has changed. A round that has more steps already is due now."""
+        if sync_every != self._followed:
+            self._followed = sync_every
+            self.change(sync_every)
 
     def change(self, sync_every: int) -> None:
         """Set this peer's number of inner steps between two exchanges of the whole model."""

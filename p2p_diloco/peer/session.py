@@ -12,28 +12,33 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.version import Version, model_version
-from p2p_diloco.errors import NodeDied
+from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.extents import Rank
+from p2p_diloco.peer.following import Following
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Metrics, Standing, of_node
+from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
+from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
+from p2p_diloco.tensors.frozen import fingerprint
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
 START_S = 90.0
@@ -49,7 +54,7 @@ log = logging.getLogger("p2p_diloco")
 @dataclass(frozen=True)
 class Trainee:
     """The arguments of a peer: its settings, its model and the model's optimizers. An aggregator has no model and no
-    optimizer."""
+    optimizer, an observer no optimizer."""
 
     asked: RunConfig
     local: PeerConfig
@@ -64,8 +69,8 @@ AnyHook = Hook | Rank0Hook | RankNHook
 
 @dataclass(frozen=True)
 class Session:
-    """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` is None without a
-    model."""
+    """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` and `parameters`
+    are None without a model; an observer has no `hook`."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -74,6 +79,58 @@ class Session:
     memory: SharedMemory
     node: NodeProcess | None
     hook: AnyHook | None
+    parameters: LocalModel | None
+    following: Following | None = None
+    """What an observer has read of the run; None for any other peer."""
+
+    @property
+    def standing(self) -> Standing:
+        """The position of this peer in the run. Of an aggregator, it is read from the node's memory."""
+        if self.hook is not None:
+            return self.hook.standing
+        metrics = Metrics(sync_every=self.config.sync_every, **of_node(self.memory))
+        if self.following is not None:
+            return replace(self.following.standing, metrics=metrics)
+        return Standing(max(0, self.memory.epoch), finished=bool(self.memory.finished), metrics=metrics)
+
+    def global_values(self) -> dict[str, Tensor]:
+        """The global parameters that were merged or read last, by name.
+
+        Raises:
+            UsageError: this peer has no model.
+        """
+        if self.following is not None:
+            return self.following.global_values()
+        if self.hook is None:
+            raise UsageError("this peer has no model", mend="give it a model and an optimizer, or role=observer")
+        return self.hook.global_values()
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a peer with a model still knows of its run after it has left."""
+
+    config: RunConfig
+    plan: FragmentPlan
+    standing: Standing
+    parameters: LocalModel
+
+    @classmethod
+    def after(cls, session: Session) -> Left:
+        """What stays of a session. Called before the session's parts end."""
+        assert session.parameters is not None, "a peer without a model keeps nothing"
+        return cls(session.config, session.plan, session.standing, session.parameters)
+
+    def global_values(self) -> dict[str, Tensor]:
+        """The global parameters that were merged last, by name.
+
+        Raises:
+            UsageError: they could not be read when this peer left.
+        """
+        if not self.parameters.has_values:
+            mend = "call global_state_dict() before the `with` block ends"
+            raise UsageError("this peer has left its run without a copy of the global parameters", mend=mend)
+        return self.parameters.global_values()
 
 
 def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: ExitStack) -> Session:
@@ -82,8 +139,9 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
     Raises:
         P2PDilocoError: this peer can't take part.
     """
-    specs = None if trainee.model is None else specs_of(trainee.model)
-    node = NodeProcess(Setup(trainee.asked, trainee.local, specs), sockets)
+    model = trainee.model
+    specs, frozen, card = (None, "", b"") if model is None else (specs_of(model), fingerprint(model), _card(model))
+    node = NodeProcess(Setup(trainee.asked, trainee.local, specs, frozen, card), sockets)
     memory = node.client.memory
     stack.callback(lambda: node.end(LEAVE_S + memory.leave_s + (SAVE_S_MAX if trainee.local.checkpoint_dir else 0.0)))
     if trainee.rank.count == 1:
@@ -110,12 +168,11 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     run = rank0.next()
     config, layout = _known(run)
     _, inner = _inner_state(trainee, run)
-    hook = RankNHook(
-        rank0, _parameters(trainee.model, trainee.rank, config, layout, memory), None if inner is None else inner.save
-    )
+    own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+    hook = RankNHook(rank0, own, None if inner is None else inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, stack)
-    return _session(run, config, layout, memory, None, hook)
+    return _session(run, layout, memory, None, hook, own)
 
 
 def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack: ExitStack) -> Session:
@@ -128,8 +185,11 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         log.warning("%s", doubt)
     if trainee.model is None:
         _awaited(node, "ready", within_s)
-        return _session(run, config, layout, memory, node, None)
+        return _session(run, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+    if trainee.local.role == "observer":
+        following = Following(client, own, layout, _awaited(node, "ready", within_s), within_s)
+        return replace(_session(run, layout, memory, node, None, own), following=following)
     if ranks is not None:
         ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
     local = own if ranks is None else Rank0Model(own, ranks)
@@ -155,16 +215,45 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
             else:
                 ranks.together("save", lambda: inner.save(**age), **age)
 
+    tell_card = _cards(trainee.model, client)
+
+    def after() -> None:
+        tell_card(hook.merger.epoch)
+        save_inner()
+
     def step() -> None:
         hook.step()
-        save_inner()
+        after()
 
     if ranks is None:
         _hook_up(trainee, step, stack)
-        return _session(run, config, layout, memory, node, hook)
-    rank0_hook = Rank0Hook(hook, ranks, save_inner)
+        return _session(run, layout, memory, node, hook, own)
+    rank0_hook = Rank0Hook(hook, ranks, after)
     _hook_up(trainee, rank0_hook.step, stack)
-    return _session(run, config, layout, memory, node, rank0_hook)
+    return _session(run, layout, memory, node, rank0_hook, own)
+
+
+def _card(model: nn.Module) -> bytes:
+    """The packed card of the model; empty if it can't be made, because training goes on without."""
+    try:
+        return card_of(model).pack()
+    except Exception:
+        log.warning("this model can't be described, so an export of the run has its parameters alone", exc_info=True)
+        return b""
+
+
+def _cards(model: nn.Module, client: NodeClient) -> Callable[[int], None]:
+    """Make the function that is called after each step with the present epoch. At the first step of an epoch, it tells
+    the node the model's card again, if the model has buffers: they change while it trains."""
+    told = {"epoch": -1}
+    changes = any(True for _ in model.buffers())
+
+    def tell(epoch: int) -> None:
+        if changes and epoch != told["epoch"]:
+            told["epoch"] = epoch
+            client.tell("card", card=_card(model))
+
+    return tell
 
 
 def _awaited(node: NodeProcess, kind: str, within_s: float) -> Message:
@@ -206,11 +295,12 @@ def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> 
 
 def _session(
     run: Message,
-    config: RunConfig,
     layout: Layout,
     memory: SharedMemory,
     node: NodeProcess | None,
-    hook: AnyHook | None,
+    hook: AnyHook | None = None,
+    parameters: LocalModel | None = None,
 ) -> Session:
+    config, _ = _known(run)
     plan = FragmentPlan.of(layout, config.sync_every)
-    return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook)
+    return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook, parameters)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
@@ -23,6 +24,7 @@ class Times:
     """The times of one trainer since its start. The times of the last round are written into the shared memory."""
 
     def __init__(self, memory: SharedMemory, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds since any moment."""
         self._memory, self._clock = memory, clock
         self._ledger = Ledger(OF_TRAINING, clock)
         self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
@@ -64,7 +66,7 @@ class Times:
         before, now = self._round_began, self._clock()
         self._round_began = self._ledger.stood
         spent = {part: seconds - before[part] for part, seconds in self._round_began.items()}
-        self._memory.last_round = last = last_round(spent, hidden_s)
+        self._memory.last_round = last = last_round(spent, hidden_s, time.time())
         if now - self._told_at >= TOLD_EVERY_S:
             self._told_at, all_s = now, sum(spent.values()) - spent[PAUSED]
             log.info("round %d took %.2f s: %s", self.exchanges, all_s, told(last))

@@ -7,12 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
+from .data import Data
 from .invariants import (
     account,
     aggregate,
     ended_damaged,
     intact,
     lineage,
+    never_passed,
     never_still,
     relied_upon,
     revised,
@@ -23,6 +25,8 @@ from .settings import Settings
 from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
+HOSTILE_S = 150.0
+"""`CHAOS_S` for worlds with a hostile member: several times the longest wait that such a member may cause."""
 RESUMED_S = 15.0
 """In the last RESUMED_S seconds of the healing time every peer must see a commit: a bound on recovery."""
 SHORT_CHAOS_S = 10.0
@@ -32,6 +36,8 @@ SHORT_HEAL_S = 6.0
 """`HEAL_S` for these worlds."""
 ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
 """The times above grow by `ROUNDS` rounds in worlds in which a round takes longer than `LONG_S`."""
+USED_S = 1800.0
+"""In so many seconds after healing, a data set must be used up, or what was given out of one without end."""
 LAGS = 2.0
 """The times above, except `CHAOS_S`, grow by `LAGS` transfers of a state, because two may be needed, one after the
 other."""
@@ -47,6 +53,7 @@ KINDS = {
     "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
     "async": "asynchronous mode; no more peers at a time die or have damaged memory than there are successors",
     "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
+    "data": "both modes; faults of all kinds, and a data set of which each sample is used once an epoch",
     "hostile": "both modes; a member sends anything well-formed, then falls silent",
     "private": "both modes; private peers, relays, single links cut; peers turn private and back",
 }
@@ -81,22 +88,24 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
         "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn, "private": _private,
-        "hostile": _hostile,
+        "hostile": _hostile, "data": _data,
     }  # fmt: skip
     settings = kinds[kind](Random(f"settings {seed}"))
-    if kind not in ("joining", "hostile"):
+    if kind not in ("joining", "hostile", "data"):
         settings = _harder(settings, Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
     settings = replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
-    return _revised(settings, Random(f"revised {seed}"))
+    return settings if settings.data_epochs else _revised(settings, Random(f"revised {seed}"))
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """In a third of the simulated runs, let the founder change the outer learning rate and momentum, once or several
-    times."""
+    """In a third of the simulated runs, let the founder change settings, once or several times. It asks for more peers
+    than the run needed before only if enough of them live at the end."""
     if rng.random() < 2 / 3:
         return settings
-    return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
+    drawn = replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
+    most = settings.peers - 1 if settings.dead_return and settings.deaths_at_once is None else settings.min_peers
+    return replace(drawn, revised_min_peers=max(settings.min_peers, min(2, most)))
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
@@ -107,7 +116,7 @@ def _harder(settings: Settings, rng: Random) -> Settings:
     return replace(
         settings,
         history=rng.choice([8, 256]),
-        forgotten=rng.choice([2, 60]),
+        forgotten=rng.choice([15, 60]),
         state_lag=rng.choice([0.0, 1.0, 4.0, 15.0]),
         faults=(*settings.faults, *(kind for kind in torn if rng.random() < 0.5)),
     )
@@ -257,6 +266,20 @@ def _private(rng: Random) -> Settings:
     )
 
 
+def _data(rng: Random) -> Settings:
+    """Draw a simulated run with a data set, in either mode. In half of these runs it ends after one or two epochs."""
+    draw = rng.choice([_healed, _patient, _bereaved, _hesitant, _overlapped, _async, _async, _torn])
+    settings = draw(rng)
+    samples, epochs = rng.randint(30, 400), rng.choice([0, 0, 1, 2])
+    settings = _harder(settings, rng)
+    # a peer whose submissions are nearly all too stale uses its data only by chance
+    most = None if settings.max_staleness is None else 8
+    settings = replace(settings, samples=samples, data_epochs=epochs, stop_after_epochs=None, max_staleness=most)
+    # these worlds last long, and a state that takes longer than `confirms_within` lets rounds go on without a live peer
+    lag = settings.state_lag if settings.deaths_at_once is None else min(settings.state_lag, 4.0)
+    return replace(settings, state_lag=lag)
+
+
 def _hostile(rng: Random) -> Settings:
     """Draw a simulated run, in either mode, in which one member sends anything well-formed until the faults end. There
     are few other faults, so that nothing else explains a loss."""
@@ -269,7 +292,18 @@ def _hostile(rng: Random) -> Settings:
         start_peers=1,
         faults=("pause",) if rng.random() < 0.3 else (),
         drop=rng.choice([0.0, 0.0, 0.02]),
+        round_timeout=rng.choice([4.0, 8.0]),
+        pause_timeout=3.0,
+        forgotten=rng.choice([15, 60]),
     )
+
+
+def _used_up(world: World, data: Data) -> None:
+    """Check that every position that was given out so far is used in bounded time; with a limit of epochs, that all
+    are, and each trainer knows it (v)."""
+    reach = data.reach()
+    world.run(world.now + USED_S, stop=lambda: data.used_up_to(reach))
+    require(data.used_up_to(reach), "v", f"positions below {reach} are not used {USED_S:g} s after healing")
 
 
 def check(world: World) -> Outcome:
@@ -278,6 +312,7 @@ def check(world: World) -> Outcome:
     rounds = ROUNDS * round_s if round_s > LONG_S else 0.0
     long = round_s >= SHORT_S
     chaos, heal = (CHAOS_S, HEAL_S) if long else (SHORT_CHAOS_S, SHORT_HEAL_S)
+    chaos = HOSTILE_S if world.hostile is not None else chaos
     world.faults.chaos(chaos)
     world.founder.ask(chaos)
     world.run(chaos + rounds)
@@ -293,19 +328,25 @@ def check(world: World) -> Outcome:
     if not ended_damaged(world):
         for name, process in world.alive.items():
             newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
-            moving = process.replica.finished or newest > world.now - RESUMED_S - slow
+            done = world.data is not None and world.data.ended(process)  # no more commits are made
+            moving = process.replica.finished or done or newest > world.now - RESUMED_S - slow
             require(moving, "d", f"{name} saw no commit in the last {RESUMED_S + slow:g} s of healing")
         world.membership.at_peace()
         aggregate(world)
         never_still(world)
+        if world.data is not None:
+            _used_up(world, world.data)
         world.trainers.training = False
         world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
-        intact(world)
+        if world.data is None or not any(world.data.ended(p) for p in world.alive.values()):  # then no commit looks
+            intact(world)
         revised(world, asked)
         if world.settings.deaths_at_once is not None or world.settings.hostile:
             relied_upon(world)
         steps = account(world)
         world.witness.ended(steps, world.happened)
+        if world.settings.deaths_at_once is not None:
+            never_passed(world)
         undisturbed(world, steps)
     return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

@@ -1,5 +1,5 @@
-"""The founder of a simulated run: it asks for revisions (a new outer learning rate and momentum), and records them in
-the DHT."""
+"""The founder of a simulated run: it asks for revisions (other rates, another H, more or fewer peers for an outer step,
+an end of the run), and records them in the DHT."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 if TYPE_CHECKING:
     from .world import World
 
+STOPS = 0.3
+"""The share of founders whose revisions also end the run, after 1 to 12 epochs or at the next commit."""
 RECORDED_S = 20.0
 """How long the record of a revision lives unless a peer renews it."""
 
@@ -25,11 +27,20 @@ class Founder:
 
     def ask(self, within: float) -> None:
         """Schedule requests for revisions at random times in the next ``within`` seconds."""
-        asks = Random(f"revisions {self.world.seed}")
-        for number in range(1, self.world.settings.revisions + 1):
+        asks, settings = Random(f"revisions {self.world.seed}"), self.world.settings
+        others = Random(f"other revisions {self.world.seed}")
+        stop = others.randint(1, 12) if others.random() < STOPS else None  # the same in all, as nothing moves it away
+        for number in range(1, settings.revisions + 1):
             # now and then two revisions have the same number, as if the asker had not seen the first one
             number -= number > 1 and asks.random() < 0.2
-            revision = Revision(number, asks.choice([0.3, 0.5, 0.7]), asks.choice([0.0, 0.8, 0.9]))
+            revision = Revision(
+                number,
+                asks.choice([0.3, 0.5, 0.7]),
+                asks.choice([0.0, 0.8, 0.9]),
+                sync_every=others.choice([None, settings.fragments * others.randint(1, settings.interval)]),
+                min_peers=others.choice([None, *range(1, settings.revised_min_peers + 1)]),
+                stop_after_epochs=stop,
+            )
             dies = asks.random() < 0.5
             self.world.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
 

@@ -1,4 +1,5 @@
-"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent.
+"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent, or until all
+others have expelled it; it then goes on, and nothing comes of it.
 
 Law: it knows all that a member can know, and keeps to the limits that the node checks before a message reaches the
 core. Two things it does not do, because the core alone can't detect them: it does not claim a lineage of its own (a
@@ -12,7 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Apply, Closed, Delivered, Received, SendFailed
+from p2p_diloco.core.events import Apply, Closed, Delivered, Expelled, Received, SendFailed
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
@@ -37,6 +38,7 @@ from p2p_diloco.core.state import append, meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 
 from .model import Tensors, require
+from .standstill import stands_still
 
 if TYPE_CHECKING:
     from .process import Process
@@ -46,8 +48,13 @@ NAME = "x0"
 HUGE = 2**40
 SAMPLES_MAX, INCARNATION_MAX = 2**48, 2**62
 """The greatest numbers that fit into a message (`node/misfit.py`)."""
+GHOST = "x1"
+"""A peer that it names, and that never lived."""
 TACTICS = ("contribute", "claim", "commit", "state", "versions", "refuse", "confirm", "ask", "present", "leave")
 """What it may do. A run draws some of these."""
+DELAYS = ("serve", "seize", "present")
+"""What a member does that only wants others to wait: it contributes so that plans name it, claims terms and commits
+nothing, and says that it works."""
 
 
 class Hostile:
@@ -62,19 +69,30 @@ class Hostile:
         self.works = rng.random() < 0.7  # whether it says that it trains
         self.promises = rng.random() < 0.5  # whether it promises terms to others
         self.pause = rng.choice([0.1, 0.5, 2.0])  # mean seconds between two messages
-        self.silent = False
+        self.delays = rng.random() < 0.5  # whether it does nothing else than to make others wait
+        if self.delays:
+            self.tactics = sorted(rng.sample(DELAYS, rng.randint(1, len(DELAYS))))
+        self.contests = rng.random() < 0.3  # whether it answers each claim with a higher one
+        self.misleads = rng.random() < 0.3  # whether it answers contributions with the name of another aggregator
+        self.confirms = rng.random() < 0.5  # whether it says that it holds the commits that it is sent
+        self.silent = False  # whether it counts for nothing any more
+        self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # how it ends
         self.forged = set[str]()  # digests that it made up
         self.sequence = 0
         self.incarnation = rng.choice([1, 1 << 40, 2**62])
         world.at(rng.uniform(1.0, 10.0), self._act)
 
     def fall_silent(self) -> None:
-        """Say nothing any more; connections break."""
+        """Say nothing any more, so that connections break; or be expelled by all."""
         self.silent = True
-        self.world.say(self.name, "falls silent")
+        self.world.say(self.name, "is expelled" if self.is_expelled else "falls silent")
         self.world.membership.disturbed(self.world.now)
         for process in list(self.world.alive.values()):
-            self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
+            stands_still(self.world, process)
+            if self.is_expelled:
+                self.world.later(process, self.rng.uniform(0.01, 3.0), Expelled(self.name, "a lie"))
+            else:
+                self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
 
     def takes(self, sender: Process, to: str, message: Message) -> bool:
         """Take a message that is for this member, and answer it as it likes; False if the message is for another
@@ -82,15 +100,24 @@ class Hostile:
         if to != self.name:
             return False
         world = self.world
-        if self.silent:
+        if self.silent and not self.is_expelled:
             world.later(sender, 0.1, SendFailed(to, message, gone=True))
             return True
         world.later(sender, self.rng.uniform(0.01, 0.2), Delivered(to, message))
         match message:
             case Probe() if self.answers:
                 self._tell(sender, ProbeAck(self._summary(sender)))
+            case TakeOver(shard) if self.contests:
+                for process in world.alive.values():
+                    self._tell(process, self._claim(sender, shard))
             case TakeOver(shard, base, term) if self.promises:
                 self._tell(sender, Promise(shard, base, term))
+            case Contribution(shard, base) if self.misleads:
+                holder = self.rng.choice([self.name, GHOST, *world.names])
+                term = sender.replica.logs.look_at(shard).lead.next_term_of(holder)
+                self._tell(sender, Outdated(shard, base, term, holder))
+            case Commit(shard, version=version) if self.confirms:
+                self._tell(sender, Held(shard, version))
         return True
 
     def spoils(self, message: Message) -> None:
@@ -116,9 +143,10 @@ class Hostile:
     def _act(self) -> None:
         """Send one message to one peer, and schedule the next."""
         world, rng = self.world, self.rng
-        if self.silent:
+        if self.silent and not self.is_expelled:
             return
-        world.membership.disturbed(world.now)
+        if not self.silent:
+            world.membership.disturbed(world.now)
         holders = world.holders()
         if holders:
             process = world.alive[rng.choice(holders)]
@@ -174,6 +202,11 @@ class Hostile:
             case "contribute":
                 weight, samples = rng.choice([1.0, 2.0**40, 2.0**-40]), rng.choice([0, 5, HUGE])
                 return Contribution(shard, version, id, id, weight, samples, 0)
+            case "serve":
+                true = ContributionId(self.incarnation, self.sequence)
+                return Contribution(shard, state.version, true, true, 1.0, 5, 0)
+            case "seize":
+                return self._claim(process, shard)
             case "claim":
                 return TakeOver(shard, version, term)
             case "commit":
@@ -206,6 +239,11 @@ class Hostile:
                 return Probe(self._summary(process))
         return Leave(self.incarnation) if rng.random() < 0.1 else None
 
+    def _claim(self, process: Process, shard: int) -> TakeOver:
+        """Claim the next term that is this member's, as far as the peer knows."""
+        log = process.replica.logs.look_at(shard)
+        return TakeOver(shard, process.replica.state(shard).version, log.lead.next_term_of(self.name))
+
     def _commit(self, process: Process, shard: int, author: str, term: int, id: ContributionId) -> Commit:
         """Make up a commit. Half of them lead to the digest that they name. Half of them count nothing; the others list
         numbers that no commit may have."""
@@ -224,7 +262,7 @@ class Hostile:
         return replace(commit, version=replace(version, digest=digest))
 
     def _plan(self, somebody: str) -> Plan:
-        names = [self.name, *self.world.names]
+        names = [self.name, GHOST, *self.world.names]
         return Plan(tuple(self.rng.sample(names, self.rng.randint(0, len(names)))), (somebody, self.name))
 
     def _near(self, version: Version) -> Version:
@@ -243,6 +281,8 @@ class Hostile:
     def _summary(self, process: Process) -> Summary:
         """Return a Summary that may lie about all but the model."""
         rng, mine = self.rng, process.replica.roster.mine
+        if self.delays:
+            return Summary(self.incarnation, "worker", True, mine.model, mine.epochs, False, 100.0, speed=1.0)
         epochs = mine.epochs if self.works else ()
         model = mine.model if self.works else ModelVersion()
         if epochs and rng.random() < 0.3:

@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from p2p_diloco.core.events import Average, Merge
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.state import final
+from p2p_diloco.core.state import final, steps_of
 from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ModelVersion, Version
 
 from .faults import PAUSE_S
 from .model import Violation, require
+from .standstill import stands_still
 
 if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
+LAG_MOST = 1.3
+"""The longest transfer of a state takes so many times the usual one (`World.send`)."""
+
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
     """Check the peer that has just handled an event: its model version has not fallen (invariant b), and it has not
-    forgotten a revision (h). If the event was a wakeup (``ticked``), the peer also must not wait without need (e)."""
+    forgotten a revision (h). If the event was a wakeup (``ticked``), the peer also must not wait without need (e), nor
+    its trainer stand still for long (r)."""
     model = process.replica.roster.mine.model
     if model < process.best:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
@@ -52,18 +57,38 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
         require(not stuck, "e", f"{process.name} could close the round of shard {log.shard} but waits")
     if ticked:
         _blame(world, process)
+        stands_still(world, process)
     if world.ways.on:
         _bury(world, process)
 
 
-def advanced(world: World, process: Process, shard: int, version: Version) -> None:
+def advanced(world: World, process: Process, shard: int) -> None:
     """Called when a peer's shard has a new version. If that version is on the same lineage as the last one, check that
-    its revision is not lower (invariant h)."""
+    its revision is not lower. If it is the next one, check that it counts the inner steps of one round more, by the H
+    that this round had (invariant h)."""
     before, state = process.reached.get(shard), process.replica.state(shard)
-    if before is not None and state.history.get(before[0].epoch) == before[0].digest:
-        fell = state.revision < before[1]
-        require(not fell, "h", f"{process.name}: shard {shard} went back from {before[1]} to {state.revision}")
-    process.reached[shard] = version, state.revision
+    if before is not None and state.history.get(before.version.epoch) == before.version.digest:
+        fell = state.revision < before.revision
+        require(not fell, "h", f"{process.name}: shard {shard} went back from {before.revision} to {state.revision}")
+        if state.version.epoch == before.version.epoch + 1:
+            steps = steps_of(state, world.rules) - steps_of(before, world.rules)
+            round = world.rules.steps_between(before.revision)
+            require(steps == round, "h", f"{process.name}: shard {shard} counts {steps} steps for a round of {round}")
+    process.reached[shard] = state
+    if world.data is not None and shard == world.data.ledger:
+        world.data.advanced(process)
+
+
+def obeys(world: World, process: Process, work: Average) -> None:
+    """Check that a commit which counts contributions is not made after the end that its base's revision sets, and that
+    it counts as many as the revision that it names asks for (invariant h)."""
+    log, count = process.replica.logs.look_at(work.shard), len(work.contributions)
+    if log.state is None or not count:
+        return
+    what = f"{process.name}: a commit of shard {work.shard} after epoch {log.state.version.epoch}"
+    require(not final(log.state, world.rules), "h", f"{what} comes after the end, {log.state.revision}")
+    least = world.rules.needed(work.revision, first=not log.state.version.epoch)
+    require(world.rules.asynchronous or count >= least, "h", f"{what} counts {count} peers: {work.revision}")
 
 
 def _blame(world: World, process: Process) -> None:
@@ -121,7 +146,7 @@ def aggregate(world: World) -> None:
         state = newest(world, shard).replica.state(shard)
         since = max(when for when, _, moved, _ in world.commits if moved == shard)
         lived = [n for n, p in world.alive.items() if p.born < since - patience and p.replica.has_state]
-        settled = since - patience > world.membership.quiet_from and not final(state.version, world.rules)
+        settled = since - patience > world.membership.quiet_from and not final(state, world.rules)
         better, first = sorted({*lived} - world.ways.private), state.plan.succession[0]
         held = first not in world.ways.private or not better or not settled
         require(held, "o", f"{first} is private and aggregates shard {shard}, though {better} are reachable")
@@ -144,6 +169,13 @@ def never_still(world: World) -> None:
         moments = moments if process.replica.finished else [*moments, world.now]
         longest = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
         require(longest < limit, "p", f"relays reach every peer, but {name} saw no commit for {longest:.1f} s")
+
+
+def never_passed(world: World) -> None:
+    """Check at the end of an asynchronous run that no round went on without a live peer (invariant s). Called only for
+    runs without cuts. A peer that must fetch a state first, slowly, may confirm too late."""
+    quick = 2 * LAG_MOST * world.settings.state_lag < world.rules.confirms_within
+    require(not quick or not world.happened["note passed"], "s", "a round went on without a live peer")
 
 
 def undisturbed(world: World, steps: Counter[str]) -> None:
@@ -219,15 +251,17 @@ def ended_damaged(world: World) -> bool:
 
 def revised(world: World, asked: Revision) -> None:
     """Check that all peers know the highest revision, which is ``asked`` or a higher one, and that every shard uses it,
-    except shards that have reached the run's end (invariant h)."""
+    except shards that have reached the run's end. A peer whose shards are all at the end has finished (invariant h)."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
         known = process.replica.roster.mine.revision
         require(known == highest, "h", f"{name} knows {known}, others know {highest}")
+        ended = all(log.final for log in process.replica.logs)
+        require(ended <= process.replica.finished, "h", f"{name}: all shards are at the end, but training goes on")
     for shard in range(world.rules.shards):
         state = newest(world, shard).replica.state(shard)
-        at_it = final(state.version, world.rules) or state.revision == highest
+        at_it = final(state, world.rules) or state.revision == highest
         require(at_it, "h", f"shard {shard} is at {state.revision}, not at {highest}")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.events import Average, Load
+from p2p_diloco.core.version import Version
 
 from .model import require
 
@@ -28,6 +29,8 @@ QUIET_ROUNDS = 2.0
 """So many rounds are added to `QUIET_S`, because rounds may be long."""
 JOINS_S = 8.0
 """Seconds within which a peer must be counted in a world without any fault, in addition to rounds and transfers."""
+ARRIVES_S = 2.0
+"""Seconds within which a contribution arrives."""
 KNOWN_S = 3.0
 """Seconds until all peers must know that a peer has begun to train."""
 
@@ -35,11 +38,12 @@ KNOWN_S = 3.0
 @dataclass(slots=True)
 class Exchange:
     """One contribution of a trainer: when it was sent, for which shards, and its number among the trainer's
-    contributions to this fragment."""
+    contributions to this fragment. first: when the first contribution to the same versions was sent."""
 
     sent: float
     shards: tuple[int, ...]
     number: int
+    first: float
 
 
 @dataclass(slots=True)
@@ -61,6 +65,9 @@ class Membership:
     world: World
     quiet_from: float = -math.inf
     _lives: dict[int, Attended] = field(default_factory=dict)
+    _first: dict[tuple[int, Version | None], float] = field(
+        default_factory=dict
+    )  # by shard and version: the first send
 
     @property
     def patience(self) -> float:
@@ -81,13 +88,16 @@ class Membership:
     def sends(self, process: Process, shards: tuple[int, ...]) -> None:
         """Record that a trainer sends a contribution to these shards."""
         life = self._life(process)
-        fragment = process.replica.logs.look_at(shards[0]).fragment
+        logs, now = process.replica.logs, self.world.now
+        fragment = logs.look_at(shards[0]).fragment
         life.exchanges[fragment] += 1
-        life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
+        first = min(self._first.setdefault((shard, logs.look_at(shard).version), now) for shard in shards)
+        life.open = Exchange(now, shards, life.exchanges[fragment], first)
 
     def merges(self, process: Process, load: Load) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
-        contribution, unless this was its first contribution to the fragment (invariant l)."""
+        contribution, unless this was its first contribution to the fragment, or came after `round_timeout` (invariant
+        l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -96,7 +106,9 @@ class Membership:
         exchange, life.open = life.open, None
         store, delta = process.store.present, process.trainer.delta
         missed = [s for s in exchange.shards if delta[s] & ~store[s].steps]
-        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1
+        # a trainer whose steps take longer than round_timeout is too late by the rule
+        in_time = exchange.sent + ARRIVES_S < exchange.first + self.world.rules.round_timeout
+        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time
         self.world.happened["judged"] += judged
         if not missed:
             life.counted_at = self.world.now
@@ -144,7 +156,8 @@ class Membership:
         for name, process in world.alive.items():
             life = self._life(process)
             late = world.now - max(life.counted_at, life.excused_until, life.joined, process.born)
-            counted = process.replica.finished or process.paused is not None or late < limit
+            done = world.data is not None and world.data.ended(process)
+            counted = process.replica.finished or process.paused is not None or late < limit or done
             require(counted, "l", f"{name} was not counted in the last {late:.1f} s")
 
     # -- inside

@@ -127,6 +127,12 @@ class Trainer:
         self.dropped[s] &= ~new
         self.base[s], self.local[s] = new, new | progress
 
+    def afresh(self) -> None:
+        """Drop all local progress, as a merge does that loads all global values."""
+        for s in range(self.shards):
+            self.dropped[s] |= self.pending(s)
+            self.local[s], self.delta[s] = self.base[s], 0
+
     def pending(self, shard: int) -> int:
         """Return the shard's local progress: the steps that its base does not contain."""
         return self.local[shard] & ~self.base[shard]

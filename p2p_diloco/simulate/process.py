@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
+from p2p_diloco.core.revision import FOUNDED
+from p2p_diloco.core.version import ModelVersion
 
 from .model import Store, Tensors, Trainer
 
@@ -30,16 +31,18 @@ class Process:
         self.step_time = world.rng.uniform(*self._step_times(world))
         self.stalled_until = self.frozen_until = 0.0
         self.paused: float | None = None  # since when the trainer pauses
+        self.active = world.now  # when its trainer last made a step or paused
         self.training = self.changed = False
         # blocked: an exchange is not merged yet; released: that exchange is over, so its result can be merged
         self.blocked = self.released = False
+        self.interval = world.settings.interval  # inner steps between contributions, by the merged state
         self.flown = 0  # inner steps since the last contribution
         self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
         self.best = ModelVersion()  # the highest model version so far
         self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known
-        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard: the last version and its revision
+        self.reached: dict[int, State] = {}  # by shard: the last state
         self.woken_for = float("inf")
         self.disk = disk
 

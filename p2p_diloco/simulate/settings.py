@@ -48,7 +48,8 @@ class Settings:
     history: int = 256  # ancestors remembered per shard
     forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
     state_lag: float = 0.0  # usual transfer time of a State, in addition to the delay of any message
-    revisions: int = 0  # how often the founder asks for other rates, at random times before the faults end
+    revisions: int = 0  # how often the founder asks for other settings, at random times before the faults end
+    revised_min_peers: int = 1  # the highest min_peers that it asks for
     # whether peers that know a revision renew its record; otherwise only the founder writes it, or dies before
     record_kept: bool = True
     round_timeout: float = 12.0
@@ -60,6 +61,8 @@ class Settings:
     private: int = 0  # peers that are private at the start
     bootstrap: bool = True  # whether there is a bootstrap node, which serves as a relay
     hostile: bool = False  # a member sends anything well-formed until the faults end
+    samples: int = 0  # length of the data set; 0: the run has no data
+    data_epochs: int = 0  # how often each sample is used; 0: without end
     blame_after: float = 16.0  # within this time live peers must notice that a peer is dead, cut off or stuck
 
     def rules(self) -> Rules:
@@ -68,6 +71,7 @@ class Settings:
         return Rules(
             run="sim",
             fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),
+            sync_every=self.interval * self.fragments,
             heartbeat_interval=1.0,
             heartbeat_timeout=4.0,
             weight_max=2.0**20,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.events import Carry, Contribute, Load, Merge, Pause, Stepped
+from p2p_diloco.core.leases import WEIGHT_MIN
 
 from .model import Trainer
 
@@ -37,6 +38,8 @@ class Trainers:
             return
         world.at(process.step_time, lambda: self.step(process))
         trainer = process.trainer
+        if process.paused is not None:
+            process.active = world.now
         if process.paused is not None or process.replica.training.merging is not None:
             return
         if self._waits(process) or process.replica.finished:
@@ -46,27 +49,42 @@ class Trainers:
             world.feed(process, Merge())
             if not trainer.loaded:
                 return
+        if world.data is not None:
+            if not world.data.ready(process):
+                return
+            world.data.stepped(process, self.steps)
         trainer.step(1 << self.steps)
         world.witness.stepped(process)
         self.steps += 1
+        process.active = world.now
         process.flown += 1
         world.feed(process, Stepped(process.step_time))
         if process.blocked:
             self.land(process)
-        elif process.changed or trainer.since_sending >= world.settings.interval:
+        elif process.changed or trainer.since_sending >= process.interval:
             world.feed(process, Merge())
 
     def _waits(self, process: Process) -> bool:
         """Whether the trainer must wait now until its exchange is over."""
         settings = self.world.settings
-        due = process.trainer.since_sending >= settings.interval
+        due = process.trainer.since_sending >= process.interval or self._is_dry(process)
         return process.blocked and (due or process.flown >= settings.overlap or process.replica.finished)
+
+    def _is_dry(self, process: Process) -> bool:
+        """Whether the trainer has no data for a further step."""
+        return self.world.data is not None and not self.world.data.of(process).stock
+
+    def merge(self, process: Process) -> None:
+        """Let the trainer merge what is newer."""
+        self.world.feed(process, Merge())
 
     def land(self, process: Process) -> None:
         """If the exchange is over and training waits for it, merge its result."""
         if process.released and self._waits(process):
             process.blocked = process.released = False
             self.world.feed(process, Merge())
+            if self.world.data is not None:
+                self.world.data.landed(process)
 
     def load(self, process: Process, load: Load) -> None:
         """Carry out a Load: merge what is newer, and contribute what is due."""
@@ -77,19 +95,24 @@ class Trainers:
             world.witness.merges(process, loaded)
             if loaded.carry is Carry.SUBTRACT:
                 self.answered[loaded.shard] |= trainer.delta[loaded.shard]
-        process.changed = False
+        if world.data is not None:
+            world.data.loaded(process, load)
+        process.changed, process.interval = False, process.replica.interval
         if not trainer.loaded:
             trainer.loaded = True
             return
         if not self.training:
             return
-        if load.due and trainer.since_sending >= world.settings.interval and not process.blocked:
+        asks = world.data is not None and world.data.of(process).asks and not world.data.of(process).stock
+        if load.due and (asks or trainer.since_sending >= process.interval) and not process.blocked:
             for s in load.due:
                 trainer.delta[s] = trainer.pending(s)
             process.blocked, process.flown = True, 0
             world.membership.sends(process, load.due)
             weight, trainer.since_sending = trainer.since_sending, 0
-            event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
+            uses = () if world.data is None else world.data.uses(process, load.due)
+            payloads = tuple(trainer.delta[s] for s in load.due)
+            event = Contribute(load.due, weight or WEIGHT_MIN, weight, payloads, uses)
             hesitation = world.settings.hesitation
             delay = world.rng.uniform(0.0, hesitation) if hesitation else 0.0
             world.at(delay, lambda: self._contribute(process, event))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.events import Apply, Average, Carry, Fill, Loaded
+from p2p_diloco.core.lending import is_empty, submissions
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
 from p2p_diloco.core.version import Version
@@ -45,7 +46,7 @@ class Witness:
         before = self.bases.get((id(trainer), shard))
         left = before is not None and process.replica.logs[shard].relation(before) == "fork"
         self.bases[id(trainer), shard] = loaded.version
-        for step in _bits(trainer.pending(shard)) if left or loaded.carry is Carry.SUBTRACT else ():
+        for step in bits(trainer.pending(shard)) if left or loaded.carry is Carry.SUBTRACT else ():
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
@@ -64,19 +65,20 @@ class Witness:
                 "i",
                 f"a submission of {peer} is counted though it is {behind} epochs behind",
             )
-            for step in _bits(c.payload):
+            for step in bits(c.payload):
                 began = self.begun[step][log.shard]
                 history = {} if log.state is None else log.state.history
                 here = began is not None and history.get(began.epoch) == began.digest
                 fresh = here and began is not None and c.base.epoch > began.epoch
                 require(not fresh, "i", f"{peer} says that its work began at {c.base}, but it began at {began}")
-        self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
+        counted = sum(not is_empty(c) for _, c in work.contributions)
+        self._steps(log.shard, work.base, counted, work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
         """Called when a peer applies another peer's commit. Check the number of buffered submissions that the peer
         names (invariant j)."""
         commit = work.commit
-        counted = len(commit.contributions)
+        counted = submissions(commit)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
 
     def fills(self, work: Fill) -> None:
@@ -105,7 +107,7 @@ class Witness:
         as too stale (invariant k)."""
         if self.one_line:
             require(not happened["note fork"], "k", "the lineage has forked")
-            lost = steps["dropped"] and not happened["note stale"]
+            lost = steps["dropped"] and not happened["note stale"] and not happened["conflict"]
             require(
                 not lost, "k", f"{steps['dropped']} inner steps were dropped, though nothing was refused as too stale"
             )
@@ -125,7 +127,7 @@ class Witness:
         self.filled[shard, digest] = after % size if size > 1 else 0
 
 
-def _bits(steps: int) -> Iterator[int]:
+def bits(steps: int) -> Iterator[int]:
     """Yield the number of each bit that is set."""
     while steps:
         lowest = steps & -steps

@@ -17,6 +17,7 @@ from p2p_diloco.core.events import (
     Averaged,
     Changed,
     Closed,
+    Complaint,
     Damaged,
     Delivered,
     Discovered,
@@ -40,16 +41,17 @@ from p2p_diloco.core.events import (
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.replica import founding_meta, meta_of
 from p2p_diloco.core.revision import FOUNDED
+from p2p_diloco.history.entry import Entry, lines
 
+from .data import Data
 from .faults import Faults
 from .founder import Founder
 from .hostile import Hostile
-from .invariants import advanced, after_event, elects
+from .invariants import advanced, after_event, elects, obeys
 from .membership import Membership
 from .model import Tensors, require
 from .process import Process
 from .settings import PLAIN, Settings
-from .trace import tell
 from .trainers import Trainers
 from .ways import Ways
 from .witness import Witness
@@ -67,7 +69,7 @@ class World:
         self.now, self.count = 0.0, 0
         self.in_second = 0  # events since the present second began
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
-        self.lines: list[str] | None = [] if trace else None
+        self.trace: list[Entry] | None = [] if trace else None
         self.rules = settings.rules()
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
@@ -80,6 +82,7 @@ class World:
         self.ways = Ways(self)
         self.faults = Faults(self)
         self.trainers = Trainers(self)
+        self.data = Data(self) if settings.samples else None
         self.hostile = Hostile(self) if settings.hostile else None
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
@@ -259,11 +262,9 @@ class World:
     def feed(self, process: Process, event: Event) -> None:
         """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
-        if self.lines is not None:
-            self.say(process.name, tell(event))
+        if self.trace is not None:
+            self.trace.append(Entry(self.now, process.name, event, tuple(effects)))
         for effect in effects:
-            if self.lines is not None:
-                self.say(process.name, f"    {tell(effect)}")
             self._carry_out(process, effect)
         after_event(self, process, ticked=isinstance(event, Wakeup))
         wakeup = process.replica.next_wakeup() - process.skew
@@ -289,6 +290,7 @@ class World:
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
                 self.membership.averages(process, effect)
                 elects(self, process, effect)
+                obeys(self, process, effect)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
             case Apply(commit, meta):
@@ -309,7 +311,7 @@ class World:
                     version = process.replica.logs[shard].version
                     assert version is not None
                     self.witness.accepts(shard, version)
-                    advanced(self, process, shard, version)
+                    advanced(self, process, shard)
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1
             case Load():
@@ -327,11 +329,18 @@ class World:
                 if kind == "fork":
                     self.membership.joins_lineage(process)
                 self.happened[f"note {kind}"] += 1
+            case Complaint():
+                self.happened["complaint"] += 1
 
     def say(self, who: str, what: str) -> None:
-        """Add a line to the trace, if a trace is kept."""
-        if self.lines is not None:
-            self.lines.append(f"{self.now:9.3f} {who} {what}")
+        """Add what is no event of a replica to the trace, if a trace is kept."""
+        if self.trace is not None:
+            self.trace.append(Entry(self.now, who, what))
+
+    @property
+    def lines(self) -> list[str]:
+        """The trace as text; empty if none is kept."""
+        return lines(self.trace or ())
 
     def damaged(self, process: Process, shard: int) -> bool:
         """Whether a shard's tensors do not match its version. If so, raise Violation unless a simulated bit flip is the

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
-import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
@@ -30,7 +27,7 @@ from torch import Tensor
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.tensors.packing import pack as pack
 from p2p_diloco.tensors.packing import unpack as unpack
-from p2p_diloco.tensors.raw import as_bytes
+from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
 
 FORMAT = 2
 """Version of the format above and of the outer state's digests. A reader refuses any other."""
@@ -42,20 +39,6 @@ _UNFINISHED = ".checkpoint-unfinished"
 _OWN_KEYS = frozenset({"format", "epoch", "files", "seal"})
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
 _CHUNK = 1 << 22
-
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The names of dtypes in safetensors."""
 
 Age = tuple[int, int, int, bool]
 """Generation, samples (-1: unknown) and epoch, in the order in which versions compare; then whether the folder is not a
@@ -90,11 +73,14 @@ def save(
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        files = {f"{stem}.safetensors": _write_tensors(unfinished, stem, group) for stem, group in tensors.items()}
+        files = {
+            f"{stem}.safetensors": write_tensors(unfinished / f"{stem}.safetensors", group)
+            for stem, group in tensors.items()
+        }
         content = json.loads(json.dumps({**manifest, "format": FORMAT, "epoch": epoch, "files": files}))
         sealed = json.dumps({**content, "seal": _seal(content)}, indent=1)
-        _write_file(unfinished / MANIFEST, [sealed.encode()])
-        _sync_folder(unfinished)
+        write_file(unfinished / MANIFEST, [sealed.encode()])
+        sync_folder(unfinished)
         _put_in_place(unfinished, final)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -145,46 +131,6 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
     return tensors, manifest
 
 
-def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Write the tensors into one safetensors file, one after another. Return the file's length and hash.
-
-    The library's own writer is not used: it refuses slices of one flat vector, and to hash its file every byte would
-    have to be read again. Layout: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header,
-    then the data; wide types first, so that all are aligned).
-    """
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    header: dict[str, object] = {}
-    end = 0
-    for name in order:
-        tensor = tensors[name]
-        if tensor.dtype not in _DTYPES:
-            raise CheckpointError(f"can't be saved as {tensor.dtype}", key=f"{stem}.{name}", mend="cast it first")
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    pieces = (as_bytes(tensors[name].cpu()) for name in order)
-    start_of_file = [len(head).to_bytes(8, "little") + head]
-    return _write_file(folder / f"{stem}.safetensors", chain(start_of_file, pieces))
-
-
-def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write the pieces into a new file, flush it to disk, and return its length and hash."""
-    hasher, length = xxhash.xxh3_128(), 0
-    with path.open("xb") as file:
-        for piece in pieces:
-            file.write(piece)
-            hasher.update(piece)
-            length += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": length, "xxh3": hasher.hexdigest()}
-
-
 def _put_in_place(unfinished: Path, final: Path) -> None:
     """Rename the folder `unfinished` to `final`. If there is an older checkpoint of that name, first rename that one,
     because a folder can't be renamed onto another."""
@@ -195,7 +141,7 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     unfinished.rename(final)
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -284,14 +230,6 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
 def _seal(content: Mapping[str, object]) -> str:
     """Return a hash of the manifest's own content in canonical form."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _broken(folder: Path, why: str) -> CheckpointError:

@@ -27,21 +27,27 @@ T = TypeVar("T")
 
 FragmentLayout = Literal["contiguous", "strided"]
 
-SHARDS_MAX = 960
-"""The most shards that all fragments together are spread over, unless shards would be too long: some messages list the
-versions of all shards."""
-
 _LONGEST_NAME = 4096
 """The most characters of a parameter's name in a layout from the wire."""
+
+
+_COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module's parameters."""
+
+
+def plain_name(name: str) -> str:
+    """A parameter's or buffer's name as in the model that was not compiled."""
+    return name.replace(_COMPILED, "")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are exchanged, by name, in the model's order.
 
-    A tied parameter comes once, under its first name. Frozen and empty parameters and buffers are left out.
+    A tied parameter comes once, under its first name. Frozen and empty parameters and buffers are left out. A compiled
+    model, or one with compiled parts, has the names of the plain one.
     Raises `ConfigError` if none is left.
     """
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    found = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not found:
         raise ConfigError(
             "has no trainable parameter",
@@ -148,7 +154,7 @@ class Layout:
         for number, fragment in enumerate(fragments):
             stop = start + sum(sizes[index] for index in fragment)
             if shard_elements is None:
-                limit = 1 + max(0, SHARDS_MAX - num_fragments) * (stop - start) // sum(sizes)
+                limit = 1 + max(0, partition.SHARDS_MAX - num_fragments) * (stop - start) // sum(sizes)
                 count = partition.spread(stop - start, limit)
             else:
                 count = -(-(stop - start) // shard_elements)

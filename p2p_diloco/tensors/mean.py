@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from p2p_diloco.core.leases import WEIGHT_MIN as WEIGHT_MIN
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors import limits
@@ -36,7 +37,7 @@ from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
-WEIGHT_MIN, WEIGHT_MAX = 2.0**-40, 2.0**40
+WEIGHT_MAX = 2.0**40
 """Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; the least weight
 vanishes beside a weight of 1."""
 

@@ -22,6 +22,9 @@ round; a link of 100 Mbit/s carries 8192 elements in bf16 in 1.3 ms."""
 SHARDS, SHARDS_STEP = 24, 12
 """A fragment is spread over SHARDS shards, which 2, 3, 4, 6, 8 and 12 peers divide evenly. A fragment that needs more
 has a multiple of SHARDS_STEP."""
+SHARDS_MAX = 960
+"""The most shards that all fragments together are spread over, unless shards would be too long: some messages list the
+versions of all shards."""
 FEW_SHARDS = (1, 2, 3, 4, 6, 8, 12, 24)
 """The numbers of shards of a fragment that is too small for SHARDS."""
 

@@ -8,46 +8,64 @@ Copy a state to keep it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.digest import Look, digest, look
+from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
+from p2p_diloco.tensors.step_limit import LENGTHS
 
 SPARE = 6
 """The most tensors kept for reuse in the next proposals: θ and two state tensors, for two lengths of shards."""
+
+CUT_WARNS = 0.5
+"""A mean that is cut below this part of its length is a warning in the log; longer ones also occur in honest runs."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A possible next outer state of a shard: θ [numel], the outer optimizer's state, one digest of both and `meta`,
-    and the digest of θ alone."""
+    and the digest of θ alone. `factor`: what the step limit has multiplied the mean by; 1 if it was not cut."""
 
     theta: Tensor
     state: State
     digest: str
     theta_digest: str
+    factor: float = 1.0
 
 
 class ShardStore:
-    """θ and the outer optimizer's state of all shards."""
+    """θ and the outer optimizer's state of all shards, with the lengths of their last means if there is a limit."""
 
-    def __init__(self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor) -> None:
-        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one."""
+    def __init__(
+        self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor, limit: float = 0.0
+    ) -> None:
+        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: no mean
+        counts for more than so many times the median length of the last ones (`step_limit`); 0: none is cut."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
         self.layout = layout
         self.outer = outer
+        self._limit, self._room = limit, Room()
         self._theta = theta
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
-        self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
+        self._states: list[State] = [
+            {name: torch.zeros(length) for name, length in self._state_lengths(shard.index).items()}
+            for shard in layout.shards
+        ]
         self._spare: list[Tensor] = []
         self._digests = [""] * len(layout.shards)  # of θ alone, at its acceptance
 
@@ -59,6 +77,10 @@ class ShardStore:
     def state(self, shard: int) -> Mapping[str, Tensor]:
         """Return the outer optimizer's state for the shard. It is read-only, and valid until the next `accept`."""
         return self._states[shard]
+
+    def _state_lengths(self, shard: int) -> dict[str, int]:
+        """Return the number of elements of each state tensor, by name, in the order of storage."""
+        return step_limit.state_lengths(self.outer.state_lengths(self.layout.shards[shard].numel), self._limit)
 
     def digest(self, shard: int, meta: bytes) -> str:
         """Return the digest of the shard's present state and `meta`."""
@@ -92,14 +114,29 @@ class ShardStore:
         for the digest. Raises ValueError for a wrong length, and if a value of the result isn't finite (no replica
         could load it).
         """
-        grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
+        grad, cut = self._limited(shard, mean, codec)
         seen = Look()
         held, outer = (self.theta(shard), self._states[shard]), self._at(rates)
         if isinstance(outer, DelayedNesterov):
             theta, state = outer.step(*held, grad, submissions, buffered, seen, self._like)
         else:
             theta, state = outer.step(*held, grad, seen, self._like)
-        return _proposal(theta, state, seen, meta)
+        if cut is None:
+            return _proposal(theta, state, seen, meta)
+        seen(f"state.{LENGTHS}", cut.lengths.numpy())
+        return _proposal(theta, {**state, LENGTHS: cut.lengths}, seen, meta, cut.factor)
+
+    def _limited(self, shard: int, mean: Buffer, codec: str) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
+        """Return the blocks of a mean, as the limit leaves them, and what it does to them; None without a limit."""
+        numel = self.layout.shards[shard].numel
+        first: Iterable[Tensor] = codecs.decode_blocks(mean, codec, numel)
+        if not self._limit:
+            return first, None
+        if numel <= BLOCK:
+            first = list(first)  # one block, which is decoded once for both passes
+        second = first if numel <= BLOCK else codecs.decode_blocks(mean, codec, numel)
+        cut = step_limit.cut(first, self._states[shard][LENGTHS], self._limit, self._room)
+        return cut.of(second), cut
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
         """Return the outer optimizer with these rates. The last result is cached."""
@@ -116,10 +153,14 @@ class ShardStore:
     def accept(self, shard: int, proposal: Proposal) -> None:
         """Make the proposal the shard's state. The proposal's θ and the shard's previous state must not be used any
         more."""
+        if proposal.factor < 1:
+            level = logging.WARNING if proposal.factor < CUT_WARNS else logging.DEBUG
+            _log.log(level, "shard %d: a mean was cut to %.2g of its length (step_limit)", shard, proposal.factor)
         self.theta(shard).copy_(proposal.theta)
         self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state
-        void = [old for name, old in before.items() if old is not proposal.state[name]]  # `restate` keeps its tensors
+        # `restate` keeps its tensors; the lengths are too short to be worth their place among the spare ones
+        void = [old for name, old in before.items() if old is not proposal.state[name] and name != LENGTHS]
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 
     def _like(self, tensor: Tensor) -> Tensor:
@@ -130,14 +171,12 @@ class ShardStore:
 
     def state_nbytes(self, shard: int) -> int:
         """Return the length in bytes of what `export` returns."""
-        numel = self.layout.shards[shard].numel
-        return 4 * (numel + sum(self.outer.state_lengths(numel).values()))
+        return 4 * (self.layout.shards[shard].numel + sum(self._state_lengths(shard).values()))
 
     def export(self, shard: int) -> list[memoryview]:
-        """Return θ, then each state tensor in the outer optimizer's order, as fp32. They are views, valid until the
-        next `accept`."""
-        states = self._states[shard]
-        order = self.outer.state_lengths(self.layout.shards[shard].numel)
+        """Return θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next
+        `accept`."""
+        states, order = self._states[shard], self._state_lengths(shard)
         return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
@@ -147,14 +186,14 @@ class ShardStore:
         Raises ValueError for a wrong length or for values that aren't finite.
         """
         numel = self.layout.shards[shard].numel
-        lengths = self.outer.state_lengths(numel)
+        lengths = self._state_lengths(shard)
         values = codecs.decode(buffer, "fp32", numel + sum(lengths.values()))
         theta, *others = (self._like(part).copy_(part) for part in torch.split(values, [numel, *lengths.values()]))
         state = dict(zip(lengths, others, strict=True))
         return _proposal(theta, state, look(theta, state), meta)
 
 
-def _proposal(theta: Tensor, state: State, seen: Look, meta: bytes) -> Proposal:
+def _proposal(theta: Tensor, state: State, seen: Look, meta: bytes, factor: float = 1.0) -> Proposal:
     if not seen.finite:
         raise ValueError("the state would hold values that are not finite")
-    return Proposal(theta, state, seen.digest(meta), seen.of("theta"))
+    return Proposal(theta, state, seen.digest(meta), seen.of("theta"), factor)

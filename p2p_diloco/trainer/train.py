@@ -74,7 +74,9 @@ def main(
                     content = fixed if alike else own_part(text, peer.peer_id, config.context)
                     batches = draw(content, key=peer.peer_id)
                     stopped = train(model, optimizer, peer, batches, judged, config, progress)
-                    progress.digest = peer.digest
+                if stopped == "steps":  # leaving may have exchanged the last steps
+                    _judge(GPT(model.config).to(_device(model)), peer, judged, progress)
+                progress.digest = peer.digest
         except KeyboardInterrupt as interrupt:
             status = exit_code(interrupt)
             stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
@@ -121,12 +123,14 @@ def train(
         if peer.epoch >= next_judgement:
             next_judgement = peer.epoch + config.eval_every_epochs
             judged_at = progress.steps
-            _judge(judge, peer, judged, progress)
+            _judge_in_run(judge, peer, judged, progress)
         if config.pause_s:
             time.sleep(config.pause_s)
+    if not peer.finished:
+        return "steps"
     if judged_at != progress.steps:
-        _judge(judge, peer, judged, progress)
-    return "finished" if peer.finished else "steps"
+        _judge_in_run(judge, peer, judged, progress)
+    return "finished"
 
 
 def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
@@ -167,12 +171,18 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
 
 def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
     """Evaluate the global parameters, which are the run's result, instead of this peer's local ones."""
-    if not judged:
-        return
-    with peer.pause():
+    if judged:
         epoch = peer.epoch  # the epoch may rise during the evaluation
         judge.load_state_dict(peer.global_state_dict())
         progress.evaluated(peer, epoch, mean_loss(judge, judged))
+
+
+def _judge_in_run(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
+    """Evaluate the global parameters while the other peers wait."""
+    if judged:
+        with peer.pause():
+            _judge(judge, peer, judged, progress)
+            peer.report(held_out_loss=progress.val_loss)
 
 
 def _follow_schedule(

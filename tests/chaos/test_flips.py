@@ -27,6 +27,7 @@ CONFIG = {
     "outer_momentum": MU,
     "codec": "fp32",
     "aggregation": "mean",
+    "step_limit": 0.0,
     "start_peers": 3,
     "heartbeat_interval": 0.5,
     "heartbeat_timeout": 2.0,

@@ -26,9 +26,10 @@ from p2p_diloco.cli.bench.group import Failed, Group, ask
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, memory, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.ours import wire_bytes
-from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
+from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
 from p2p_diloco.cli.bench.table import as_object, drawn, figures, headline
 from p2p_diloco.cli.processes import Child, Children
+from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 

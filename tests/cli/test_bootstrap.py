@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,18 +30,23 @@ ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 REFUSED = Refused("not a member of this run")
 LOOPBACK, PRIVATE, PUBLIC = (f"/ip4/{ip}/tcp/1/p2p/{ID}" for ip in ("127.0.0.1", "192.168.1.2", "8.8.8.8"))
 
+FOUNDER = "# the first peer founds the run: there, add --found, or settings of the run such as --sync-every 100"
+
 
 def test_the_join_line_has_the_public_address_first_and_loopback_apart() -> None:
-    """The printed line can be pasted as it is; the line for other machines has no loopback address."""
+    """The printed line can be pasted as it is; the line for other machines has no loopback address. A last line says
+    what the first peer needs."""
     assert announcement([LOOPBACK, PRIVATE, PUBLIC], as_json=False).splitlines() == [
         "# from other machines:",
         f"p2p-diloco join --initial-peers {PUBLIC} {PRIVATE}",
         "# from this machine alone (loopback):",
         f"p2p-diloco join --initial-peers {LOOPBACK}",
+        FOUNDER,
     ]
     assert announcement([LOOPBACK], as_json=False).splitlines() == [
         "# from this machine alone (loopback):",
         f"p2p-diloco join --initial-peers {LOOPBACK}",
+        FOUNDER,
     ]
 
 
@@ -152,6 +159,34 @@ def test_a_bootstrap_with_run_keys_relays_for_these_runs_only(start: Start) -> N
 
     assert asyncio.run(test()) == [Message(b""), REFUSED, REFUSED]
     check_a_clean_end(process, printed, signal.SIGTERM)
+
+
+@pytest.mark.real
+def test_the_dashboard_prints_a_link_and_ends_at_once(start: Start) -> None:
+    """The link leads to the page with what is known of the run; without it there is nothing. A browser that is still
+    connected holds up no end."""
+    _, printed = start()
+    addresses = printed["maddrs"]
+    assert isinstance(addresses, list)
+    command = [sys.executable, "-m", "p2p_diloco", "dashboard", "--port", "0", "--interval", "0.2", "--initial-peers"]
+    with subprocess.Popen([*command, *addresses], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            link = process.stdout.readline().strip()
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            root = link.partition("?")[0]
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                browser.open(root, timeout=30.0)
+            with browser.open(link, timeout=30.0) as page:
+                assert "<svg" in page.read().decode()
+            with browser.open(f"{root}events", timeout=30.0) as events:
+                assert events.readline() == b"event: all\n"
+                assert b'"run_id": "main"' in events.readline()
+                code, err, took_s = ended(process, signal.SIGINT)
+        finally:
+            process.kill()
+    assert (code, "Traceback" in err) == (130, False), err
+    assert took_s < 12
 
 
 @pytest.mark.real

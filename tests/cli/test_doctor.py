@@ -28,6 +28,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reach import DialBack
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.planning.memory import per_parameter
 
 ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 FAR = f"/ip4/9.9.9.9/tcp/31337/p2p/{ID}"
@@ -139,7 +140,7 @@ def test_p2pd_that_does_not_run_is_bad(tmp_path: Path) -> None:
 )
 def test_memory_follows_the_settings(settings: dict[str, Any], parameters: int, each: int) -> None:
     """The figures of docs/operations.md: 12 bytes a parameter, and more for small models, overlap, few bits."""
-    assert machine.per_parameter(RunConfig(**settings), parameters) == each
+    assert per_parameter(RunConfig(**settings), parameters) == each
 
 
 def test_a_model_that_does_not_fit_into_memory_is_bad() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from p2p_diloco.cli import invite as module
 from p2p_diloco.cli import main
 from p2p_diloco.cli.invite import seconds
 from p2p_diloco.config import PeerConfig
@@ -77,6 +78,7 @@ def test_other_addresses_may_be_given(folder: Path) -> None:
         (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
         (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["revoke"], 2, "NAME"),
+        (["kick", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
         (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),
         (["status", "--invite", "gone"], 3, "--invite=gone can't be read"),
@@ -89,6 +91,28 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert call(*arguments) == code
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert len(Issued.beside(folder / "r.key").entries) == 1
+
+
+def test_nobody_can_be_kicked_from_an_open_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no run key, and no invitation to revoke."""
+    (folder / "r.key").unlink()
+    assert call("kick", "carol") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "carol can be kicked from private runs only" in told
+    assert "found the run without --open" in told
+
+
+def test_a_peer_is_kicked_by_the_invitation_that_was_made_for_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The invitation bound to a peer id is revoked, and those that any peer may use are named."""
+    revoked: list[str] = []
+    monkeypatch.setattr(module, "revoke", lambda target, *_, **__: revoked.append(target))
+    for name, peer in (("alice", PEER), ("bob", None)):
+        assert call("invite", "--name", name, *(("--peer", peer) if peer else ())) == 0
+    assert call("kick", PEER) == 0
+    assert [bytes.fromhex(id) for id in revoked] == Issued.beside(folder / "r.key").ids_of("alice")
+    assert "can come back with it: bob, shared; revoke it too" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

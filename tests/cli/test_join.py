@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,20 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
         assert peer.returncode == 0, err
 
 
+def test_a_command_that_sets_up_no_logging_shows_ours(swarm: Swarm) -> None:
+    """`join -- python examples/minimal.py` logs from INFO on to stderr, and nothing says that it didn't join. It ends
+    before its second exchange is due, and its last steps are exchanged."""
+    example = str(Path(__file__).parents[2] / "examples" / "minimal.py")
+    _, err = (peer := swarm.start("join", "--sync-every", "400", "--", sys.executable, example)).communicate(
+        timeout=120
+    )
+    assert peer.returncode == 0, err
+    assert "INFO p2p_diloco.node.joining: founded the run" in err
+    assert "INFO p2p_diloco: leaving: a last exchange for this peer's 200 uncounted inner steps" in err
+    assert "never joined" not in err
+    assert "in no commit" not in err
+
+
 def test_an_aggregator_gives_up_waiting_for_a_founder(swarm: Swarm) -> None:
     """An aggregator can't found a run; it gives up after `--wait-timeout`."""
     alone = swarm.start("join", "--role", "aggregator", "--wait-timeout", "2")
@@ -107,7 +122,7 @@ def test_an_aggregator_gives_up_waiting_for_a_founder(swarm: Swarm) -> None:
 
 def test_interrupts_leave_cleanly(swarm: Swarm) -> None:
     """^C and SIGTERM end a trainer, an aggregator and a look with 130 and 143, and without a traceback."""
-    trainer = swarm.start("join", "--pause-s", "0.1", "--eval-batches", "0", "--name", "t")
+    trainer = swarm.start("join", "--found", "--pause-s", "0.1", "--eval-batches", "0", "--name", "t")
     aggregator = swarm.start("join", "--role", "aggregator", "--name", "a")
     looks = swarm.start("status", "--json", "--interval", "0.5")
     seen_until(looks, lambda seen: ready(seen) == {"a", "t"})

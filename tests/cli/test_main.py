@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
 from p2p_diloco.cli import carry_out
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBootstrapReached, P2PDilocoError
+from p2p_diloco.wrapped import JOINED_FILE
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 TO = ["join", "--initial-peers", ADDRESS]
@@ -57,7 +59,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ),
         (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
         (["set", "--outer-lr", "0.5"], 2, "--initial-peers names no address"),
-        (["set", "--initial-peers", ADDRESS], 2, "there is no rate to set; give --outer-lr"),
+        (["set", "--initial-peers", ADDRESS], 2, "there is nothing to set; give e.g. --outer-lr"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "0.5"], 2, "--identity-path names no key to sign with"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "-1"], 3, "--outer-lr=-1.0 must be at least 0"),
         (["set", "--initial-peers", ADDRESS, "--outer-momentum", "1"], 3, "--outer-momentum=1.0 must be less than 1"),
@@ -241,19 +243,51 @@ def test_a_command_gets_the_settings(tmp_path: Path) -> None:
     """Flags, variables and file reach the command as variables, in every spelling of the list."""
     file = tmp_path / "run.toml"
     file.write_text("sync_every = 40\nnum_fragments = 4\n")
-    second = ADDRESS.replace("/tcp/9", "/tcp/10")
+    second = ADDRESS.replace("/tcp/9", "/udp/9/quic-v1")  # which can't be checked before the command starts
     result = run(
         "join", "--initial_peers", ADDRESS, second, "--config", str(file), "--no-nesterov", "--", *SHOW,
         P2P_DILOCO_NUM_FRAGMENTS="8",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert ours(json.loads(result.stdout)) == {
+        JOINED_FILE: json.loads(result.stdout)[JOINED_FILE],
         "P2P_DILOCO_INITIAL_PEERS": f"{ADDRESS} {second}",
         "P2P_DILOCO_SYNC_EVERY": "40",
         "P2P_DILOCO_NUM_FRAGMENTS": "8",
         "P2P_DILOCO_NESTEROV": "false",
         "P2P_DILOCO_RUN_ID": "main",
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "sentence"),
+    [
+        (TO[1:], 4, "connection refused: nothing listens there"),
+        ([*TO[1:], "--from-checkpoint", "."], 3, "--from-checkpoint=. holds no complete checkpoint"),
+        ([*TO[1:], "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "is no address of this machine"),
+    ],
+)
+def test_a_command_is_not_started_in_vain(
+    flags: list[str], code: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Addresses and checkpoint are checked before the user's command starts: one sentence, and the documented code."""
+    monkeypatch.chdir(tmp_path)
+    started = tmp_path / "started"
+    assert carry_out(["join", *flags, "--", sys.executable, "-c", f"open({str(started)!r}, 'w')"]) == code
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert "Traceback" not in err
+    assert not started.exists()
+
+
+@pytest.mark.real
+def test_a_command_that_never_joins_is_told() -> None:
+    """With its exit code, the run's name and the mend. Its exit code is kept."""
+    address = ADDRESS.replace("/tcp/9", "/udp/9/quic-v1")
+    result = run("join", "--initial-peers", address, "--", sys.executable, "-c", "raise SystemExit(5)")
+    assert result.returncode == 5
+    assert "the command ended with exit code 5 and never joined the run main" in result.stderr
+    assert "Peer.from_env(model, optimizer)" in result.stderr
 
 
 @pytest.mark.real

@@ -99,7 +99,7 @@ def until_logged(place: Place, text: str, number: int = 0) -> None:
 
 def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     """The founder writes key and invitation; a stranger is told to ask for one; a member joins with one flag, and is
-    put out when its invitation is revoked, while the founder goes on."""
+    put out when it is kicked, while the founder goes on. An observer's invitation is enough to export."""
     founder, stranger, alice = users.at("founder"), users.at("stranger"), users.at("alice")
     training = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
     until_logged(founder, f"founded the run {RUN}")
@@ -122,8 +122,19 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     assert f"the run {RUN} is private: look at it with --invite" in stranger.log(1)
     assert names(alice, "--invite", "alice.invite", dials=False) == {"founder", "alice"}
 
-    code, out, log = founder.run("revoke", "alice", "--key", f"{RUN}.key", dials=False)
+    eye = users.at("eye")
+    invitation = ("--name", "eye", "--role", "observer", "--out", str(eye.folder / "eye.invite"))
+    code, _, log = founder.run("invite", *invitation, dials=False)
     assert code == 0, log
+    code, out, log = eye.run("export", "--invite", "eye.invite", "--out", "model", dials=False)
+    assert (code, json.loads(out)["run_id"]) == (0, RUN), log
+    code, _, log = stranger.run("export", "--out", "model")
+    assert code == 5, log
+    assert f"--run-id={RUN} is the name of a private run; ask for an invitation" in log
+
+    code, out, log = founder.run("kick", "alice", "--key", f"{RUN}.key", dials=False)
+    assert code == 0, log
+    assert "can come back with it: eye, shared; revoke it too" in log
     member.communicate(timeout=60)
     assert member.returncode == 5, alice.log()
     assert "--invite=alice was revoked; ask for a new invitation" in alice.log()

@@ -41,7 +41,7 @@ def test_a_report_adds_worlds_up() -> None:
         outcome = check(World(seed, drawn(seed, kind_of(seed))))
         report.add(seed, kind_of(seed), outcome)
         events += outcome.events
-    assert set(report.kinds) == {*KINDS} - {"private", "hostile"}  # played only when asked for
+    assert set(report.kinds) == {*KINDS} - {"private", "hostile", "data"}  # played only when asked for
     assert report.events == events
     steps = report.steps
     assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]

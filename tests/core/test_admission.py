@@ -7,11 +7,24 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.admission import AHEAD_MAX, in_range, latest_incarnation, objection
-from p2p_diloco.core.events import Apply, Note
+from p2p_diloco.core.admission import (
+    AHEAD_MAX,
+    COUNTED_MAX,
+    NEWCOMERS_MAX,
+    PLANNED_MAX,
+    bounded,
+    countable,
+    latest_incarnation,
+    misused,
+    objection,
+    unfit,
+)
+from p2p_diloco.core.events import Apply, Complaint
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX, Leadership
-from p2p_diloco.core.messages import Contribution, Counted
-from p2p_diloco.core.version import SALT_BITS, ContributionId
+from p2p_diloco.core.leases import DataSet, Lease, Table, Use
+from p2p_diloco.core.lives import SALT_BITS
+from p2p_diloco.core.messages import Contribution, Counted, Plan
+from p2p_diloco.core.version import ContributionId
 from tests.core.conftest import PLAIN, Peer, commit_on, roster_of
 
 RULES = replace(PLAIN, weight_max=8.0, samples_max=100)
@@ -70,27 +83,27 @@ def test_a_commit_and_a_contribution_count_only_with_numbers_in_range(numbers: d
     assert told == ("" if fits else "the weight, the samples or the incarnation of b is out of range")
     id = ContributionId(numbers.pop("incarnation", 1), 1)
     plain = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
-    assert in_range(replace(plain, **numbers), STATE, lead(), RULES) is fits
+    why = unfit("b", replace(plain, **numbers), STATE, lead(), RULES)
+    assert why == ("" if fits else "it has a number out of range")
 
 
 def test_a_contribution_carries_nothing_younger_than_itself() -> None:
     id = ContributionId(2, 2)
     contribution = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
     for oldest, fits in ((ContributionId(1, 9), True), (id, True), (ContributionId(2, 3), False)):
-        assert in_range(replace(contribution, oldest=oldest), STATE, lead(), RULES) is fits
+        assert (unfit("b", replace(contribution, oldest=oldest), STATE, lead(), RULES) == "") is fits
 
 
-def test_a_replica_refuses_what_is_out_of_range_and_says_so_once(peer: Any) -> None:
+def test_a_replica_refuses_what_is_out_of_range_and_says_so(peer: Any) -> None:
     """A contribution and a commit, in both modes."""
     for mode in ("sync", "async"):
         b = peer("b", group="abc", succession="bac", weight_max=1.5, mode=mode)
         told = b.hear("a", b.contribution(b.held))
-        assert [e.kind for e in told if isinstance(e, Note)] == ["refused"]
+        assert [e.peer for e in told if isinstance(e, Complaint)] == ["a"]
         assert b.replica.logs[0].round.inbox == {}
         c = peer("c", mode=mode)
         told = c.hear("b", c.commit(by="b"))
-        assert [e.kind for e in told if isinstance(e, Note)] == ["refused"]
-        assert c.hear("b", c.commit(by="b")) == []
+        assert [e.peer for e in told if isinstance(e, Complaint)] == ["b"]
         assert any(isinstance(e, Apply) for e in c.hear("a", c.commit()))
 
 
@@ -101,3 +114,96 @@ def test_a_contribution_may_be_of_an_incarnation_a_day_ahead_of_all_that_are_kno
     assert latest_incarnation(counted, 100) == 500 + day
     assert latest_incarnation(counted, 600) == 600 + day
     assert latest_incarnation({}, 100) == 100 + day
+
+
+# -- peers that may be invented
+
+
+def names(count: int, first: str = "n") -> tuple[str, ...]:
+    return tuple(f"{first}{number:05d}" for number in range(count))
+
+
+def listing(peers: tuple[str, ...], state: Any, plan: Plan | None = None) -> Any:
+    """A commit on the state that counts these peers."""
+    commit = commit_on(state)
+    listed = tuple(Counted(peer, ContributionId(1, 1), 1.0, 1) for peer in peers)
+    return replace(commit, contributions=listed, plan=plan or commit.plan)
+
+
+FULL = replace(STATE, counted={peer: ContributionId(1, 1) for peer in names(COUNTED_MAX, "old")})
+NEARLY_FULL = replace(STATE, counted={peer: ContributionId(1, 1) for peer in names(COUNTED_MAX - 2, "old")})
+FOUNDED = replace(STATE, counted={})
+
+
+@pytest.mark.parametrize(
+    ("state", "most"), [(STATE, NEWCOMERS_MAX), (NEARLY_FULL, 2), (FULL, 0), (FOUNDED, COUNTED_MAX)]
+)
+def test_a_commit_counts_few_peers_that_no_commit_has_counted(state: Any, most: int) -> None:
+    """An aggregator may invent them, and each takes room in the state for ever. A run's first commit may count all."""
+    assert objection(listing(names(most), state), state, lead(), RULES) == ""
+    too_many = objection(listing(names(most + 1), state), state, lead(), RULES)
+    assert too_many == "it counts too many peers that no commit has counted before"
+
+
+def test_an_aggregator_counts_no_more_newcomers_than_others_accept() -> None:
+    """The others' turn comes with the next commit; peers that were counted before are always counted."""
+    id = ContributionId(60, 1)
+    contribution = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
+    inbox = dict.fromkeys((*names(NEWCOMERS_MAX + 3), "a"), contribution)
+    chosen = countable(inbox, STATE)
+    assert [peer for peer, _ in chosen] == ["a", *names(NEWCOMERS_MAX)]
+    assert objection(listing(tuple(peer for peer, _ in chosen), STATE), STATE, lead(), RULES) == ""
+    assert len(countable(inbox, FOUNDED)) == len(inbox)
+
+
+def test_a_run_that_has_counted_as_many_peers_as_it_may_counts_those_on() -> None:
+    """Further ones are refused with the reason."""
+    id = ContributionId(60, 1)
+    contribution = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
+    assert unfit("old00000", contribution, FULL, lead(), RULES) == ""
+    assert "counts no further one" in unfit("new", contribution, FULL, lead(), RULES)
+
+
+def test_a_plan_names_few_peers_that_no_commit_has_counted() -> None:
+    """A round may wait for each of them until it is found dead. Peers of the plan before, contributors and the author
+    are no strangers; a run's first commit may name all."""
+    few, many = names(PLANNED_MAX), names(PLANNED_MAX + 1)
+    for plan, fits in (
+        (Plan(("a", "b", *few), ("a",)), True),
+        (Plan(("a", *few[:8]), ("a", *few)), True),
+        (Plan(("a", *many), ("a",)), False),
+        (Plan(("a", "b"), ("a", *many)), False),
+    ):
+        told = objection(listing(("b",), STATE, plan), STATE, lead(), RULES)
+        assert told == ("" if fits else "its plan names too many peers that no commit has counted before")
+        assert objection(listing(("b",), FOUNDED, plan), FOUNDED, lead(), RULES) == ""
+        kept = bounded(plan, {"b"}, "a", STATE)
+        assert (kept == plan) is fits
+        assert objection(listing(("b",), STATE, kept), STATE, lead(), RULES) == ""
+    assert bounded(Plan(("a", *many), ("a",)), set(many), "a", STATE) == Plan(("a", *many), ("a",))
+
+
+DATA = DataSet("train", 100)
+HOLDING = replace(STATE, tables=(Table(DATA, 20, (Lease("b", 1, 0, 10, 1), Lease("a", 2, 10, 20, 1))),))
+
+
+@pytest.mark.parametrize(("span", "fits"), [((0, 10), True), ((5, 12), False), ((10, 20), False), ((20, 21), False)])
+def test_only_data_that_is_leased_to_its_author_counts(span: tuple[int, int], fits: bool) -> None:
+    """A commit that counts a contribution from other peers' data is refused, and so is the contribution."""
+    uses = (Use(DATA, (span,), 5),)
+    listed = (Counted("b", ContributionId(1, 1), 1.0, 5, uses),)
+    commit = replace(commit_on(HOLDING, "b"), contributions=listed)
+    assert (objection(commit, HOLDING, lead(), RULES) == "") is fits
+    mine = Contribution(0, HOLDING.version, ContributionId(1, 1), ContributionId(1, 1), 1.0, 5, uses=uses)
+    assert (unfit("b", mine, HOLDING, lead(), RULES) == "") is fits
+    other = replace(HOLDING, shard=1)
+    assert unfit("b", mine, other, lead(), RULES)
+
+
+def test_in_asynchronous_mode_the_author_hears_why() -> None:
+    """There the aggregator refuses such a submission with the newer state, not with a complaint."""
+    rules = replace(RULES, mode="async")
+    uses = (Use(DATA, ((10, 20),), 5),)
+    mine = Contribution(0, HOLDING.version, ContributionId(1, 1), ContributionId(1, 1), 1.0, 5, uses=uses)
+    assert not unfit("b", mine, HOLDING, lead(), rules)
+    assert misused("b", mine, HOLDING, rules)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Release, Restore, Stepped
+from p2p_diloco.core.lives import incarnation_after
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Promise, State
-from p2p_diloco.core.version import ContributionId, Version, incarnation_after
+from p2p_diloco.core.version import ContributionId, Version
 from tests.core.conftest import TWO, computed, moves_on, running, to
 
 # -- merging

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Changed, Delivered, Note, Reachable, Release, Send
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Changed,
+    Complaint,
+    Delivered,
+    Note,
+    Reachable,
+    Release,
+    Send,
+)
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX, Leadership
 from p2p_diloco.core.messages import Commit, Counted, Outdated, Plan, Promise, TakeOver, Want
 from p2p_diloco.core.version import ContributionId, model_version
@@ -294,7 +306,10 @@ def test_the_greater_of_two_claims_wins(peer: Any, term: int, sender: str, wins:
         assert effects == [Send(sender, Promise(0, b.held, term)), Send(sender, log.own.mine)]
         assert (log.lead.term, log.lead.holder, log.lead.promised_by) == (term, sender, None)
     else:
-        assert effects == [Send(sender, Outdated(0, b.held, 1, "b"))]
+        turns = {0: "a", 1: "b", 2: "c"}
+        why = f"a claim to shard 0 is refused: {sender} may not hold term {term}"
+        complaint = [] if turns[term] == sender else [Complaint(sender, why)]
+        assert effects == [*complaint, Send(sender, Outdated(0, b.held, 1, "b"))]
         assert (log.lead.term, log.lead.holder) == (1, "b")
 
 
@@ -311,12 +326,15 @@ def test_a_refused_claim_is_given_up(peer: Any) -> None:
 
 @pytest.mark.parametrize("refusal", [(1, 1, "a"), (1, 1, "b"), (1, 0, "c"), (2, 9, "c"), (0, 9, "c")])
 def test_a_refusal_that_names_no_greater_claim_is_ignored(peer: Any, refusal: tuple[int, int, str]) -> None:
-    """It names this peer's own claim, a lesser one, or another base."""
+    """It names this peer's own claim, a lesser one, or another base. A claim of a peer whose turn it is not causes a
+    complaint."""
     epoch, term, holder = refusal
     b = peer("b")
     b.contribute()
     b.lose("a")
-    assert b.hear("c", Outdated(0, b.version(epoch), term, holder)) == []
+    why = f"a claim to shard 0 is refused: {holder} may not hold term {term}"
+    complaint = [Complaint("c", why)] if (epoch, term, holder) in ((1, 1, "a"), (1, 0, "c")) else []
+    assert b.hear("c", Outdated(0, b.version(epoch), term, holder)) == complaint
     log = b.replica.logs[0]
     assert (log.lead.term, log.lead.holder, log.lead.promised_by) == (1, "b", set())
 
@@ -467,23 +485,6 @@ def test_a_claim_waits_for_each_live_holder_until_it_is_conceded() -> None:
     assert not lead.promised("a", Promise(0, Peer.version(1), 2))
 
 
-@pytest.mark.parametrize(
-    ("sender", "term", "holder", "overruled"),
-    [
-        *[("d", 3, "a", True), ("d", 2, "c", True), ("b", 0, "a", True)],
-        *[("d", 0, "a", False), ("d", 2, "a", False), ("d", 1, "c", False), ("b", 0, "c", False)],
-    ],
-)
-def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
-    sender: str, term: int, holder: str, overruled: bool
-) -> None:
-    """Greater by term, if the term is that peer's turn. A holder that names another peer has forgotten its claim."""
-    lead = leadership("e")
-    lead.concede(1, "b")
-    assert lead.is_overruled(sender, Outdated(0, Peer.version(1), term, holder)) is overruled
-    assert not lead.is_overruled(sender, Outdated(0, Peer.version(2), term, holder))
-
-
 @pytest.mark.parametrize(("epochs", "claimed"), [((1,), True), ((2,), False), ((), True)])
 def test_a_claim_of_a_live_third_peer_counts_unless_that_peer_has_moved_on(
     epochs: tuple[int, ...], claimed: bool
@@ -563,10 +564,11 @@ def test_a_peer_that_is_told_of_its_own_claim_asks_for_promises_again() -> None:
 
 
 def test_a_claim_by_a_peer_that_the_plan_does_not_name_is_refused(peer: Any) -> None:
-    """It is told of the present holder, and nothing changes."""
+    """It is told of the present holder, the peer's status has the reason, and nothing changes."""
     b = peer("b", live="acz")
     for term in (0, 1, 4, 100):
-        assert b.hear("z", TakeOver(0, b.held, term)) == [Send("z", Outdated(0, b.held, 0, "a"))]
+        why = f"a claim to shard 0 is refused: z may not hold term {term}"
+        assert b.hear("z", TakeOver(0, b.held, term)) == [Complaint("z", why), Send("z", Outdated(0, b.held, 0, "a"))]
     lead = b.replica.logs[0].lead
     assert (lead.term, lead.holder) == (0, "a")
 
@@ -623,4 +625,5 @@ def test_a_passed_peer_is_named_as_an_aggregator_by_no_plan_for_a_while(peer: An
     log = b.replica.logs[0]
     assert log.next_plan({"a", "b", "c"}, b.now) == Plan(tuple("abc"), log.next_plan({"a", "b", "c"}, b.now).succession)
     assert set(log.next_plan({"a", "b", "c"}, b.now).succession) == {"b", "c"}
-    assert set(log.next_plan({"a", "b", "c"}, b.now + b.rules.forgotten_after).succession) == {"a", "b", "c"}
+    b.replica.roster.probing.expire(b.now + b.rules.forgotten_after)
+    assert set(log.next_plan({"a", "b", "c"}, b.now).succession) == {"a", "b", "c"}

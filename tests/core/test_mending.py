@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged, Changed, Damaged, Filled, Send
+from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged, Changed, Complaint, Damaged, Filled, Send
 from p2p_diloco.core.messages import Commit, Fetch, Held, Plan, Probe, Versions
 from p2p_diloco.core.state import meta_of
 from tests.core.conftest import (
@@ -203,7 +203,8 @@ def test_a_commit_that_leads_to_another_digest_is_not_taken(peer: Any) -> None:
     b = peer("b", group="ab", fragments=TWO)
     commit = Commit(1, b.version(1), b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
     b.hear("a", commit)
-    note, fetch = b.feed(Applied(1, commit.base, "astray"))
+    complaint, note, fetch = b.feed(Applied(1, commit.base, "astray"))
+    assert complaint == Complaint("a", "shard 1: a commit on epoch 1 led to another digest than it names")
     assert note.kind == "mismatch"
     assert fetch == Send("a", Fetch((b.version(1), None)))
     assert b.replica.versions == (b.version(1), b.version(1))

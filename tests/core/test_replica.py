@@ -35,7 +35,7 @@ from p2p_diloco.core.events import (
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Counted, Fetch, Leave, Plan, Probe, ProbeAck, Summary, Versions
+from p2p_diloco.core.messages import Counted, Fetch, Leave, Plan, Probe, ProbeAck, State, Summary, Versions
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import founding_meta, meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
@@ -286,6 +286,24 @@ def test_a_discovered_peer_is_probed_once(peer: Any) -> None:
     assert a.feed(Discovered("x")) == []
     assert a.feed(Discovered("a")) == []
     assert a.replica.roster.alive() == []
+
+
+def test_a_peer_that_only_asks_is_answered_and_not_probed(peer: Any) -> None:
+    """An observer, of which nothing but questions and payloads under way is seen: it stays unknown. A peer that was
+    dead is probed as after any message."""
+    a = peer("a", epoch=3, group="ab")
+    for event in (Received("x", Fetch((None,), shards=())), Received("x", Fetch((None,), whole=True, shards=(0,)))):
+        (answer,) = a.feed(event)
+        assert isinstance(answer.message, Versions | State)
+        assert a.feed(Moving("x")) == []
+    assert not a.replica.roster.known("x")
+    assert told_of("x", a.pass_time(30.0)) == []
+    a.lose("b")
+    assert Send("b", Probe(a.replica.roster.mine)) in a.hear("b", Fetch((None,), shards=()))
+
+
+def told_of(peer: str, effects: list[Any]) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, Send) and effect.to == peer]
 
 
 def test_a_discovered_peer_that_never_answers_is_dead_after_the_timeout(peer: Any) -> None:
@@ -586,7 +604,7 @@ def test_notes_name_the_shard_of_a_mismatch_and_the_lineage_that_was_joined(peer
     b = peer("b", group="ab")
     message = b.commit(plan=b.plan("ab"))
     b.hear("a", message)
-    note = b.feed(Applied(0, message.base, "astray"))[0]
+    note = b.feed(Applied(0, message.base, "astray"))[1]
     assert note.text == "shard 0: a commit on epoch 1 led to another digest than it names"
     state = b.state(0, 2)
     b.hear("a", state)

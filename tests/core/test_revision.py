@@ -7,11 +7,24 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Fill, Filled, Note, Revised, Send
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Complaint,
+    Fill,
+    Filled,
+    Finished,
+    Note,
+    Revised,
+    Send,
+)
 from p2p_diloco.core.messages import Commit, Counted, Fetch, Held, Plan, Probe, ProbeAck, Promise, State, Versions
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ContributionId, Version
+from tests.core.conftest import round_alone, solo
 
 FIRST = Revision(1, 0.5, 0.9, "signed")
 SECOND = Revision(2, 0.3, 0.0, "signed")
@@ -42,6 +55,20 @@ def test_a_revision_is_shown_with_its_rates() -> None:
     """Except for what the run was founded with, whose rates are in its settings."""
     assert str(FOUNDED) == "revision 0 (as founded)"
     assert str(FIRST) == "revision 1 (outer_lr=0.5, outer_momentum=0.9)"
+
+
+def test_what_was_signed_and_saved_before_stays_valid() -> None:
+    """A revision of the rates alone has the bytes that it had when revisions changed only rates. A revision of anything
+    else differs from it, and names all that it changes."""
+    assert FIRST.covered == (1, 0.5, 0.9)
+    others = [
+        replace(FIRST, **{name: 3}) for name in ("sync_every", "min_peers", "stop_after_epochs", "stop_after_samples")
+    ]
+    others += [replace(FIRST, saves=1), replace(FIRST, stop_after_epochs=0), replace(FIRST, stop_after_samples=0)]
+    assert len({revision.covered for revision in (FIRST, *others)}) == len(others) + 1
+    assert replace(FIRST, stop_after_epochs=0).changed == {
+        "outer_lr": 0.5, "outer_momentum": 0.9, "stop_after_epochs": None
+    }  # fmt: skip
 
 
 def test_the_digest_covers_the_revision() -> None:
@@ -129,14 +156,13 @@ def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
 
 
 def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
-    """A note says so."""
+    """The author's entry in the status says so."""
     a = peer("a", epoch=None, group="abc")
     state = replace(a.state(0, 1, plan=a.plan("abc", "bac")), revision=SECOND)
     a.hear("b", state)
     a.feed(Filled(0, state.version, state.version.digest))
-    (note,) = a.hear("b", commit_on(a, FIRST))
-    assert isinstance(note, Note)
-    assert (note.kind, note.text) == ("refused", "a commit of b would set shard 0 back to an earlier revision")
+    why = "a commit would set shard 0 back to an earlier revision"
+    assert a.hear("b", commit_on(a, FIRST)) == [Complaint("b", why)]
 
 
 def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
@@ -198,3 +224,71 @@ def test_an_asynchronous_commit_is_held_with_its_revision(peer: Any, asked: Revi
     answers = c.said(c.hear("b", Held(0, offer.version)))
     assert [m.revision for m in answers if isinstance(m, Commit)] == [asked]
     assert c.replica.revision == asked
+
+
+# -- the end, the number of peers, and H
+
+
+def rounds(a: Any, count: int) -> list[Any]:
+    """Play rounds of a peer that is alone; returns the effects of the last."""
+    effects: list[Any] = []
+    for _ in range(count):
+        effects = round_alone(a)
+    return effects
+
+
+def test_a_stop_ends_the_run_at_its_epoch(peer: Any) -> None:
+    """Not at the one with which the run was founded; later revisions don't change what is over."""
+    a = solo(peer, stop_after_epochs=9)
+    begun = a.held.epoch
+    a.feed(Revised(Revision(1, stop_after_epochs=begun + 2)))
+    assert Finished() not in rounds(a, 1)
+    assert Finished() in rounds(a, 1)
+    a.feed(Revised(Revision(2, stop_after_epochs=0)))
+    assert a.replica.logs[0].final
+    assert a.replica.ended_by.number == 1
+
+
+def test_a_stop_that_lies_behind_ends_the_run_at_the_next_commit(peer: Any) -> None:
+    """Not before it: a state is final only by the revision that made it, so all replicas agree."""
+    a = solo(peer)
+    rounds(a, 3)
+    ended = a.held.epoch + 1
+    a.feed(Revised(Revision(1, stop_after_epochs=2)))
+    assert not a.replica.logs[0].final
+    assert Finished() in rounds(a, 1)
+    assert a.held.epoch == ended
+
+
+def test_fewer_peers_are_enough_for_the_round_that_has_begun(peer: Any) -> None:
+    """A run in which too few peers are left goes on when its founder asks for fewer; the commit names that revision."""
+    a = peer("a", group="ab", min_peers=3)
+    a.contribute()
+    assert not a.hear("b", a.contribution(a.held))
+    a.feed(Revised(Revision(1, min_peers=2)))
+    (average,) = [effect for effect in a.pass_time(2.0) if isinstance(effect, Average)]
+    assert average.revision == Revision(1, min_peers=2)
+
+
+def test_h_changes_with_the_state_and_the_steps_are_counted_by_each_rounds_own(peer: Any) -> None:
+    """Two rounds of 10 steps, the second of which brings in H = 4; then each has 4. The digest covers the count."""
+    a = solo(peer, sync_every=10)
+    begun = a.replica.steps
+    assert begun == 10 * a.held.epoch
+    rounds(a, 1)
+    a.feed(Revised(Revision(1, sync_every=4)))
+    assert a.replica.interval == 10
+    rounds(a, 1)
+    assert (a.replica.interval, a.replica.steps) == (4, begun + 20)
+    rounds(a, 2)
+    assert a.replica.steps == begun + 28
+    state = a.replica.state(0)
+    assert meta_of(state) != meta_of(replace(state, paced=(0, 0)))
+
+
+def test_a_longer_h_allows_heavier_contributions(peer: Any) -> None:
+    """The limits of a contribution follow H, so none of a longer round is refused; a shorter H changes no limit."""
+    rules = replace(peer("a").replica.rules, sync_every=10, weight_max=100.0, samples_max=100)
+    longer, shorter = Revision(1, sync_every=30), Revision(1, sync_every=1)
+    assert [rules.fits(300.0, 300, revision) for revision in (FOUNDED, longer, shorter)] == [False, True, False]
+    assert rules.fits(100.0, 100, shorter)

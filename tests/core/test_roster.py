@@ -216,16 +216,9 @@ def test_a_peer_that_a_round_went_on_without_is_passed_for_a_while() -> None:
     r = roster("a")
     for peer in ("a", "x"):
         r.passes_over(peer, 100.0)
-    assert r.passed("a", 99.0 + RULES.forgotten_after)
-    assert not r.passed("a", 100.0 + RULES.forgotten_after)
-    assert not r.passed("x", 100.0)
-    assert not r.passed("me", 100.0)
-
-
-def test_refused_messages_of_a_peer_are_noted_once() -> None:
-    """A peer that sends many must not fill the log."""
-    r = roster("ab")
-    assert [note.text for note in r.complain("a", "it is wrong")] == ["it is wrong (sent by a; noted once)"]
-    assert r.complain("a", "it is wrong again") == []
-    assert len(r.complain("b", "it is wrong")) == 1
-    assert r.complain("x", "it is of an unknown peer") == []
+    r.probing.expire(99.0 + RULES.forgotten_after)
+    assert r.passed("a")
+    assert not r.passed("x")
+    assert not r.passed("me")
+    r.probing.expire(100.0 + RULES.forgotten_after)
+    assert not r.passed("a")

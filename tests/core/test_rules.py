@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 
@@ -61,7 +64,7 @@ def test_a_run_has_ended_once_its_shards_together_have_come_to_either_end(
 ) -> None:
     """A model's version sums its three shards."""
     three = Rules(run="run", fragments=((0, 1), (2,)), **ends)
-    assert three.ended(ModelVersion(0, samples, epochs, "")) is ended
+    assert three.ended(ModelVersion(0, samples, epochs, ""), FOUNDED) is ended
 
 
 def test_a_contribution_fits_up_to_the_rules_limits() -> None:
@@ -73,5 +76,11 @@ def test_a_contribution_fits_up_to_the_rules_limits() -> None:
 def test_live_peers_are_waited_for_longer_than_their_work_may_take() -> None:
     """A commit may take a whole round, a promise only a message. An answer may wait in a queue."""
     ladder = rules(1.0, 10.0)
-    assert ladder.commits_within == ladder.round_timeout + 20.0
+    assert (ladder.commits_within, ladder.confirms_within) == (630.0, 620.0)
     assert (ladder.promises_within, ladder.answered_within) == (40.0, 60.0)
+
+
+def test_an_aggregator_is_waited_for_longer_than_it_may_wait_itself() -> None:
+    """Else its contributors pass it over while it waits for another peer's promise or confirmation."""
+    for ladder in (rules(1.0, 10.0), replace(rules(1.0, 10.0), round_timeout=1.0)):
+        assert max(ladder.confirms_within, ladder.promises_within) + ladder.probe_every < ladder.commits_within

@@ -178,5 +178,5 @@ def test_a_state_has_grown_from_its_ancestors_and_itself() -> None:
     ],
 )
 def test_a_version_is_final_when_epochs_or_samples_are_reached(rules: dict[str, int], ends: bool) -> None:
-    assert final(Peer.version(3), replace(PLAIN, **rules)) is ends
+    assert final(Peer.state(0, 3), replace(PLAIN, **rules)) is ends
     assert not final(None, replace(PLAIN, **rules))

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.core.version import (
-    SALT_BITS,
-    ContributionId,
-    ModelVersion,
-    Version,
-    descends,
-    incarnation,
-    incarnation_after,
-    model_version,
-)
+from p2p_diloco.core.lives import SALT_BITS, incarnation, incarnation_after
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, descends, model_version
 
 
 def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Average, Found, Pause, Restore, Stepped
+from p2p_diloco.core.events import Average, Found, Note, Pause, Restore, Stepped
 from p2p_diloco.core.messages import Leave
 from p2p_diloco.core.version import ModelVersion, model_version
 
@@ -198,6 +198,25 @@ def test_a_round_does_not_wait_for_a_peer_without_trainer(peer: Any) -> None:
     a = peer("a", group="ab", min_peers=1)
     a.meet("b", role="aggregator", incarnation=2)
     assert a.replica.logs[0].waited_for() == ["a"]
+
+
+def test_a_worker_that_misses_rounds_in_a_row_is_noted_once(peer: Any) -> None:
+    """It says that it works and holds each base, and contributes nothing."""
+    a = peer("a", group="abc", succession="a", round_timeout=2.0)
+    notes = list[str]()
+    for _ in range(5):
+        for name in "bc":
+            a.meet(name, epochs=(a.replica.epoch,), eligible=False, model=model_version([a.held]))
+        effects = [*a.hear("b", a.contribution(a.held, a.replica.epoch + 1)), *a.contribute()]
+        for _ in range(20):
+            if a.averages(effects):
+                break
+            effects += a.pass_time(0.5)
+        notes += [e.text for e in effects if isinstance(e, Note) and e.kind == "missed"]
+        a.averaged([e for e in effects if isinstance(e, Average)], a.version(a.replica.epoch + 1).digest)
+        notes += [e.text for e in a.pass_time(1.0) if isinstance(e, Note) and e.kind == "missed"]
+    text = "says that it works, and has missed 2 rounds in a row: rounds wait for it only briefly (noted once)"
+    assert notes == [f"c {text}"]
 
 
 # -- peers that are waited for during a grace

@@ -26,13 +26,14 @@ from p2p_diloco.net.interface import (
     check_record,
     unnoticed,
 )
+from p2p_diloco.net.statements import as_text
 
 log = logging.getLogger(__name__)
 
 
-def signed(peer: str, statement: bytes) -> str:
+def signed(peer: str, kind: bytes, statement: bytes) -> str:
     """A stand-in for a peer's signature."""
-    return blake2b(peer.encode() + b"\0" + statement, digest_size=16).hexdigest()
+    return as_text(blake2b(b"\0".join((peer.encode(), kind, statement))).digest())
 
 
 class MemoryNetwork:
@@ -192,13 +193,13 @@ class MemoryTransport:
                 newest[subkey] = (value, until)
         return newest
 
-    def sign(self, statement: bytes) -> str:
+    def sign(self, kind: bytes, statement: bytes) -> str:
         """As `Transport.sign`."""
-        return signed(self.peer_id, statement)
+        return signed(self.peer_id, kind, statement)
 
-    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+    def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         """As `Transport.signed_by`."""
-        return proof == signed(peer, statement)
+        return proof == signed(peer, kind, statement)
 
     async def close(self) -> None:
         """As `Transport.close`."""

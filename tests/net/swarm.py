@@ -20,7 +20,7 @@ LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 PATIENT = Limits(connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 30)
 AT_ONCE_S = 8.0
 """What waits for no deadline takes far less, unless the machine, or one of its processes, stands still meanwhile."""
-STRANGER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+STRANGER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 CHILD = """
 import asyncio
 import sys

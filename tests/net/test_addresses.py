@@ -11,7 +11,7 @@ from p2p_diloco.errors import AddressError
 from p2p_diloco.net.addresses import listen_for, parse, peer_of
 from p2p_diloco.net.reasons import dial_refused, likely_reason
 
-PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+PEER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
 
 
@@ -83,7 +83,7 @@ NEGOTIATING = "failed to dial: all dials failed\n  * [/ip4/127.0.0.1/tcp/1] fail
         (f"{NEGOTIATING}read tcp4 127.0.0.1:2->127.0.0.1:1: read: connection reset by peer", "closed at once"),
         (f"{NEGOTIATING}EOF", "closed at once"),
         (f"{NEGOTIATING}context deadline exceeded", "timed out"),
-        (f"{NEGOTIATING}peer id mismatch: expected QmA, but remote key matches QmB", "its id is QmB"),
+        (f"{NEGOTIATING}peer id mismatch: expected 12D3KooWA, but remote key matches 12D3KooWB", "its id is 12D3KooWB"),
         (f"{NEGOTIATING}EOF\n  * [/ip4/10.0.0.1/tcp/1] connect: connection refused", "nothing listens there"),
         ("failed to dial: something new", "failed to dial: something new"),
     ],

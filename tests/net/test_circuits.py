@@ -166,8 +166,8 @@ class Evil:
 
 
 def hello(certificate: bytes, key: SigningKey) -> Message:
-    proof = key.sign(module._statement(certificate))
-    return Message(msgpack.packb({"certificate": certificate, "proof": proof}))
+    signature = key.sign(module._KIND, certificate)
+    return Message(msgpack.packb({"certificate": certificate, "signature": signature}))
 
 
 async def refused_by_both(world: World, evil: Evil, *, opens: bool = False) -> Unreachable | None:
@@ -223,11 +223,11 @@ def a_certificate_that_the_relay_signed(evil: Evil) -> None:
 
 @lie
 def a_certificate_that_is_not_signed(evil: Evil) -> None:
-    evil.to_b = lambda hello_a: Message(msgpack.packb({"certificate": Certificate().der, "proof": ""}))
+    evil.to_b = lambda hello_a: Message(msgpack.packb({"certificate": Certificate().der, "signature": b""}))
 
 
 @lie
-def another_certificate_with_the_proof(evil: Evil) -> None:
+def another_certificate_with_the_signature(evil: Evil) -> None:
     def exchanged(hello_a: Message, hello_b: Message) -> Message:
         return Message(msgpack.packb(msgpack.unpackb(hello_b.header) | {"certificate": Certificate().der}))
 
@@ -509,7 +509,7 @@ def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -
 
     async def test() -> None:
         with by_hand() as clock:
-            circuits = Circuits(World().daemon(A), KEYS[0].sign)
+            circuits = Circuits(World().daemon(A), KEYS[0])
             circuits.register(["/ip4/127.0.0.1/tcp/1/p2p/away"])
             for _ in range(1100):
                 await clock.passes(module.PING_S)

@@ -534,15 +534,18 @@ def test_a_record_under_another_peers_id_is_not_found(plain: Any) -> None:
 
 
 def test_a_peer_signs_with_its_own_identity(plain: Any) -> None:
-    """Any other peer finds the proof to be that peer's, of that statement alone; so it can be handed on."""
+    """Any other peer finds the proof to be that peer's, of that statement and kind alone; so it can be handed on."""
 
     async def play() -> None:
         async with plain() as swarm:
             (a, _), (b, _) = await swarm.join(), await swarm.join()
-            proof = a.sign(b"so be it")
-            assert b.signed_by(a.peer_id, b"so be it", proof)
-            assert not b.signed_by(b.peer_id, b"so be it", proof)
-            assert not b.signed_by(a.peer_id, b"so be it not", proof)
+            proof = a.sign(b"vow", b"so be it")
+            assert b.signed_by(a.peer_id, proof, b"vow", b"so be it")
+            assert not b.signed_by(b.peer_id, proof, b"vow", b"so be it")
+            assert not b.signed_by(a.peer_id, proof, b"vow", b"so be it not")
+            assert not b.signed_by(a.peer_id, proof, b"bet", b"so be it")
+            for garbage in ("", "?", proof[:-4], "é" * 88):
+                assert not b.signed_by(a.peer_id, garbage, b"vow", b"so be it")
 
     run(play())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.errors import AddressError, ConfigError, NoBootstrapReached, Refused
+from p2p_diloco.net.identity import read_key
 from p2p_diloco.net.interface import Unreachable
 from tests.net.swarm import STRANGER, Awake, join, run
 
@@ -107,11 +108,13 @@ def test_a_joiner_with_a_wrong_clock_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_identity_file_gives_one_peer_id_to_one_process(tmp_path: Path) -> None:
-    """The same file gives the same peer id, to one process at a time; only its owner may read it."""
+    """The same file gives the same peer id, to one process at a time; only its owner may read it. The daemon and this
+    package read the same id from it."""
 
     async def test() -> None:
         path = tmp_path / "identity"
         first = await join(identity_path=str(path))
+        assert first.peer_id == read_key(path).peer_id
         assert path.stat().st_mode & 0o077 == 0
         with pytest.raises(ConfigError, match="in use by another"):
             await join(identity_path=str(path))

@@ -269,7 +269,7 @@ def test_without_listeners_all_payloads_go_over_libp2p() -> None:
 def test_a_stream_found_at_a_relay_is_reported_as_relayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next stream may be found at another address, and is reported as what it is."""
     monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.1)
-    circuit = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N/p2p-circuit"
+    circuit = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv/p2p-circuit"
 
     async def test(start: Start) -> None:
         a, b = start("a", hosts=()), start("b", hosts=())

@@ -140,5 +140,5 @@ def test_a_value_has_room_for_its_seal() -> None:
 def test_members_sign_as_before() -> None:
     """Signatures are the peer's own."""
     alice = Swarm().member("alice")
-    assert alice.signed_by("alice", b"yes", alice.sign(b"yes"))
-    assert not alice.signed_by("bob", b"yes", alice.sign(b"yes"))
+    assert alice.signed_by("alice", alice.sign(b"kind", b"yes"), b"kind", b"yes")
+    assert not alice.signed_by("bob", alice.sign(b"kind", b"yes"), b"kind", b"yes")

@@ -1,63 +1,101 @@
-"""Signatures that any peer can check: of one peer, on exactly one statement."""
+"""Signatures that any peer can check with the signer's id: of one peer, on exactly one statement of one kind."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import base58
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.signing import PROOF_LETTERS_MAX, SigningKey, signer
+from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, signed_by
+from p2p_diloco.net.statements import sign
+
+KEY, OTHER = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
+SPECIFIED = bytes.fromhex(
+    "080112407e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d"
+    "1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
+)
+"""The Ed25519 private key among the test vectors of libp2p's peer-ids specification."""
 
 
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from hivemind.p2p import P2P
-
-    path = tmp_path_factory.mktemp("identity") / "identity"
-    P2P.generate_identity(str(path))
-    return path
-
-
-def test_a_proof_names_its_peer(identity: Path) -> None:
-    """The peer id is the one that libp2p gives to the same key; the proof is short enough to be handed on."""
-    from hivemind.p2p import PeerID
-
-    key = SigningKey(identity)
-    proof = key.sign(b"so be it")
-    assert key.peer_id == str(PeerID.from_identity(identity.read_bytes()))
-    assert signer(b"so be it", proof) == key.peer_id
-    assert key.sign(b"so be it") == proof
-    assert len(proof) <= PROOF_LETTERS_MAX
+def test_a_key_has_the_form_that_libp2p_specifies() -> None:
+    """The specification's example is read, and written with the same bytes. The id begins as that of every Ed25519
+    key."""
+    key = SigningKey.read(SPECIFIED)
+    assert key.content == SPECIFIED
+    assert PEER_ID.fullmatch(key.peer_id)
 
 
-def test_a_proof_holds_for_its_statement_and_key_alone(identity: Path) -> None:
-    """Another statement, or another key beside the signature, proves nothing."""
-    from hivemind.p2p import P2P
-
-    other = identity.with_name("other")
-    P2P.generate_identity(str(other))
-    mine, theirs = SigningKey(identity).sign(b"yes"), SigningKey(other).sign(b"yes")
-    assert signer(b"no", mine) is None
-    assert signer(b"yes", f"{theirs.partition('.')[0]}.{mine.partition('.')[2]}") is None
-    assert signer(b"yes", theirs) == SigningKey(other).peer_id != SigningKey(identity).peer_id
+def test_a_new_key_is_another_one_and_survives_as_bytes() -> None:
+    """Two new keys have two ids; a key that is read again has the same id and signs the same."""
+    a, b = SigningKey.create(), SigningKey.create()
+    assert a.peer_id != b.peer_id
+    again = SigningKey.read(a.content)
+    assert (again.peer_id, again.sign(b"kind", b"yes")) == (a.peer_id, a.sign(b"kind", b"yes"))
 
 
-@given(st.one_of(st.text(), st.binary().map(lambda raw: raw.hex()), st.just("." * (PROOF_LETTERS_MAX + 1))))
-def test_garbage_proves_nothing(proof: str) -> None:
-    """Whatever stands in place of a proof."""
-    assert signer(b"yes", proof) is None
+def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
+    """It has 64 bytes, and the signer's id is all that is needed to check it."""
+    signature = KEY.sign(b"vow", b"yes")
+    assert len(signature) == SIGNATURE_BYTES
+    assert signed_by(KEY.peer_id, signature, b"vow", b"yes")
+    assert not signed_by(OTHER.peer_id, signature, b"vow", b"yes")
+    assert not signed_by(KEY.peer_id, signature, b"bet", b"yes")
+    assert not signed_by(KEY.peer_id, signature, b"vow", b"no")
+    assert not signed_by(KEY.peer_id, OTHER.sign(b"vow", b"yes"), b"vow", b"yes")
+
+
+def test_a_peer_id_in_another_spelling_is_another_peer() -> None:
+    """An id with blanks around it, cut short or lengthened has signed nothing, though it may decode to the same key."""
+    signature = KEY.sign(b"vow", b"yes")
+    for peer in (f"{KEY.peer_id} ", f" {KEY.peer_id}", f"{KEY.peer_id}\n", KEY.peer_id[:-1], f"1{KEY.peer_id}"):
+        assert not signed_by(peer, signature, b"vow", b"yes")
+
+
+def test_an_id_of_the_right_form_must_be_that_of_an_ed25519_key() -> None:
+    """The key's length is not seen in the form of an id. An id that names another length has signed nothing, though it
+    contains the signer's key."""
+    decoded = base58.b58decode(KEY.peer_id)
+    for length in (31, 33, 34):
+        peer = base58.b58encode(decoded[:5] + bytes([length]) + decoded[6:]).decode()
+        assert PEER_ID.fullmatch(peer)
+        assert not signed_by(peer, KEY.sign(b"vow", b"yes"), b"vow", b"yes")
+
+
+STRANGE = st.one_of(
+    st.text(),
+    st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", min_size=44, max_size=44).map(
+        "12D3KooW".__add__
+    ),
+    st.just(KEY.peer_id),
+)
+
+
+@given(STRANGE, st.one_of(st.binary(), st.binary(min_size=SIGNATURE_BYTES, max_size=SIGNATURE_BYTES)))
+def test_garbage_proves_nothing(peer: str, signature: bytes) -> None:
+    """Ids and signatures of any form make no exception, and no proof."""
+    assert not signed_by(peer, signature, b"vow", b"yes")
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"\x08\x00\x12", b"\x08\x00\x12\xff\xff", b"\x08\x01\x12\x03abc", b"text"]
+    "content",
+    [
+        b"",
+        b"text",
+        b"\x08\x01\x12\x40",
+        SPECIFIED[:-1],
+        SPECIFIED + b"\0",
+        SPECIFIED[:-1] + b"\0",  # another public key than the seed makes
+        b"\x08\x00\x12\x40" + SPECIFIED[4:],  # another kind of key
+    ],
 )
-def test_a_file_without_a_key_is_a_config_error(tmp_path: Path, content: bytes | None) -> None:
-    """Whether it doesn't exist, or holds something else."""
-    path = tmp_path / "identity"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"identity_path=.*name the file"):
-        SigningKey(path)
+def test_bytes_that_are_no_key_are_refused(content: bytes) -> None:
+    """Whatever the file holds instead of an Ed25519 key, the error is a ValueError."""
+    with pytest.raises(ValueError, match="no Ed25519 key"):
+        SigningKey.read(content)
+
+
+def test_the_signature_of_another_purpose_is_none_of_a_peer() -> None:
+    """Peers and run keys sign in one form, so the kinds of their statements must differ, not only the keys."""
+    assert signed_by(KEY.peer_id, sign(b"k" * 32, b"vow", b"yes"), b"vow", b"yes")
+    assert not signed_by(KEY.peer_id, sign(b"k" * 32, b"grant", b"yes"), b"vow", b"yes")

@@ -12,6 +12,7 @@ import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node import joining, restart, shared
+from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.inbox import Inbox
@@ -55,6 +56,7 @@ class MemoryPeer:
         os.close(fd)
         self.inbox = Inbox()
         self.transport: MemoryTransport = network.join(name, self.inbox)
+        self.access: Access | None = None
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.said: list[Message] = []
         self._n = 0
@@ -64,7 +66,9 @@ class MemoryPeer:
         ours, theirs = socket.socketpair()
         self.trainer, self._channel = TrainerEnd(ours), await NodeEnd.over(theirs)
         self.task = asyncio.create_task(
-            take_part(self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox)
+            take_part(
+                self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox, access=self.access
+            )
         )
 
     async def hear(self, kind: str, timeout_s: float = 60.0) -> Message:
@@ -107,7 +111,7 @@ class MemoryPeer:
         await self.hear("ready")
 
     async def merge(self, *, measures: bool = False) -> Message:
-        load = await self.ask("merge", "load", measures=measures, afresh=False)
+        load = await self.ask("merge", "load", measures=measures, afresh=False, data={})
         self.tell("have read", loaded=[shard for shard, _ in load["takes"]], torn=False)
         return load
 

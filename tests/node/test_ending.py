@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
 from p2p_diloco.node import ending, ends, records, unowned
 from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
@@ -76,12 +77,12 @@ async def its_end(peer: Any) -> list[float]:
     return theta
 
 
-async def gives_up(peer: Any, *, model: bool = True) -> str:
+async def gives_up(peer: Any, error: type[P2PDilocoError] = GaveUpWaiting) -> str:
     """The sentence that a peer ends with which may not train."""
     await peer.start()
     await peer.hear("run")
     peer.tell("theta")
-    with pytest.raises(GaveUpWaiting) as gave_up:
+    with pytest.raises(error) as gave_up:
         await peer.hear("ready")
     await peer.stop()
     return gave_up.value.sentence
@@ -93,8 +94,11 @@ def founding_in(network: MemoryNetwork) -> Founding:
     return Founding.of("r", RunRecord.unpack(value))
 
 
-def signed_end(model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING) -> End:
-    return End(model, 5.0, signer, signed(signer, ends.statement(founding, model, 5.0)))
+def signed_end(
+    model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, shards: int = RULES.shards
+) -> End:
+    proof = signed(signer, ends.KIND, ends.statement(founding, model, shards, 5.0))
+    return End(model, 5.0, signer, proof, founding.founder, founding.time, shards)
 
 
 # -- what is left behind
@@ -232,12 +236,51 @@ def test_a_newcomer_does_not_found_a_run_that_has_ended(
         network = MemoryNetwork()
         await to_the_end(memory_peer, quick, tmp_path, network=network)
         patience_s = 2 * quick["heartbeat_timeout"] + 0.5
-        sentence = await gives_up(memory_peer(network, "new", wait_timeout=patience_s))
-        assert "this peer's state is none" in sentence
+        sentence = await gives_up(memory_peer(network, "new"), Refused)  # long before its wait_timeout
+        assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
+        assert "choose another run id" in sentence
         step_back(tmp_path, "a")
         a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
         sentences = await asyncio.gather(gives_up(a), gives_up(memory_peer(network, "newer", wait_timeout=patience_s)))
         assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize("role", ["founder", "joiner", "aggregator"])
+def test_a_newcomer_founds_no_run_in_an_ended_runs_name(memory_peer: Any, quick: dict[str, Any], role: str) -> None:
+    """Only the record of the end is left in the swarm. A peer without a checkpoint ends with the epoch, the reason and
+    the mend, whether it could found the run or not; one with a checkpoint of that run is not refused."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {**quick, "stop_after_epochs": STOP})
+        await a.enter()
+        while not a.memory.finished:
+            await a.exchange(1.0)
+        await a.stop()
+        del network.records["r/config"]
+        sizes = None if role == "aggregator" else (4,)
+        new = memory_peer(network, "new", quick if role == "founder" else {}, sizes=sizes)
+        await new.start()
+        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
+            await new.hear("run", timeout_s=20.0)
+        await new.stop()
+        assert "r/config" not in network.records
+
+    asyncio.run(life())
+
+
+def test_a_forged_end_keeps_no_run_from_being_founded(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A record in the DHT that its signer has not signed is left out."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        stranger = network.join("stranger", Inbox())
+        await ends.store(stranger, FOUNDING, dataclasses.replace(signed_end(LAST), proof="forged"))
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        await a.stop()
 
     asyncio.run(life())
 
@@ -252,13 +295,12 @@ def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
         a = memory_peer(network, "a", {**quick, "stop_after_epochs": 30}, **disk(tmp_path, "a"))
         await a.enter()
         network.cut("a", "new")
-        new = memory_peer(network, "new", wait_timeout=2 * quick["heartbeat_timeout"] + 1.0)
-        sentence = asyncio.create_task(gives_up(new))
+        sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
         while not a.memory.finished:
             await a.exchange(1.0)
             await asyncio.sleep(0.02)
         await a.stop()
-        assert "this peer's state is none" in await sentence
+        assert "no peer here has its last state" in await sentence
 
     asyncio.run(asyncio.wait_for(life(), 60.0))
 
@@ -330,7 +372,7 @@ def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
         ends.save(tmp_path, signed_end(LAST))
         greater = dataclasses.replace(LAST, samples=99)
         roster = SimpleNamespace(mine=SimpleNamespace(model=greater))
-        replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES)
+        replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES, ended_by=FOUNDED)
 
         async def nobody() -> dict[str, float]:
             return {}
@@ -359,7 +401,8 @@ def test_a_record_does_not_end_a_run_that_goes_on(
         a, b = memory_peer(network, "a", config), memory_peer(network, "b")
         await a.enter(theta=1.0)
         stranger, founding = network.join("stranger", Inbox()), founding_in(network)
-        await ends.store(stranger, founding, signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding))
+        false = signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding, shards=1)
+        await ends.store(stranger, founding, false)
 
         async def train() -> None:
             while True:
@@ -455,6 +498,8 @@ def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, An
         dataclasses.replace(signed_end(LAST), model=dataclasses.replace(LAST, digest="e" * 32)),
         signed_end(LAST, founding=dataclasses.replace(FOUNDING, time=2.0)),
         signed_end(LAST, founding=dataclasses.replace(FOUNDING, run_id="other")),
+        dataclasses.replace(signed_end(LAST, founding=dataclasses.replace(FOUNDING, time=2.0)), founded=1.0),
+        dataclasses.replace(signed_end(LAST), shards=1),
         signed_end(dataclasses.replace(LAST, samples=2**63)),
         signed_end(dataclasses.replace(LAST, generation=-1)),
     ],
@@ -566,7 +611,7 @@ def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -
         transport, clock = MemoryNetwork().join("x", Inbox()), iter(range(99))
         await ends.store(transport, FOUNDING, signed_end(LAST))
         roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=lambda: ["b"])
-        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES, ended_by=FOUNDED)
 
         async def somebody() -> dict[str, float]:
             return {"b": float(next(clock))}
@@ -590,7 +635,7 @@ def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
             return {}
 
         made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
-        waiting = asyncio.create_task(made.until_it_may_train(0.5, lambda text: None))
+        waiting = asyncio.create_task(made.until_it_may_train(0.5, 9.0, lambda text: None))
         await asyncio.sleep(0.05)
         await ends.store(transport, FOUNDING, signed_end(LAST))
         replica.has_state = True
@@ -612,17 +657,17 @@ def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
 
         store = fetch = fail
 
-        def sign(self, statement: bytes) -> str:
-            return signed("x", statement)
+        def sign(self, kind: bytes, statement: bytes) -> str:
+            return signed("x", kind, statement)
 
-        def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
-            return proof == signed(peer, statement)
+        def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
+            return proof == signed(peer, kind, statement)
 
     async def life() -> None:
         ends.save(tmp_path, signed_end(LAST))
         model = ModelVersion(0, 4, 2, "x")
         roster = SimpleNamespace(mine=SimpleNamespace(model=model), summaries=dict, alive=list)
-        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES, ended_by=FOUNDED)
         broken: Any = Broken()
 
         async def nobody() -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.net.memory import MemoryNetwork
 
 ROUNDS, NUMEL = 12, 300
-SHARDS = {"shard_elements": 150, "outer_momentum": 0.0, "start_peers": 3, "aggregation": "mean"}
+SHARDS = {"shard_elements": 150, "outer_momentum": 0.0, "start_peers": 3, "aggregation": "mean", "step_limit": 0.0}
 
 
 def constant(peer: int) -> Tensor:

@@ -18,6 +18,7 @@ from p2p_diloco.core.events import (
     Delivered,
     Effect,
     Event,
+    Expelled,
     Fill,
     Filled,
     Found,
@@ -162,7 +163,7 @@ def test_no_message_harms_a_replica(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         queue.append(Found(0, ("d0",) * SHARDS))
     others = st.builds(Received, names.filter(lambda name: name != "me"), any_message())
-    own = st.sampled_from([Wakeup(), Merge(), Stepped(0.1)])
+    own = st.sampled_from([Wakeup(), Merge(), Stepped(0.1)]) | st.builds(Expelled, names, st.just("a lie"))
     for _ in range(STEPS):
         queue.append(data.draw(others | own))
         handled = 0

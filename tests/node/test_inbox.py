@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from p2p_diloco.node.describing import DescriptionInbox
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.run_inbox import REMEMBERED_BYTES_MAX, RunInbox
+from p2p_diloco.node.seals import Seals
 from tests.net.memory import MemoryNetwork
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
@@ -49,6 +51,12 @@ def summary(epochs: tuple[int, ...] = (), **values: float) -> Summary:
 def token_of(peer: Any) -> bytes:
     token: bytes = peer.inbox.handler._token
     return token
+
+
+def sealed(author: Any, peer: Any, contribution: Contribution) -> bytes:
+    """The header of a contribution, sealed by the author, for this peer's run."""
+    seal = Seals(author, token_of(peer)).of_contribution(contribution)
+    return wire.pack(dataclasses.replace(contribution, seal=seal), token_of(peer))
 
 
 def floats(*values: float) -> memoryview:
@@ -162,10 +170,8 @@ def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypa
         await peer.enter()
         stranger = network.join("stranger", Inbox())
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        headers = [
-            wire.pack(Contribution(0, base, ContributionId(1, n), ContributionId(1, n), 7.25, 1), token_of(peer))
-            for n in range(5)
-        ]
+        ids = [ContributionId(1, n) for n in range(5)]
+        headers = [sealed(stranger, peer, Contribution(0, base, id, id, 7.25, 1, floats(1, 2, 3, 4))) for id in ids]
         monkeypatch.setattr(wire, "unpack", counting)
         await asyncio.gather(*(stranger.send("a", header, floats(1, 2, 3, 4)) for header in headers))
         assert sorted(seen) == sorted(headers)
@@ -205,12 +211,13 @@ def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
             (floats(1, 2, 3, float("nan")), "not finite"),
             (floats(1, 2, 3, float("inf")), "not finite"),
             (floats(1, 2, 3, 1e30), "too large"),
+            (floats(1, 2, 3, 4), "isn't sealed"),
         ]:
             with pytest.raises(Refusal, match=reason):
                 await stranger.send("a", header, payload)
         with pytest.raises(Refusal, match="wrong run token"):
             await stranger.send("a", wire.pack(Probe(summary()), b"x" * 16))
-        assert peer.transport.traffic.refused == 7
+        assert peer.transport.traffic.refused == 8
         before = peer.memory.theta.clone()
         assert (await peer.exchange(1.0))["sent"]
         assert peer.memory.theta.tolist() == pytest.approx((before - 1.9).tolist())
@@ -228,7 +235,8 @@ def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: dict[s
         await peer.enter()
         stranger = network.join("stranger", Inbox())
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        await stranger.send("a", wire.pack(Contribution(0, base, ID, ID, 3.0, 1), token_of(peer)), floats(1, 2, 3, 4))
+        header = sealed(stranger, peer, Contribution(0, base, ID, ID, 3.0, 1, floats(1, 2, 3, 4)))
+        await stranger.send("a", header, floats(1, 2, 3, 4))
         await peer.exchange(0.0, weight=1.0)
         assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
         await peer.stop()

@@ -12,7 +12,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.joining import holders_of, keep_record
+from p2p_diloco.node.joining import Joining, holders_of, keep_record, store_record
 from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import key_of, look_around, publish, read_peers
 from p2p_diloco.node.run import RunRecord
@@ -68,6 +68,71 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
     asyncio.run(life())
 
 
+def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two peers found a run at once, and a third comes when it can see only the record that loses. It waits as they
+    do, and takes the one that they take: signatures and histories are of one founding."""
+    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        founder, later = (memory_peer(network, name, quick) for name in "ab")
+        joining = [Joining(peer.setup, peer.transport, peer.inbox, lambda text: None) for peer in (founder, later)]
+        found = (await joining[0].find_run(founder.setup.asked)).record
+        other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
+        wins, loses = sorted((found, other), key=name_of)
+        network.records["r/config"].clear()
+        await store_record(founder.transport, "r", loses)
+        joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
+        await asyncio.sleep(0.2)
+        await store_record(founder.transport, "r", wins)
+        assert (await joined).record == wins
+        for peer in (founder, later):
+            await peer.transport.close()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+@pytest.mark.parametrize("told", [{"found": True}, {"initial_peers": ()}, {"config": {"outer_lr": 0.5}}])
+def test_a_peer_without_settings_waits_for_a_founder(memory_peer: Any, quick: dict[str, Any], told: Any) -> None:
+    """A peer that joins through others and has no settings of the run founds nothing. It says so, and takes the
+    settings of the peer that is told to found: by `found`, by having no initial peers, or by settings."""
+    somewhere = {"initial_peers": "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"}
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        waiting = memory_peer(network, "waiting", **somewhere)
+        entering = asyncio.create_task(waiting.enter(theta=1.0))
+        while not any("neither settings" in message.get("text", "") for message in waiting.said):
+            await asyncio.sleep(0.01)
+        assert "r/config" not in network.records
+        options = {**somewhere, "config": {}, **told}
+        config = {**options.pop("config"), **(quick if "found" not in told else {})}
+        founder = memory_peer(network, "founder", config, **options)
+        await founder.enter(theta=2.0)
+        await entering
+        assert waiting.memory.theta[0].item() == 2.0
+        for peer in (waiting, founder):
+            await peer.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any) -> None:
+    """After `wait_timeout` it ends with the reason and the mend."""
+
+    async def life() -> None:
+        initial = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
+        peer = memory_peer(MemoryNetwork(), "a", wait_timeout=0.3, initial_peers=initial)
+        await peer.start()
+        with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0.3 is over: no peer has founded the run r.*--found"):
+            await peer.hear("run")
+        await peer.stop()
+
+    asyncio.run(life())
+
+
 def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> None:
     """One that comes later takes the run's settings and its state, and the two then step alike."""
 
@@ -115,6 +180,25 @@ def test_a_misfit_is_told_why(
         await a.stop()
 
     asyncio.run(life())
+
+
+@pytest.mark.parametrize(("founders", "joiners", "warns"), [("f", "f", 0), ("f", "g", 1), ("", "g", 0), ("f", "", 0)])
+def test_a_joiner_with_another_base_is_warned(
+    memory_peer: Any, quick: dict[str, Any], founders: str, joiners: str, warns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The founder's record has the fingerprint of its frozen values. Nothing is said if one of the two has none."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", quick), memory_peer(network, "b")
+        for peer, frozen in ((a, founders), (b, joiners)):
+            peer.setup = dataclasses.replace(peer.setup, frozen=frozen)
+            await peer.enter()
+        for peer in (a, b):
+            await peer.stop()
+
+    asyncio.run(life())
+    assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
 
 
 def test_settings_that_may_change_do_not_refuse(memory_peer: Any, quick: dict[str, Any]) -> None:
@@ -314,7 +398,7 @@ def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: 
         record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
         joined: Any = SimpleNamespace(run=SimpleNamespace(run_id="r"), record=b"x")
         for loop in (
-            publish(broken, "r", lambda: record),  # type: ignore[arg-type,return-value]
+            publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
             look_around(broken, "r", lambda peer, name: None, lambda: 0),
             keep_record(broken, joined),
         ):

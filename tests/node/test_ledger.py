@@ -148,11 +148,12 @@ def test_a_node_tells_where_the_time_of_an_exchange_went(memory_peer: Any, quick
 
 
 def test_shares() -> None:
-    """Six shares of the time without pauses, and what of the exchange was hidden."""
+    """Six parts of the time without pauses, in seconds and as shares, and what of the exchange was hidden."""
     stood = dict.fromkeys(OF_TRAINING, 0.0)
     stood |= {"inner": 6.0, "pseudo_gradient": 1.0, "codec": 0.5, "group": 1.5, "transfer": 0.5, "merge": 0.5}
-    last = last_round({**stood, "paused": 99.0}, hidden_s=4.0)
-    assert last == LastRound(0.6, 0.15, 0.15, 0.05, 0.0, 0.05, 0.5)
+    last = last_round({**stood, "paused": 99.0}, hidden_s=4.0, ended=1700.0)
+    assert last == LastRound(6.0, 1.5, 1.5, 0.5, 0.0, 0.5, 4.0, 1700.0)
+    assert list(last.shares.values()) == [0.6, 0.15, 0.15, 0.05, 0.0, 0.05, 0.5]
     six = "inner 60.0%, encode 15.0%, group 15.0%, transfer 5.0%, outer step 0.0%, merge 5.0%"
     assert told(last) == f"{six}; of its exchange hidden 50.0%"
-    assert last_round(dict.fromkeys(OF_TRAINING, 0.0), 0.0) == LastRound(*[0.0] * 7)
+    assert not any(last_round(dict.fromkeys(OF_TRAINING, 0.0), 0.0, 1700.0).shares.values())

@@ -225,3 +225,23 @@ def test_a_weight_by_samples_needs_samples() -> None:
     story.trains(4)
     story.merges()
     assert story.progress.weigh((0, 1)) == (None, 4)
+
+
+def test_steps_are_settled_once_every_shard_has_counted_them() -> None:
+    """Sent steps are settled by the commit that counts them in the last shard, not by the sending. Given-up steps are
+    settled too. If the commit's lineage loses, its steps are unsettled again."""
+    story = Story(merge="rebase")
+    story.trains(4)
+    story.sends(0)
+    story.lands(Carry.SUBTRACT)
+    assert story.progress.settled == 0
+    story.sends(1)
+    story.lands(Carry.KEEP, Carry.KEEP)
+    assert story.progress.settled == 0
+    story.merges(Carry.KEEP, Carry.SUBTRACT)
+    assert story.progress.settled == 4
+    story.merges(Carry.KEEP, Carry.RESTORE)
+    assert story.progress.settled == 0
+    story.trains(2)
+    story.merges(Carry.DROP, Carry.DROP)
+    assert story.progress.settled == 6

@@ -34,9 +34,11 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.history import History
 from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
+from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
@@ -121,11 +123,24 @@ class Reader:
         self.on_load()
 
 
+class Unaudited:
+    """In the audits' place: nothing is sealed or audited."""
+
+    def made(self, effect: Effect, averaged: Event) -> Event:
+        return averaged
+
+    def applied(self, commit: Commit) -> None:
+        """Nothing is remembered."""
+
+    def accepted(self, proposals: object) -> None:
+        """No lot falls on them."""
+
+
 class Table:
     """A node with all of these, and its loop running."""
 
     def __init__(self) -> None:
-        run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        run = Run("r", RunConfig(codec="fp32", audit_rate=0.0), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         self.theta = torch.zeros(2)
         self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
         self.work = self.replica.work = TensorWork(run, self.theta)
@@ -136,10 +151,12 @@ class Table:
             work=self.work,
             events=self.events,
             event_log=EventLog("me"),
+            refusals=Refusals(),
             outbox=self.outbox,
             ledger=Ledger(OF_EXCHANGE),
+            history=History(),
         )
-        self.node = Node(common, self.trainer)  # type: ignore[arg-type]
+        self.node = Node(common, self.trainer, Unaudited())  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())
 
     async def carry_out(self, *effects: Effect) -> None:

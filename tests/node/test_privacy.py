@@ -45,17 +45,19 @@ def setup(model: bool = True, **local: Any) -> Setup:
 @pytest.mark.parametrize(
     ("local", "private"),
     [
-        ({"initial_peers": [FAR]}, True),
+        ({"initial_peers": [FAR], "found": True}, True),
+        ({"initial_peers": [FAR]}, False),
         ({"host_maddrs": ["/ip4/0.0.0.0/tcp/0"]}, True),
         ({"announce_maddrs": ["/ip4/192.0.2.1/tcp/1"]}, True),
-        ({"initial_peers": [FAR], "open": True}, False),
-        ({"initial_peers": [FAR], "role": "aggregator", "model": False}, False),
+        ({"initial_peers": [FAR], "found": True, "open": True}, False),
+        ({"initial_peers": [FAR], "found": True, "role": "aggregator", "model": False}, False),
         ({}, False),
         ({"initial_peers": [FAR.replace("192.0.2.1", "127.0.0.1")], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}, False),
     ],
 )
 def test_a_run_that_other_machines_can_reach_is_private(local: dict[str, Any], private: bool) -> None:
-    """Unless it shall be open; a run on loopback alone is open, and a peer that trains nothing founds none."""
+    """Unless it shall be open. A run on loopback alone is open. A peer that trains nothing, or is not told to found the
+    run, founds none."""
 
     async def test() -> None:
         assert await privacy.founds_privately(setup(**local), join(MemoryNetwork(), "a")) is private

@@ -15,9 +15,9 @@ from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.net.membership import Invitation, Membership, RunKey
 from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.node.access import Access
-from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.joining import store_record
 from p2p_diloco.node.run import Run, RunRecord, signature_of
+from p2p_diloco.node.unowned import store
 from p2p_diloco.tensors.layout import Layout
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import QUICK, MemoryPeer, specs
@@ -42,16 +42,6 @@ class PrivatePeer(MemoryPeer):
         )
         sealed = SealedRecords(dht, self.access.member)
         plain.store, plain.fetch = sealed.store, sealed.fetch  # type: ignore[method-assign]
-
-    async def start(self) -> None:
-        """As before, with access."""
-        await super().start()
-        self.task.cancel()
-        self.task = asyncio.create_task(
-            take_part(
-                self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox, access=self.access
-            )
-        )
 
 
 def test_members_train_together_and_the_dht_shows_nothing() -> None:
@@ -112,6 +102,27 @@ def test_a_member_cannot_replace_the_runs_record() -> None:
             await peer.stop()
 
     asyncio.run(life())
+
+
+@pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2]), msgpack.packb({"v": 99}), b""])
+def test_junk_of_a_member_does_not_keep_the_run_from_being_founded(
+    junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member, or one that was revoked, can store bytes beside the run's record, also while no peer is up. Without the
+    run key's signature they are left out, with a line in the log."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        mallory = PrivatePeer(network, "mallory")
+        assert await store(mallory.transport, "r/config", junk, 60.0)
+        founder, joiner = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+        await founder.enter()
+        await joiner.enter()
+        for peer in (founder, joiner):
+            await peer.stop()
+
+    asyncio.run(life())
+    assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 
 def test_a_signed_record_holds_for_its_run_and_content_only() -> None:

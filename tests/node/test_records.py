@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import time
 from typing import Any
 
 import msgpack
@@ -11,14 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core.messages import Versions
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.net.interface import VALUE_BYTES_MAX
-from p2p_diloco.node import records
+from p2p_diloco.core.version import Version
+from p2p_diloco.net.interface import VALUE_BYTES_MAX, Refusal
+from p2p_diloco.node import records, wire
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import key_of, read_peers
-from p2p_diloco.node.status import Event, LastRound, PeerStatus, Ways
+from p2p_diloco.node.records import key_of, publish, read_peers
+from p2p_diloco.node.reporting import WAITS_S
+from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
 
+VERSION = Version(0, 0, 0, "d")
 RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joined"),))
 
 
@@ -27,26 +33,44 @@ RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joi
     st.lists(st.text(min_size=50, max_size=200), max_size=9),
     st.lists(st.tuples(st.floats(0, 1e9), st.text(max_size=300)), max_size=9),
     st.lists(st.integers(0, 2**40), max_size=99),
+    st.lists(st.tuples(st.text(max_size=99), st.integers(0, 2**40), st.text(max_size=300)), max_size=9),
 )
-def test_a_record_always_fits(addresses: list[str], events: list[tuple[float, str]], shards: list[int]) -> None:
+def test_a_record_always_fits(
+    addresses: list[str], events: list[tuple[float, str]], shards: list[int], refused: list[tuple[str, int, str]]
+) -> None:
     """However much there is to tell, the record stays within what the DHT takes, and keeps all that is short."""
     short = dict.fromkeys(("step", "samples", "bytes_sent", "bytes_received", "incarnation", "sync_every"), 2**40)
     record = PeerStatus(
         **short, peer_id="p" * 52, addresses=tuple(addresses), events=tuple(Event(*event) for event in events),
-        aggregates=tuple(shards), aggregates_count=len(shards), last_round=LastRound(*[0.1] * 7),
+        aggregates=tuple(shards), aggregates_count=len(shards), last_round=LastRound(*[0.1] * 8),
+        refused=tuple(RefusedPeer(*one) for one in refused),
     )  # fmt: skip
     value = record.pack()
     assert len(value) <= VALUE_BYTES_MAX
     found = PeerStatus.unpack(value)
     assert len(found.events) <= 3
+    assert len(found.refused) <= 2
     assert len(found.aggregates) <= 16
-    cut = {"addresses": (), "events": (), "aggregates": ()}
+    cut = {"addresses": (), "events": (), "aggregates": (), "refused": ()}
     assert dataclasses.replace(found, **cut) == dataclasses.replace(record, **cut)
 
 
 def test_the_newest_events_stay() -> None:
     events = tuple(Event(float(n), f"event {n}") for n in range(9))
     assert PeerStatus.unpack(dataclasses.replace(RECORD, events=events).pack()).events == events[-3:]
+
+
+def test_the_peers_that_were_refused_last_stay() -> None:
+    """In a record that is too long, events make room first, and addresses only after all refused peers."""
+    refused = tuple(RefusedPeer(f"peer {n}", 1, "x" * 99) for n in range(9))
+    events = tuple(Event(float(n), "x" * 80) for n in range(3))
+    addresses = tuple(f"/ip4/192.0.2.{n}/tcp/4001/p2p/{'x' * 52}" for n in range(4))
+    full = dataclasses.replace(RECORD, refused=refused, events=events, addresses=addresses, host="x" * 150)
+    found = PeerStatus.unpack(full.pack())
+    assert (found.refused, found.addresses) == (refused[-2:], addresses)
+    assert len(found.events) < 3
+    longer = PeerStatus.unpack(dataclasses.replace(full, host="x" * 350).pack())
+    assert (longer.events, len(longer.refused), longer.addresses) == ((), 1, addresses)
 
 
 def test_other_versions_have_other_fields() -> None:
@@ -97,6 +121,90 @@ def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any]) -> 
         seen.append((await read_peers(watcher, "r"))["a"].state)
         assert seen[0] in ("joining", "training")
         assert seen[1] == "leaving"
+
+    asyncio.run(life())
+
+
+def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only at the next regular time; several events within a moment make one record."""
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 60.0)
+    monkeypatch.setattr(records, "NEWS_AFTER_S", 0.05)
+
+    async def life() -> list[int]:
+        network, news, described = MemoryNetwork(), asyncio.Event(), list[PeerStatus]()
+        peer = network.join("a", Inbox())
+
+        def describe() -> PeerStatus:
+            described.append(dataclasses.replace(RECORD, peer_id="a", time=time.time(), step=len(described)))
+            return described[-1]
+
+        publishing, steps = asyncio.create_task(publish(peer, "r", describe, news)), list[int]()
+        for expected in range(3):
+            while not (found := await read_peers(peer, "r")) or found["a"].step != expected:
+                await asyncio.sleep(0.01)
+            steps.append(len(described))
+            for _ in range(3):
+                news.set()
+                await asyncio.sleep(0)
+        publishing.cancel()
+        return steps
+
+    assert asyncio.run(asyncio.wait_for(life(), 20.0)) == [1, 2, 3]
+
+
+def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Its status has the sentence, and how much memory it takes; a peer that has waited for a moment says nothing."""
+
+    async def life() -> list[PeerStatus]:
+        network = MemoryNetwork()
+        peer, watcher = memory_peer(network, "anna-1", {**quick, "start_peers": 2}), network.join("w", Inbox())
+        await peer.enter()
+        exchange = asyncio.create_task(peer.exchange(1.0))
+        found = []
+        for waited_s in (0.0, WAITS_S + 1.0):
+            for _ in range(400):
+                peer.memory.stands_since = time.monotonic() - waited_s
+                status = (await read_peers(watcher, "r")).get("anna-1", RECORD)
+                if status.memory_bytes and (not waited_s or status.waits_for):
+                    break
+                await asyncio.sleep(0.05)
+            found.append(status)
+        exchange.cancel()
+        await peer.stop()
+        return found
+
+    shortly, long = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert shortly.waits_for == ""
+    assert "1 of 2 (start_peers) have contributed" in long.waits_for
+    assert long.memory_bytes is not None
+    assert long.memory_bytes > 10**7
+
+
+def test_a_refused_message_is_told_in_the_status(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """By the sender's id and the reason, whether the node refused the message or the replica ignored it."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer, liar = memory_peer(network, "anna-1", quick), network.join("liar-123456", Inbox())
+        await peer.enter()
+        token = peer.inbox.handler._token
+        for said, why in (
+            (wire.pack(Versions((), forked=True), token), "the Versions is refused: it lists 0 shards"),
+            (wire.pack(Versions((VERSION,), forked=True), token), "its versions are ignored"),
+        ):
+            with contextlib.suppress(Refusal):
+                await liar.send("anna-1", said)
+            assert await told(liar, why)
+        await peer.stop()
+
+    async def told(watcher: Any, why: str) -> bool:
+        give_up_at = time.monotonic() + 20.0
+        while time.monotonic() < give_up_at:
+            for one in (await read_peers(watcher, "r")).get("anna-1", RECORD).refused:
+                if one.peer == "…123456" and why in one.why:
+                    return True
+            await asyncio.sleep(0.05)
+        return False
 
     asyncio.run(life())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,11 +15,14 @@ import torch
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.node import revising, wire
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node import ends, revising, wire
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.misfit import misfit
+from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.run_inbox import RunInbox
@@ -45,8 +49,19 @@ async def ask(network: MemoryNetwork, number: int, lr: float, momentum: float, w
     """Leave a revision in the DHT, signed by the founder or by somebody else, from a process that ends at once."""
     founding = founding_in(network)
     bare = Revision(number, lr, momentum)
-    proof = signed(founding.founder if who is None else who, founding.statement(bare))
+    proof = signed(founding.founder if who is None else who, revising.KIND, founding.statement(bare))
     asker = network.join(f"asker{number}{who}", Inbox())
+    assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
+    await asker.close()
+    return bare
+
+
+async def ask_for(network: MemoryNetwork, number: int, **changes: Any) -> Revision:
+    """As `ask`, for settings other than the rates."""
+    founding = founding_in(network)
+    bare = Revision(number, **changes)
+    proof = signed(founding.founder, revising.KIND, founding.statement(bare))
+    asker = network.join(f"asker{number}", Inbox())
     assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
     await asker.close()
     return bare
@@ -111,7 +126,7 @@ def test_only_the_founders_signature_counts(
         founding = founding_in(network)
         earlier = dataclasses.replace(founding, time=founding.time - 60)
         stale = Revision(6, 0.25, 0.75)
-        stale = dataclasses.replace(stale, proof=signed("a", earlier.statement(stale)))
+        stale = dataclasses.replace(stale, proof=signed("a", revising.KIND, earlier.statement(stale)))
         assert await revising.store(a.transport, founding, stale)
         while caplog.text.count("the founder has not signed it") < 2:
             await asyncio.sleep(0.01)
@@ -182,15 +197,23 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
         heard.append(message)
 
     async def life() -> None:
-        run = Run("r", RunConfig(), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        run = Run("r", RunConfig(audit_rate=0.0), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         node: Any = SimpleNamespace(receive=take)
         founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
         work, unused = TensorWork(run, torch.zeros(2)), cast(Any, None)
         common: Any = SimpleNamespace(
-            run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None, replica=None
+            run=run,
+            work=work,
+            founding=founding,
+            transport=None,
+            ledger=Ledger(OF_EXCHANGE),
+            outbox=None,
+            replica=None,
+            describing=None,
         )
         inbox = Inbox()
-        inbox.handler = RunInbox(common, node, unused)
+        audits: Any = SimpleNamespace(expelled={})
+        inbox.handler = RunInbox(common, node, unused, audits)
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
             await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)
@@ -201,12 +224,49 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
     assert caplog.text.count("not signed by the run's founder") == 1
 
 
+MORE = (
+    (Revision(4, sync_every=10, min_peers=2, stop_after_epochs=7, stop_after_samples=0, saves=3), True),
+    (Revision(4, sync_every=0), False),
+    (Revision(4, min_peers=0), False),
+    (Revision(4, stop_after_epochs=-1), False),
+    (Revision(0, stop_after_epochs=5), False),
+)
+"""Revisions of other settings than the rates, and whether they can be used."""
+
+
+def test_a_commit_or_state_with_an_unsigned_revision_is_refused() -> None:
+    """Otherwise a peer that writes one commit could end the run for all. Signed ones pass, and those of a run that is
+    as it was founded."""
+    run = Run("r", RunConfig(audit_rate=0.0), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+    founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
+    common: Any = SimpleNamespace(
+        run=run, work=None, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None, replica=None,
+        describing=None,
+    )  # fmt: skip
+    inbox = RunInbox(common, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(expelled={})))
+    plan, v = Plan(("a",), ("a",)), Version(0, 0, 1, "d")
+    for revision, passes in (
+        (FOUNDED, True),
+        (Revision(1, stop_after_epochs=1, proof="good"), True),
+        (Revision(1, stop_after_epochs=1, proof="bad"), False),
+    ):
+        for message in (
+            Commit(0, Version(0, 0, 0, ""), v, 0, "a", (), plan, revision=revision),
+            State(0, v, 0, plan, {}, {1: "d"}, revision=revision),
+        ):
+            if passes:
+                assert inbox.check("b", message, None) == message
+                continue
+            with pytest.raises(Refusal, match="the run's founder has not signed its revision"):
+                inbox.check("b", message, None)
+
+
 def test_messages_carry_revisions_that_can_be_used() -> None:
-    """What is sent comes back, proof and all; rates that no outer step can be taken with are refused, wherever they
+    """What is sent comes back, proof and all; values that no run can have are refused, wherever they
     stand."""
     good, plan, v = Revision(3, 0.5, 0.9, "proof"), Plan(("a",), ("a",)), Version(0, 0, 1, "d")
     token = b"t" * 16
-    for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False)):
+    for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False), *MORE):
         for message in (
             Commit(0, Version(0, 0, 0, ""), v, 0, "a", (), plan, revision=revision),
             State(0, v, 0, plan, {}, {1: "d"}, revision=revision),
@@ -216,7 +276,7 @@ def test_messages_carry_revisions_that_can_be_used() -> None:
             assert back == message
             held = back.summary.revision if isinstance(back, Probe) else back.revision
             assert (held, held.proof) == (revision, revision.proof)
-            assert ("rates that can't be used" in misfit(back, 1, 1)) is not fits
+            assert ("values that can't be used" in misfit(back, 1, 1)) is not fits
 
 
 def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -301,3 +361,66 @@ def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict
         await asyncio.gather(a.stop(), b.stop())
 
     asyncio.run(asyncio.wait_for(life(), 100.0))
+
+
+def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """The run was founded without an end. It ends at the stop, and is over for a peer that starts from the checkpoint;
+    the record of the end names the revision. A run of another name goes on from there, and doesn't stop at once."""
+    disk = {"checkpoint_dir": tmp_path, "save_every": 10_000}
+
+    async def first() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", quick, **disk)
+        await a.enter()
+        stop = await ask_for(network, 1, stop_after_epochs=4)
+        while not a.memory.finished:
+            await a.exchange(1.0)
+        await a.stop()
+        onlooker, rules = network.join("onlooker", Inbox()), Rules(run="r", fragments=((0,),))
+        end = await ends.read(onlooker, founding_in(network), rules)
+        assert end is not None
+        assert (end.epoch, end.revision) == (a.memory.epoch, stop)
+
+    async def again() -> None:
+        b = memory_peer(MemoryNetwork(), "b", {}, **disk)
+        await b.enter()
+        assert b.memory.finished
+        await b.stop()
+
+    async def elsewhere() -> None:
+        c = memory_peer(MemoryNetwork(), "c", {}, from_checkpoint=tmp_path)
+        c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
+        await c.enter()
+        before = c.memory.epoch
+        await c.exchange(1.0)
+        assert (c.memory.finished, c.memory.epoch) == (0, before + 1)
+        await c.stop()
+
+    asyncio.run(asyncio.wait_for(first(), 100.0))
+    (last,) = checkpoint.whole(tmp_path)
+    assert checkpoint.epoch_of(last) >= 4
+    asyncio.run(asyncio.wait_for(again(), 100.0))
+    asyncio.run(asyncio.wait_for(elsewhere(), 100.0))
+
+
+def test_an_end_counts_only_with_the_founders_signature_on_its_stop() -> None:
+    """Otherwise any peer could end a run that was founded without a stop, for peers that start."""
+    transport = MemoryNetwork().join("x", Inbox())
+    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0, 1),))
+    model, stop = ModelVersion(0, 12, 6, "d" * 32), Revision(1, stop_after_epochs=3)
+    for signer, counts in (("founder", True), ("x", False)):
+        proof = signed(signer, revising.KIND, founding.statement(stop))
+        end = ends.signed(transport, founding, model, 2, 5.0, dataclasses.replace(stop, proof=proof))
+        assert ends.holds(end, transport, founding, rules) is counts
+    assert not ends.holds(ends.signed(transport, founding, model, 2, 5.0), transport, founding, rules)
+
+
+def test_a_record_of_an_end_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
+    """It names no revision: the run has ended as it was founded."""
+    transport = MemoryNetwork().join("x", Inbox())
+    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0, 1),), stop_after_epochs=3)
+    end = ends.signed(transport, founding, ModelVersion(0, 12, 6, "d" * 32), 2, 5.0)
+    (tmp_path / ends.FILE).write_text(json.dumps(to_plain(end)[:-1]))
+    assert ends.load(tmp_path, transport, founding, rules) == end

@@ -98,12 +98,26 @@ def test_a_newcomer_may_ask_for_everything_many_times() -> None:
 
 
 def test_a_peer_brings_at_most_every_other_exchange_forward() -> None:
-    """After a nudge each fragment has its early commit and a usual one, before the next nudge of that peer counts."""
+    """After a nudge each fragment has its early commit and a usual one, before the next nudge of that peer counts. If
+    the nudge brought two exchanges forward, two usual ones follow."""
     left = Allowances()
-    assert left.nudge("p", commits=10, fragments=2)
-    assert [left.nudge("p", commits, 2) for commits in (10, 12, 13)] == [False] * 3
-    assert left.nudge("q", 12, 2)
-    assert left.nudge("p", 14, 2)
+    assert left.nudge("p", goal=12, commits=10, fragments=2)
+    assert [left.nudge("p", commits + 2, commits, 2) for commits in (11, 12, 13)] == [False] * 3
+    assert left.nudge("q", 14, 12, 2)
+    assert left.nudge("p", 18, 14, 2)
+    assert [left.nudge("p", commits + 4, commits, 2) for commits in (16, 18, 21)] == [False] * 3
+    assert left.nudge("p", 10**9, 22, 2)
+    assert not left.nudge("p", 10**10, 29, 2)
+    assert left.nudge("p", 10**10, 30, 2)
+
+
+def test_a_nudge_for_no_more_than_was_granted_is_no_further_one() -> None:
+    """Peers with one invitation may ask for the same exchange."""
+    left = Allowances()
+    assert left.nudge("grant", 12, 10, 2)
+    assert left.nudge("grant", 12, 10, 2)
+    assert left.nudge("grant", 11, 11, 2)
+    assert not left.nudge("grant", 13, 11, 2)
 
 
 def test_allowances_take_bounded_memory() -> None:
@@ -111,5 +125,5 @@ def test_allowances_take_bounded_memory() -> None:
     left = Allowances()
     for number in range(PEERS_MAX + 100):
         assert left.fetch(f"p{number}", 1.0, 0.0)
-        assert left.nudge(f"p{number}", 0, 1)
+        assert left.nudge(f"p{number}", 1, 0, 1)
     assert len(left._left) == len(left._nudged) == PEERS_MAX

@@ -17,12 +17,15 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.messages import Plan, State
 from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.node import saving
+from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.saving import Saving
+from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
@@ -54,6 +57,7 @@ class Moving:
         self.run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         self.work = TensorWork(self.run, torch.zeros(2))
         self.replica: Any = SimpleNamespace(finished=False, has_state=True, state=lambda shard: self.state)
+        self.replica.revision = FOUNDED
         local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
         self.told = list[Damaged]()
         common: Any = SimpleNamespace(
@@ -63,6 +67,7 @@ class Moving:
             work=self.work,
             founding=Founding("r", "a", 1.0),
             events=SimpleNamespace(post=self.told.append),
+            describing=SimpleNamespace(card=b""),
         )
         self.saving = Saving(common)
 
@@ -270,3 +275,45 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(
         checkpoint.save(tmp_path, epoch, {**tensors, group: kept}, own, keep=9)
         with pytest.raises(CheckpointError, match=r"can't be used: (its tensors|shard 0 doesn't have the digest)"):
             run_for(memory_peer, quick, 0, from_checkpoint=tmp_path / f"checkpoint-{epoch}")
+
+
+def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Path) -> None:
+    """Once for each request, when all shards are at it. What was asked for before the peer's start is not saved."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=10_000)
+        for epoch, asked in ((1, 2), (2, 2), (3, 3), (4, 3), (5, 0), (6, 3), (7, 5)):
+            peer.replica.revision = Revision(asked, saves=asked) if asked else FOUNDED
+            await peer.reach(epoch, 10 * epoch)
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
+
+
+@pytest.mark.parametrize("revision", [FOUNDED, Revision(3, 0.5, 0.9, "proof")])
+def test_a_state_of_an_earlier_checkpoint_is_read(revision: Revision) -> None:
+    """Written before revisions changed more than the rates: it is the same state, with the same digest and proof."""
+    state = State(1, Version(0, 30, 3, "d"), 0, Plan(("a",), ("a",)), {}, {3: "d"}, 2, revision=revision)
+    *rest, then, _ = to_plain(state)
+    earlier = then[:4] if revision.number else [0, 0.0, 0.0, ""]
+    read = from_plain(State, saving._completed([*rest, earlier]))
+    assert (read, read.revision.proof) == (state, revision.proof)
+    assert meta_of(read) == meta_of(state)
+
+
+def test_a_checkpoint_is_a_runs_end_if_each_shard_is_at_its_own_stop() -> None:
+    """A stop that was revised may end shards at unlike epochs, each by the revision of its own state."""
+    rules = Rules(run="r", fragments=((0, 1),))
+
+    def at(shard: int, epoch: int, revision: Revision) -> State:
+        return State(shard, Version(0, epoch, epoch, "d"), 0, Plan((), ()), {}, {}, revision=revision)
+
+    late, early = Revision(1, stop_after_epochs=12), Revision(2, stop_after_epochs=10)
+    for states, ended in (
+        ((at(0, 12, late), at(1, 10, early)), True),
+        ((at(0, 10, late), at(1, 10, early)), False),
+        ((at(0, 10, FOUNDED), at(1, 10, early)), False),
+    ):
+        checkpoint = object.__new__(Checkpoint)
+        checkpoint._states = states
+        assert checkpoint.has_ended(rules) is ended

@@ -45,7 +45,7 @@ def test_slots_and_vectors_do_not_overlap() -> None:
     assert memory.last_round is None
     for number, name in enumerate(slots):
         setattr(memory, name, type(getattr(memory, name))(number))
-    memory.last_round = last = LastRound(*(share / 10 for share in range(7)))
+    memory.last_round = last = LastRound(*(number / 10 for number in range(8)))
     memory.theta.fill_(7)
     memory.delta.fill_(8)
     assert [getattr(memory, name) for name in slots] == list(range(len(slots)))

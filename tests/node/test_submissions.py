@@ -22,7 +22,7 @@ from tests.net.memory import MemoryNetwork
 
 ASYNC = {
     "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
-    "outer_lr": 1.0, "outer_momentum": 0.0,
+    "outer_lr": 1.0, "outer_momentum": 0.0, "step_limit": 0.0,
 }  # fmt: skip
 
 
@@ -207,3 +207,17 @@ def test_slower_peers_make_fewer_steps() -> None:
     assert submissions.steps == 500
     assert "100 inner steps to an exchange instead of 500" in submissions.adjust(2.0, {"b": 10.0, "c": 5.0})
     assert submissions.steps == 100
+
+
+def test_another_h_keeps_the_ratio_of_a_slower_peer() -> None:
+    """With dylu its number changes by the same ratio at once, and follows the table of speeds from then on; without, it
+    is the run's new H."""
+    plain = SubmissionLog(RunConfig(mode="async", sync_every=500))
+    plain.begins_with(50)
+    assert plain.steps == 50
+    submissions = SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=True))
+    submissions.adjust(2.0, {"b": 10.0})
+    submissions.begins_with(50)
+    assert submissions.steps == 10
+    assert submissions.adjust(2.0, {"b": 10.0}) == ""
+    assert submissions.adjust(0.0, {"b": 10.0}).startswith("50 inner steps")

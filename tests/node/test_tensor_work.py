@@ -12,7 +12,8 @@ from torch import Tensor
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Apply, Average, Averaged, Carry, Damaged
-from p2p_diloco.core.messages import Commit, Contribution, Plan, State
+from p2p_diloco.core.leases import DataSet, Use
+from p2p_diloco.core.messages import Commit, Contribution, Counted, Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
@@ -20,6 +21,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import CODECS, decode, encode, nbytes
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
 
@@ -236,3 +238,24 @@ def test_a_damaged_state_is_told_from_a_sound_one() -> None:
     assert not made.damaged(sound)
     flip(made.store.theta(0), 0, 3)
     assert made.damaged(sound)
+
+
+def test_a_commit_of_empty_contributions_alone_moves_nothing() -> None:
+    """Peers that have trained nothing ask for data; the outer momentum must not move θ for that. One contribution that
+    is not empty makes a step again."""
+    made = work(outer_lr=1.0, outer_momentum=0.9)
+    before = average(made, 1.0).clone()
+    uses = (Use(DataSet("train", 100), (), 5),)
+    empty = Contribution(0, V, ID, ID, WEIGHT_MIN, 0, payload(torch.zeros(4)), uses=uses)
+    averaged = made.average(Average(0, V, (("a", empty), ("b", empty)), b"empty", None))
+    assert isinstance(averaged, Averaged)
+    listed = tuple(Counted(peer, ID, WEIGHT_MIN, 0, uses) for peer in "ab")
+    commit = Commit(0, V, V, 0, "a", listed, Plan((), ("a",)), averaged.payload)
+    assert made.apply(Apply(commit, b"empty")).digest == averaged.digest
+    made.accept([(0, averaged.digest)])
+    assert torch.equal(made.store.theta(0), before)
+    part = replace(empty, weight=1.0)
+    averaged = made.average(Average(0, V, (("a", empty), ("b", part)), b"meta", None))
+    assert isinstance(averaged, Averaged)
+    made.accept([(0, averaged.digest)])
+    assert not torch.equal(made.store.theta(0), before)

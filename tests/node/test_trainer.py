@@ -23,7 +23,7 @@ def test_a_merge_that_was_broken_off_while_its_answer_waited(
         await peer.merge()
         with monkeypatch.context() as uneven:
             uneven.setattr(Logs, "uneven", lambda logs: {0: (1, 2)})
-            peer.tell("merge", n=70, measures=False, afresh=False)
+            peer.tell("merge", n=70, measures=False, afresh=False, data={})
             peer.tell("have read", loaded=[], torn=True)
             await asyncio.sleep(4 * quick["heartbeat_interval"])
         assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]

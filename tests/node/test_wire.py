@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.core import messages
+from p2p_diloco.core.leases import DataSet, Lease, Table, Use
 from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, State, Summary
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
@@ -137,5 +138,31 @@ def test_a_state_tells_how_full_the_buffer_is() -> None:
     """One that doesn't is none."""
     state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), {}, {2: "d"}, buffered=3)
     assert from_plain(State, to_plain(state)) == state
-    with pytest.raises(ValueError, match="no list of 8"):
+    with pytest.raises(ValueError, match="no list of 9"):
         from_plain(State, to_plain(state)[:-1])
+
+
+USES = (Use(DataSet("train", 100, 2, "f"), ((0, 5), (7, 9)), 30),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "empty", "full"),
+    [
+        (Contribution, CONTRIBUTION, dataclasses.replace(CONTRIBUTION, uses=USES)),
+        (
+            State,
+            State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), {}, {2: "d"}),
+            State(
+                *(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), {}, {2: "d"}),
+                tables=(Table(USES[0].data, 12, (Lease("a", 3, 5, 7, 1),), (Lease("b", 4, 9, 12, 2),)),),
+            ),
+        ),
+    ],
+)
+def test_what_belongs_to_shared_data_is_written_only_where_it_is(kind: type, empty: object, full: object) -> None:
+    """Messages of runs without data have the fields that they had; with data they come back whole."""
+    assert from_plain(kind, to_plain(full)) == full
+    assert from_plain(kind, to_plain(empty)) == empty
+    assert len(to_plain(full)) == len(to_plain(empty)) + 1
+    with pytest.raises(ValueError, match="no list of"):
+        from_plain(kind, [*to_plain(full), 1])

@@ -31,6 +31,13 @@ def test_a_curve_goes_from_corner_to_corner() -> None:
     assert [row.index("●") for row in rows] == sorted(row.index("●") for row in rows)
 
 
+def test_ends_with_other_names_stand_for_other_values() -> None:
+    """As on a logarithmic scale: the axis then has no 0."""
+    lines = text_plot([FALLING], [], 100, width=40, height=3, x_label="speed", ends=("1 Mbit/s", "1 Gbit/s"))
+    assert lines[-1].strip() == "speed: 1 Mbit/s to 1 Gbit/s"
+    assert lines[3].strip().startswith("└")
+
+
 def test_the_first_curve_is_seen_where_two_meet_and_the_second_elsewhere() -> None:
     """Neither hides the other altogether."""
     lines = text_plot([FALLING, FLAT], [], 100, width=27, height=3, x_label="x")

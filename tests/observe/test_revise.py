@@ -13,6 +13,7 @@ import pytest
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
+from p2p_diloco.net.statements import from_text
 from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding
@@ -25,6 +26,10 @@ from tests.net.clocks import by_hand
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport, signed
 
 ALICE: dict[str, Any] = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
+AS_FOUNDED = {
+    "outer_lr": 0.7, "outer_momentum": 0.9, "sync_every": 500, "min_peers": 1, "stop_after_epochs": None,
+    "stop_after_samples": None,
+}  # fmt: skip
 RATES = ("revision", "outer_lr", "outer_momentum", "revision_known")
 
 
@@ -40,8 +45,8 @@ class Identity:
     def __init__(self, peer_id: str) -> None:
         self.peer_id = peer_id
 
-    def sign(self, statement: bytes) -> str:
-        return signed(self.peer_id, statement)
+    def sign(self, kind: bytes, statement: bytes) -> bytes:
+        return from_text(signed(self.peer_id, kind, statement))
 
 
 class Swarm:
@@ -59,8 +64,9 @@ class Swarm:
         if rev is not None:
             await self.publish(rev)
 
-    async def publish(self, rev: list[float]) -> None:
-        status = PeerStatus(**ALICE, time=time.time(), **dict(zip(RATES, rev, strict=True)))
+    async def publish(self, rev: list[float], **more: Any) -> None:
+        values = {**ALICE, **dict(zip(RATES, rev, strict=True)), **more}
+        status = PeerStatus(**values, time=time.time())
         await self.alice.store(key_of("main", "alice-id"), "alice-id", status.pack(), 30.0)
 
     async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 30.0) -> Outcome:
@@ -79,14 +85,15 @@ def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
         asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
         while await swarm.there() == FOUNDED:
             await asyncio.sleep(0.01)
-        assert await swarm.there() == Revision(1, 0.5, 0.8)
+        assert await swarm.there() == Revision(1, 0.5)
         await swarm.publish([0, 0.6, 0.8, 1])
         await asyncio.sleep(0.1)
         assert not asking.done()
         await swarm.publish([1, 0.5, 0.8, 1])
-        assert await asking == Outcome(Revision(1, 0.5, 0.8), True, ("alice",), ("alice",))
+        values = {**AS_FOUNDED, "outer_lr": 0.5, "outer_momentum": 0.8}
+        assert await asking == Outcome(Revision(1, 0.5), True, values, ("alice",), ("alice",))
         again = await swarm.ask({"outer_lr": 0.5})
-        assert (again.revision, again.news) == (Revision(1, 0.5, 0.8), False)
+        assert (again.revision, again.news) == (Revision(1, 0.5), False)
 
     asyncio.run(asyncio.wait_for(life(), 100.0))
 
@@ -105,20 +112,24 @@ def test_a_record_that_is_not_found_at_once_is_waited_for(monkeypatch: pytest.Mo
     assert not asyncio.run(asyncio.wait_for(life(), 100.0)).news
 
 
-def test_numbers_go_on_where_the_dht_has_forgotten() -> None:
-    """The record is long gone; what peers tell of themselves still says which numbers were used, and their rates."""
+def test_a_revision_that_the_dht_has_lost_is_waited_for() -> None:
+    """A peer tells of revision 3, and its record is gone: nothing may follow it before its values are known. The peer
+    stores it again, and then the next one has number 4."""
 
-    async def life(told: list[float], rates: dict[str, float]) -> None:
+    async def life(again: bool) -> Revision:
         swarm = Swarm()
-        await swarm.begin(told)
-        await swarm.ask(rates, within_s=0.0)
+        await swarm.begin([3, 0.4, 0.5, 3])
+        if again:
+            lost = Revision(3, 0.4, 0.5, stop_after_epochs=9)
+            proof = signed("alice-id", revising.KIND, swarm.founding.statement(lost))
+            assert await revising.store(swarm.alice, swarm.founding, replace(lost, proof=proof))
+        with pytest.raises(GaveUpWaiting):
+            await swarm.ask({"outer_momentum": 0.0}, within_s=0.0)
+        return await swarm.there()
 
-    with pytest.raises(GaveUpWaiting, match=r"has read revision 4 \(outer_lr=0.4, outer_momentum=0\)"):
-        asyncio.run(life([3, 0.4, 0.5, 3], {"outer_momentum": 0.0}))
-    with pytest.raises(GaveUpWaiting, match=r"has read revision 5 \(outer_lr=0.2, outer_momentum=0\)"):
-        asyncio.run(life([3, 0.4, 0.5, 4], {"outer_lr": 0.2, "outer_momentum": 0.0}))
-    with pytest.raises(Refused, match=r"peers know of a revision 4 .* or name both"):
-        asyncio.run(life([3, 0.4, 0.5, 4], {"outer_momentum": 0.0}))
+    assert asyncio.run(life(True)) == Revision(4, 0.4, 0.0, stop_after_epochs=9)
+    with pytest.raises(Refused, match="peers know of a revision of the run main that can't be read"):
+        asyncio.run(life(False))
 
 
 def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
@@ -143,11 +154,19 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
     [
         ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, but the run main was founded by alice-id"),
         ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
+        ({"num_fragments": 2, "sync_every": 4}, {"sync_every": 5}, "alice-id", ConfigError, "not a multiple of num_fr"),
+        (
+            {"stop_after_epochs": 8},
+            {"stop_after_epochs": 20},
+            "alice-id",
+            Refused,
+            "the run is at epoch 7, and ends at 8",
+        ),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
 )
 def test_a_forbidden_or_failed_change_says_why(
-    config: dict[str, Any], rates: dict[str, float], who: str, error: type[Exception], told: str
+    config: dict[str, Any], rates: dict[str, Any], who: str, error: type[Exception], told: str
 ) -> None:
     """In one sentence, and nothing is left in the DHT."""
 
@@ -183,7 +202,7 @@ def test_of_two_at_once_one_is_told_that_the_other_won(caplog: pytest.LogCapture
         while await swarm.there() == FOUNDED:
             await asyncio.sleep(0.01)
         other = Revision(1, 0.6, 0.9)
-        proof = signed("alice-id", swarm.founding.statement(other))
+        proof = signed("alice-id", revising.KIND, swarm.founding.statement(other))
         assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
         await asking
 
@@ -196,8 +215,95 @@ def test_what_trains_badly_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
     async def life() -> None:
         swarm = Swarm(codec="topk")
-        await swarm.begin([1, 0.5, 0.9, 1])
-        await swarm.ask({"outer_lr": 0.5})
+        await swarm.begin([0, 0.7, 0.9, 0])
+        await swarm.ask({"outer_lr": 0.7})
 
     asyncio.run(life())
     assert "codec=topk" in caplog.text
+
+
+async def founder_asks(what: Any, swarm: Swarm, told: list[dict[str, Any]]) -> tuple[Outcome, Revision]:
+    """The outcome of a command, and the revision that it has made. `told`: what alice tells, before the revision and
+    once it is stored."""
+    first, *later = told
+    await swarm.begin()
+    await swarm.publish([0, 0.7, 0.9, 0], **first)
+    asking = asyncio.create_task(what(swarm.eyes, "main", Identity("alice-id"), 30.0))
+    while await swarm.there() == FOUNDED and not asking.done():
+        await asyncio.sleep(0.01)
+    for more in later:
+        await swarm.publish([1, 0.7, 0.9, 1], **more)
+    return await asking, await swarm.there()
+
+
+@pytest.mark.parametrize(
+    ("mode", "speed", "ends"), [("sync", 0.0, 9), ("sync", 1.0, 9), ("sync", 500.0, 15), ("async", 500.0, 15)]
+)
+def test_a_stop_ends_the_run_soon_but_not_before_all_peers_know(mode: str, speed: float, ends: int) -> None:
+    """Two epochs after the present one; later where rounds are so short that more pass while the news travels. Peers
+    that have come to the end meanwhile count as told."""
+
+    async def life() -> tuple[Outcome, Revision]:
+        told: list[dict[str, Any]] = [{"steps_per_second": speed, "sync_every": 500}, {"state": "finished"}]
+        return await founder_asks(module.stop, Swarm(mode=mode, outer_momentum=0.0), told)
+
+    outcome, there = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert outcome.known_by == ("alice",)
+    assert there == Revision(1, stop_after_epochs=outcome.settings["stop_after_epochs"])  # type: ignore[arg-type]
+    assert ends <= (there.stop_after_epochs or 0) <= ends + (4 if speed > 1 else 0)
+
+
+def test_a_stop_that_is_set_already_stays() -> None:
+    async def life() -> Outcome:
+        swarm = Swarm(stop_after_epochs=8)
+        await swarm.begin([0, 0.7, 0.9, 0])
+        return await module.stop(swarm.eyes, "main", Identity("alice-id"), 30.0)
+
+    outcome = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert (outcome.news, outcome.settings["stop_after_epochs"]) == (False, 8)
+
+
+def test_a_save_is_over_when_all_that_have_a_folder_have_begun() -> None:
+    async def life() -> tuple[Outcome, Revision]:
+        return await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, {"checkpoint": 8}])
+
+    outcome, there = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert (outcome.saved_by, there) == (("alice",), Revision(1, saves=1))
+
+
+@pytest.mark.parametrize("what", [module.save, lambda *given: module.stop(*given, save=True)])
+def test_without_a_checkpoint_folder_nothing_is_saved(what: Any) -> None:
+    """The command says so, and the run goes on."""
+    swarm = Swarm()
+
+    async def life() -> None:
+        try:
+            await founder_asks(what, swarm, [{}])
+        finally:
+            assert await swarm.there() == FOUNDED
+
+    with pytest.raises(Refused, match="no live peer of the run main has a checkpoint folder; start a peer with"):
+        asyncio.run(asyncio.wait_for(life(), 100.0))
+
+
+def test_a_run_without_live_peers_is_not_stopped() -> None:
+    """Otherwise the order would wait in the DHT, and end the run as soon as its peers are back."""
+    swarm = Swarm()
+
+    async def life() -> None:
+        await swarm.begin()
+        try:
+            await module.stop(swarm.eyes, "main", Identity("alice-id"), 30.0)
+        finally:
+            assert await swarm.there() == FOUNDED
+
+    with pytest.raises(Refused, match="no live peer of the run main is seen"):
+        asyncio.run(asyncio.wait_for(life(), 100.0))
+
+
+def test_an_ended_run_is_said_to_have_ended() -> None:
+    async def life() -> None:
+        await founder_asks(module.stop, Swarm(), [{"state": "finished"}])
+
+    with pytest.raises(Refused, match="run_id=main has ended at epoch 7; go on from a checkpoint"):
+        asyncio.run(asyncio.wait_for(life(), 100.0))

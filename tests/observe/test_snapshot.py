@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import msgpack
@@ -30,10 +31,12 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
     return {
         "peer_id": f"id-{name}", "name": name, "host": "box", "role": "worker", "state": "training",
         "time": NOW - 1.5, "incarnation": 7, "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25,
-        "samples": 48800, "bytes_sent": 1000, "bytes_received": 2000, "revision": 1, "outer_lr": 0.5,
-        "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
-        "last_round": [0.9, 0.02, 0.04, 0.03, 0.008, 0.002, 0.25], "bandwidth": 11_900_000, "ways": [2, 0, 0],
+        "held_out_loss": 2.5, "samples": 48800, "bytes_sent": 1000, "bytes_received": 2000, "revision": 1,
+        "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
+        "waits_for": "waiting for bob", "memory_bytes": 812,
+        "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
         "reach": "public",
+        "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
         "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
     }  # fmt: skip
 
@@ -45,7 +48,8 @@ def snapshot(run_id: str, run: RunRecord | None, records: list[dict[str, Any]], 
 def test_the_schema_is_the_documented_one() -> None:
     """Every field of docs/status.md, with its name and kind; a change here is a change of the schema's
     version."""
-    told = record(round=[1, 2, 3], events=[[NOW - 10, "carol has joined"]])
+    refused = [["mallory (…abcdef)", 3, "a commit of shard 0 is ignored"]]
+    told = record(round=[1, 2, 3], doubt="its results differ", events=[[NOW - 10, "carol has joined"]], refused=refused)
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
         "schema_version": 1,
         "time": NOW,
@@ -55,6 +59,7 @@ def test_the_schema_is_the_documented_one() -> None:
             "epoch": 12,
             "shards": 4,
             "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8,
+            "changed": {"outer_lr": 0.5, "min_peers": 2, "stop_after_epochs": None},
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
             "round": {"fragment": 1, "got": 2, "want": 3},
             "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
@@ -62,17 +67,21 @@ def test_the_schema_is_the_documented_one() -> None:
         "peers": [
             {
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
-                "time": NOW - 1.5, "incarnation": 7,
-                "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25, "samples": 48800,
+                "time": NOW - 1.5, "incarnation": 7, "epoch": 12, "step": 6100, "steps_per_second": 3.5,
+                "loss": 2.25, "held_out_loss": 2.5, "samples": 48800,
                 "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000,
                 "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
+                "waits_for": "waiting for bob", "memory_bytes": 812,
+                "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
                 "last_round": {
-                    "inner": 0.9, "encode": 0.02, "group": 0.04, "transfer": 0.03, "outer_step": 0.008, "merge": 0.002,
-                    "hidden": 0.25,
+                    "inner": 9.0, "encode": 0.2, "group": 0.4, "transfer": 0.3, "outer_step": 0.08, "merge": 0.02,
+                    "hidden": 0.3333, "ended": 90.0,
                 },
                 "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
                 "reach": "public",
                 "aggregates": [0, 2], "aggregates_count": 2, "round": {"fragment": 1, "got": 2, "want": 3},
+                "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of shard 0 is ignored"}],
+                "doubt": "its results differ",
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],
                 "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],
             }
@@ -80,9 +89,9 @@ def test_the_schema_is_the_documented_one() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", [None, [], [0.5] * 6, [0.5] * 8, [1.001] * 7, [-1] * 7, ["x"] * 7, "spent"])
-def test_shares_that_mean_nothing_are_left_out(odd: Any) -> None:
-    """A round's time is told by seven shares or not at all."""
+@pytest.mark.parametrize("odd", [None, [], [0.5] * 7, [0.5] * 9, [math.inf] * 8, [-1] * 8, ["x"] * 8, "spent"])
+def test_times_that_mean_nothing_are_left_out(odd: Any) -> None:
+    """A round's time is told by eight numbers or not at all."""
     (peer,) = snapshot("main", None, [record(last_round=odd)], NOW).peers
     assert peer.last_round is None
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.status import Buffered, Event, LastRound, PeerStatus, RoundProgress, Submissions, Ways
+from p2p_diloco.node.status import Buffered, Event, LastRound, PeerStatus, RefusedPeer, RoundProgress, Submissions, Ways
+from p2p_diloco.observe.browsing import Browsing
+from p2p_diloco.observe.sections import SECTIONS
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
-from p2p_diloco.observe.view import drawn, lines
+from p2p_diloco.observe.view import Drawing, lines
 
 NOW = 1_000_000.0
 
@@ -28,7 +31,8 @@ def named(name: str, **told: Any) -> PeerStatus:
 def seen() -> Snapshot:
     alice = named(
         "alice", host="box1", role="worker", state="training", epoch=12, step=6100, steps_per_second=3.5, loss=2.25,
-        samples=48800, bytes_sent=1_500_000, bytes_received=999, waiting_s=700.0, bandwidth=11_900_000,
+        held_out_loss=2.5, samples=48800, memory_bytes=1_500_000_000, bytes_sent=1_500_000, bytes_received=999,
+        waiting_s=700.0, bandwidth=11_900_000,
         ways=Ways(4, 3, 0), reach="private", aggregates=(0,), aggregates_count=1, sync_every=500,
         round=RoundProgress(0, 1, 2), time=NOW - 2, events=(Event(NOW, "bob has [joined]"),),
     )  # fmt: skip
@@ -37,9 +41,9 @@ def seen() -> Snapshot:
     return snapshot("main", run, [alice, bob], NOW)
 
 
-def screen(snap: Snapshot) -> str:
-    console = Console(file=io.StringIO(), width=80, force_terminal=False)
-    console.print(drawn(snap))
+def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(Drawing(snap, browsing=browsing))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -49,8 +53,8 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     text = screen(seen())
     assert "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["alice", "training", "worker", "box1", "12", "6,100", "3.50", "2.2500", "2s"] in rows
-    assert ["[red]bob", "joining", "worker", *"-----", "0s"] in rows
+    assert ["alice", "training", "worker", "box1", "12", "6,100", "3.50", "2.2500", "1.5GB", "2s"] in rows
+    assert ["[red]bob", "joining", "worker", *"------", "0s"] in rows
     assert ["peer", "samples", "waiting", "sent", "received", "aggregates"] in rows
     assert ["alice", "48,800", "12min", "1.5MB", "999B", "0"] in rows
     assert ["peer", "reach", "bandwidth", "direct"] in rows
@@ -73,11 +77,13 @@ def test_lines_say_the_same() -> None:
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2"
-    assert bob == "  [red]bob state=joining role=worker host=- epoch=- step=- steps/s=- loss=- seen=0s"
+    assert (
+        bob == "  [red]bob state=joining role=worker host=- epoch=- step=- steps/s=- loss=- held-out=- memory=- seen=0s"
+    )
     assert alice == (
-        "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 "
-        "seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private bandwidth=11.9MB/s "
-        "direct=4/7"
+        "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 held-out=2.5000 "
+        "memory=1.5GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private "
+        "bandwidth=11.9MB/s direct=4/7"
     )
 
 
@@ -96,9 +102,20 @@ def test_submissions_have_a_table() -> None:
     assert told.endswith(" counted=9 refused=1 buffered=1–2 behind=0:4,2:5")
 
 
+def test_refused_messages_are_told_above_the_events() -> None:
+    """By which peer, of which peer, how many, and why the last one; nothing where a peer has refused none."""
+    refused = RefusedPeer("mallory (…abcdef)", 1200, "it was not asked for")
+    alice = named("alice", refused=(refused,), events=(Event(NOW, "bob joined"),))
+    snap = snapshot("main", None, [alice, named("bob")], NOW)
+    told = "alice: refused 1,200 of mallory (…abcdef), the last one: it was not asked for"
+    assert lines(snap)[-2:] == [f"  {told}", "  alice: bob joined"]
+    assert told in screen(snap)
+    assert "refused" not in screen(seen())
+
+
 def test_where_the_last_round_went() -> None:
     """A row of its own for each peer that tells, and the same in its line."""
-    last = LastRound(0.9, 0.02, 0.04, 0.03, 0.008, 0.002, 0.25)
+    last = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
     alice, bob = named("alice", sync_every=40, last_round=last), named("bob")
     snap = snapshot("main", None, [alice, bob], NOW)
     _, below = screen(snap).split("the last round: shares of its time, and of its exchange")
@@ -154,3 +171,78 @@ def test_rates_that_were_set_since_are_shown() -> None:
     assert settings == "  codec=bf16 outer_lr=0.25 outer_momentum=0.5 (revision 3)"
     _, settings, *_ = lines(snapshot("main", run, [replace(peer, revision=0)], NOW))
     assert settings == "  codec=bf16 outer_lr=0.7 outer_momentum=0.9"
+
+
+LONG = ("workstation-basement-1", "workstation-basement-2", "al")
+
+
+def long_names() -> Snapshot:
+    last = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
+    peers = [
+        named(
+            name, host=f"{name}.example.org", role="aggregator", state="training", epoch=1200, step=6_100_000,
+            steps_per_second=1234.5, loss=2.25, samples=4_880_000_000, memory_bytes=10**9, bytes_sent=10**12,
+            bytes_received=10**12, waiting_s=70_000.0, bandwidth=119_000_000, ways=Ways(40, 30, 20), reach="private",
+            aggregates=(10, 20, 30, 40, 50), aggregates_count=500, sync_every=500, last_round=last,
+            submissions=Submissions(900, 100, (4, 0, 5, 9, 12)), buffered=Buffered(1, 2),
+        )
+        for name in LONG
+    ]  # fmt: skip
+    return snapshot("main", run_with(), peers, NOW)
+
+
+def headings(text: str) -> list[str]:
+    return [title for line in text.splitlines() if "peer  " in line for title in line.split()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_every_line_fits_the_screen(width: int) -> None:
+    """Every peer has a row in every table, names have 8 letters at least, and no figure is cut."""
+    text = screen(long_names(), width)
+    assert max(map(len, text.splitlines())) <= width
+    for cut in (word for word in text.split() if "…" in word and "," not in word):
+        assert len(cut) >= 8
+        assert cut[0] in "wa"
+    assert text.count("training") == len(LONG)
+    assert text.count("2.2500") == len(LONG)
+
+
+def test_a_wider_screen_shows_more_columns() -> None:
+    """Columns drop out in the order that is written in `SECTIONS`, and 200 columns show them all."""
+    shown = [set(headings(screen(long_names(), width))) for width in (60, 80, 120, 200)]
+    for narrow, wide in pairwise(shown):
+        assert narrow <= wide
+    assert shown[0] < shown[1] < shown[2]
+    assert shown[-1] == {"peer"}.union(*(section.columns for section in SECTIONS))
+    for section in SECTIONS:
+        for titles in shown:
+            left = [title in titles for title in section.dropped]
+            assert left == sorted(left), f"{section.title}: {section.dropped} drop out in this order"
+
+
+def test_what_a_peer_waits_for_is_told() -> None:
+    """In a line of its own, whole."""
+    alice = named("alice", state="waiting", waits_for="waiting for the contributions of bob, carol (paused)")
+    snap = snapshot("main", None, [alice], NOW)
+    assert lines(snap)[-1] == "  alice: waiting for the contributions of bob, carol (paused)"
+    assert "alice: waiting for the contributions of bob, carol (paused)" in screen(snap)
+
+
+def test_a_peer_that_takes_its_machine_for_faulty_is_told() -> None:
+    """In a line of its own, before all others; nothing for a peer that sends no such field."""
+    alice, bob = named("alice", doubt="this peer's results differ", waits_for="waiting for bob"), named("bob")
+    snap = snapshot("main", None, [alice, bob], NOW)
+    assert lines(snap)[-2:] == ["  alice: this peer's results differ", "  alice: waiting for bob"]
+    assert "alice: this peer's results differ" in screen(snap, browsing=Browsing(marked="id-alice", alone=True))
+
+
+def test_the_chosen_peer_is_shown_alone() -> None:
+    """With its identity, its addresses and its own events, and without those of others."""
+    alice = named("alice", epoch=3, addresses=("/ip4/10.0.0.1/tcp/4000",), events=(Event(NOW - 7, "bob joined"),))
+    bob = named("bob", epoch=3, events=(Event(NOW, "alice left"),))
+    text = screen(snapshot("main", None, [alice, bob], NOW), browsing=Browsing(marked="id-alice", alone=True))
+    assert "id id-alice" in text
+    assert "address /ip4/10.0.0.1/tcp/4000" in text
+    assert "7 s ago: bob joined" in text
+    assert "alice left" not in text
+    assert "all peers" in text

@@ -37,13 +37,18 @@ class ScriptedNode:
         self.asynchronous: dict[str, int] = {}
         self.workers, self.counted = 2, 0
         self.measures: list[bool] = []
+        self.answer_s, self.waited_s = 60.0, list[float]()
+        self.say: Callable[[str], None] = lambda text: None
+        self.fate = "subtract"
         self.layout: Layout
         self.bases: Bases
         self.epochs: list[int] = []
+        self.every = 1  # H of the state
+        self.steps_before = 0  # inner steps of the run beyond those that epochs of the present H have
         self.fresh: dict[int, str] = {}
 
     def begin(self, config: RunConfig, layout: Layout) -> None:
-        self.layout, self.epochs = layout, [0] * len(layout.fragments)
+        self.layout, self.epochs, self.every = layout, [0] * len(layout.fragments), config.sync_every
         self.bases = Bases(layout, self.memory.theta, self.memory.base)
         self.progress = LocalProgress(config, layout, self.bases)
 
@@ -59,7 +64,12 @@ class ScriptedNode:
             self.bases.before(shard.index, "old", "new", lambda: "old")
         self.memory.theta.copy_(torch.as_tensor(theta))
 
-    def ask(self, kind: str, answer: str, *, measures: bool, afresh: bool) -> dict[str, Any]:
+    def ask(
+        self, kind: str, answer: str, *, measures: bool = False, afresh: bool = False, data: Any = None
+    ) -> dict[str, Any]:
+        if (kind, answer) == ("read", "readable"):
+            self.log.append((kind, {}))
+            return {"kind": answer, "kept": sorted(self.bases.kept)}
         assert (kind, answer) == ("merge", "load")
         self.measures.append(measures)
         self.log.append((kind, {}))
@@ -74,7 +84,9 @@ class ScriptedNode:
         counts = {"commits": sum(self.epochs), "epoch": min(self.epochs), "digest": f"d{sum(self.epochs)}"}
         counts |= {"trained": self.counted, "workers": self.workers}
         counts |= {"counted": self.progress.counted, "dropped_samples": self.progress.dropped_samples}
-        return {"kind": "load", **answer, **counts}
+        steps = self.steps_before + sum(self.epochs) * (self.every // len(self.epochs))
+        counts |= {"settled": self.progress.settled, "every": self.every, "commit_steps": steps}
+        return {"kind": "load", "data": [], **answer, **counts}
 
     def request(self, kind: str, **values: Any) -> int:
         self.log.append((kind, values))
@@ -86,6 +98,7 @@ class ScriptedNode:
         assert n is not None
         assert self.log[n - 1][0] == "contribute"
         assert self.memory.stands
+        self.waited_s.append(timeout_s)
         sent = self.releases.pop(0) if self.releases else True
         if sent and self.log[n - 1][1]["stands"]:
             self.bases.stand(self.log[n - 1][1]["shards"])
@@ -103,7 +116,7 @@ class ScriptedNode:
             part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
             self.bases.before(shard, "old", "new", lambda: "old")
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
-            self.fresh[shard] = "subtract"
+            self.fresh[shard] = self.fate
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
         self.counted += request["samples"]
 

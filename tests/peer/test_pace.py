@@ -219,3 +219,53 @@ def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
     go(8)
     assert seen == sorted(seen)
     assert peer.hook.standing.global_step >= H * sum(peer.node.epochs)
+
+
+def changes_h(peer: Paced, every: int) -> None:
+    """A round closes without this peer, and the state has another H from then on."""
+    node = peer.node
+    led_to = node.steps_before + sum(node.epochs) * node.every + node.every
+    node.epochs[0] += 1
+    node.every, node.steps_before = every, led_to - sum(node.epochs) * every
+    node.memory.changed = node.memory.changed + 1
+
+
+def test_another_h_holds_from_the_merge_of_its_state() -> None:
+    """A round under way goes on to the new H; if it has more steps already, it is sent after its next step. The run's
+    step never falls, and each round adds its own H."""
+    peer, seen = Paced(1.0, pace="steps"), [0]
+
+    def go(times: int) -> None:
+        for _ in range(times):
+            peer.step()
+            seen.append(peer.hook.standing.global_step)
+
+    assert [peer.round(), peer.round()] == [H, H]
+    seen.append(peer.hook.standing.global_step)
+    go(5)
+    changes_h(peer, 30)
+    sent = len(peer.node.contributed())
+    go(24)
+    assert len(peer.node.contributed()) == sent
+    go(1)
+    assert len(peer.node.contributed()) == sent + 1
+    go(10)
+    changes_h(peer, 4)
+    go(1)
+    assert len(peer.node.contributed()) == sent + 1
+    go(1)
+    assert len(peer.node.contributed()) == sent + 2
+    assert [peer.round(), peer.round()] == [4, 4]
+    assert seen == sorted(seen)
+    assert peer.hook.standing.metrics.sync_every == 4
+
+
+def test_by_time_another_h_is_the_fastest_peers() -> None:
+    """It is the most that a round may have; the planned time still ends a slower peer's round before."""
+    peer = Paced(1.0)
+    changes_h(peer, 10)
+    peer.step()
+    assert peer.round() <= 10
+    assert peer.round() == 10
+    peer.plan(4.0)
+    assert peer.round() == 4

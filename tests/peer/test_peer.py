@@ -10,7 +10,7 @@ from torch import nn
 
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
-from p2p_diloco.peer.peer import Peer, _unwrapped
+from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -26,8 +26,18 @@ def test_a_model_needs_its_optimizer() -> None:
         Peer(None, optimizer)
     with pytest.raises(UsageError, match="role=aggregator"):
         Peer(model, optimizer, local=PeerConfig(role="aggregator"))
+    observer = PeerConfig(role="observer")
+    for given in ((model, optimizer), (None, None)):
+        with pytest.raises(UsageError, match="role=observer needs a model, and trains nothing"):
+            Peer(*given, local=observer)
+    with pytest.raises(UsageError, match="initial_peers=unset an observer needs a run to read"):
+        Peer(model, None, local=observer)
+    with pytest.raises(ConfigError, match="checkpoint_dir=x has no meaning for role=observer"):
+        PeerConfig(role="observer", checkpoint_dir="x")
     with pytest.raises(UsageError, match="optimizer=Linear"):
         Peer(model, model)
+    with pytest.raises(UsageError, match=r"model=function is no torch\.nn\.Module"):
+        Peer(parts, optimizer)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="sync_evry"):
         Peer(model, optimizer, config={"sync_evry": 1})
 
@@ -41,6 +51,12 @@ def test_a_peer_outside_its_run_says_so() -> None:
             getattr(peer, what)
     peer.close()
     optimizer.step()
+
+
+def test_the_seed_is_the_peers_own() -> None:
+    """It follows from the identity: different on two peers, the same after a restart, and fit for torch and NumPy."""
+    assert seed_of("a") == seed_of("a") != seed_of("b")
+    assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
 
 
 def test_the_innermost_optimizer_of_the_last_counts() -> None:

@@ -46,6 +46,23 @@ def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -
     assert [peer.status() for peer in (a, helper)] == [0, 0]
 
 
+def test_a_joiner_with_another_base_and_the_same_data_is_warned(
+    swarm: Any, run_config: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Frozen values that differ from the founder's, and contributions that are the same bytes, are told in the log; the
+    run goes on."""
+    config = {**run_config, "start_peers": 2, "stop_after_epochs": 2}
+    a = swarm.start("a", 1.0, config=config, frozen=1.0)
+    b = swarm.start("b", 1.0, config={}, frozen=2.0)
+    for peer in (a, b):
+        peer.wait_for("finished")
+        assert peer.status() == 0
+    assert a.wait_for("in")["seed"] != b.wait_for("in")["seed"]
+    said = capfd.readouterr().err
+    assert said.count("this model's frozen parameters or buffers differ from the founder's") == 1
+    assert "contribute the same bytes, so one of them is useless" in said
+
+
 def test_force_sync_brings_everyone(swarm: Any, run_config: dict[str, Any]) -> None:
     """`force_sync` makes an exchange of the whole model at once, though nothing would be due for long."""
     config = {**run_config, "sync_every": 1000, "num_fragments": 2, "start_peers": 2}

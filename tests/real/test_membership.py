@@ -25,6 +25,7 @@ CONFIG = {
     "outer_lr": 1.0,
     "outer_momentum": 0.0,
     "codec": "fp32",
+    "step_limit": 0.0,
     "aggregation": "mean",  # a newcomer's 4 beside two 1s is meant
     "heartbeat_interval": INTERVAL_S,
     "heartbeat_timeout": TIMEOUT_S,

@@ -185,6 +185,20 @@ def test_ranks_submit_as_one_peer(swarm: Swarm) -> None:
     assert sum(submitted) <= 40 + 8
 
 
+def test_ranks_leave_with_their_last_steps(swarm: Swarm) -> None:
+    """A group that ends before an exchange is due makes a last one together. Afterwards each rank still has its part of
+    the result, and a plain peer that leaves at the same time has the same."""
+    config = {**CONFIG, "sync_every": 1000, "start_peers": 2}
+    group = start_group(swarm, "group", config=config, seed=1, steps=3)
+    meet(swarm, group[0])
+    alone = swarm.start("alone", "ranks.py", config={}, seed=2, steps=3)
+    first, second, third = (member.wait_for("after", epoch=1)["theta"] for member in (*group, alone))
+    assert first == second == third
+    assert first != group[0].wait_for("finished", epoch=0)["local"]
+    assert [member.status() for member in (*group, alone)] == [0, 0, 0]
+    assert "in no commit" not in group[0].log() + group[1].log() + alone.log()
+
+
 def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
     """A rank that can't reach rank 0 on its machine ends all ranks with the same sentence, which names it."""
     group = start_group(swarm, "far", each=({}, {"far": True}), config=CONFIG, seed=1)

@@ -30,7 +30,7 @@ CASES = [
 WINDOWS = {
     "mode": "async", "dn_buffer_size": 3, "async_grace": 60.0, "sync_every": 3, "shard_elements": 2000, "codec": "fp32",
     "outer_lr": ETA, "outer_momentum": MU, "start_peers": 3, "stop_after_samples": 3 * sum(PEERS.values()) * ROUNDS,
-    "heartbeat_timeout": 30.0, "aggregation": "mean",
+    "heartbeat_timeout": 30.0, "aggregation": "mean", "step_limit": 0.0,
 }  # fmt: skip
 """Asynchronous, with windows that hold a submission of each peer and fill the buffer."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,6 +51,7 @@ def config(codec: str, fragments: int, layout: str, every: int) -> dict[str, Any
         "outer_momentum": MU,
         "weighting": "samples",
         "aggregation": "mean",
+        "step_limit": 0.0,
         "start_peers": 3,
         "stop_after_epochs": ROUNDS,
         "heartbeat_timeout": 30.0,  # a machine that stands still for a while does not count as dead

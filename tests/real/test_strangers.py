@@ -20,7 +20,7 @@ def test_every_peer_that_a_commit_names_is_waited_for(swarm: Swarm) -> None:
 
     def case(run: int, delta: float) -> dict[str, Any]:
         config = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "start_peers": 3}
-        config |= {"stop_after_epochs": ROUNDS, "shard_elements": 2, "aggregation": "mean"}
+        config |= {"stop_after_epochs": ROUNDS, "shard_elements": 2, "aggregation": "mean", "step_limit": 0.0}
         return {"run_id": f"run-{run}", "config": config, "theta": 0.0, "deltas": [delta] * 6}
 
     peers = [

@@ -1,7 +1,7 @@
 """Six short traces for readers, kept in docs/traces: `python -m tests.simulate.stories` writes them (`make traces`).
 
 Each world is small and not random: every draw is the middle of its range. So a trace changes only when the protocol
-or the wording of `simulate/trace.py` changes.
+or the wording of `history/words.py` changes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Story:
         """Time, peer and action, one a line; one line for a message to several peers."""
         world = self.play()
         world.run(self.until)
-        found = (SAID.fullmatch(line) for line in world.lines or ())
+        found = (SAID.fullmatch(line) for line in world.lines)
         said = [Said(float(one["time"]), one["peer"], plain(one["what"])) for one in found if one]
         told = [one for one in said if one.time >= self.since and TOLD.match(one.what)]
         yield f"{'time':>6}  {'peer':8}  what it does"

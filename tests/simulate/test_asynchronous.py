@@ -223,17 +223,19 @@ def test_every_step_of_a_refused_stale_peer_is_accounted_for() -> None:
 SABOTAGES = [
     # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
     ("counted again", AsynchronousLog, "collect", "self.final or settled(", "self.final and settled(", "async", 20),
+    ("never offered again", Proposal, "due", "now >= self.offered.get(p, now)", "p not in self.offered", "async", 70),
     ("old work passes as fresh", Submitting, "base_of", "return min(base, oldest) if", "return base if", "async", 20),
     ("the stale are counted", AsynchronousLog, "_refuse_stale", "behind <= most", "behind <= most + 3", "async", 60),
-    ("a window counts one", state, "_buffered_after", "len(commit.contrib", "bool(commit.contrib", "async", 10),
+    ("a window counts one", state, "_buffered_after", "submissions(commit)", "bool(submissions(commit))", "async", 10),
     ("a window is too long", AsynchronousLog, "_window", "size - self.state.buffered if", "size if", "async", 10),
     ("an empty buffer is taken over", state, "fetched", "payload=None", "payload=None, buffered=0", "async", 10),
-    ("a fetched plan gives the right", AsynchronousLog, "_claim_again", "if self.unproven", "if False", "async", 90),
+    ("a fetched plan gives the right", AsynchronousLog, "_claim_again", "if self.unproven", "if False", "async", 500),
     ("an exchange never ends", Submitting, "goes_on", "self.mine is not None", "True", "async", 10),
 ]
 
 SHOWN_BY = {
-    "if False": 70,
+    "if False": 498,
+    "p not in self.offered": 2,
     "return base if": 10,
     "behind <= most + 3": 10,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import admission, catchup, state, succession
+from p2p_diloco.core import admission, catchup, passing, state, succession
 from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.carry import Carried
@@ -157,7 +157,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "what is asked for is not adopted",
         ShardLog,
         "_draft",
-        "max(self.state.revision, self.roster.mine.revision)",
+        "self.revision_next",
         "self.state.revision",
         "healed",
         10,
@@ -170,6 +170,42 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "state.revision",
         "healed",
         20,
+    ),
+    (
+        "H changes, and the steps before it are counted by the new one",
+        state,
+        "_paced_after",
+        "rules.steps_between(commit.revision) == before",
+        "True",
+        "healed",
+        20,
+    ),
+    (
+        "a round closes with as many peers as its base's revision asks for",
+        Waits,
+        "needed",
+        "max(self.state.revision, self.roster.mine.revision)",
+        "self.state.revision",
+        "healed",
+        60,
+    ),
+    (
+        "a shard goes on after its stop",
+        ShardLog,
+        "final",
+        "final(self.state, self.rules)",
+        "False",
+        "async",
+        10,
+    ),
+    (
+        "a shard goes on after its stop, while peers die and links are cut",
+        ShardLog,
+        "final",
+        "final(self.state, self.rules)",
+        "False",
+        "torn",
+        10,
     ),
     (
         "a revision is not handed on",
@@ -302,8 +338,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "a claim may be far beyond the known term",
         Leadership,
         "entitles",
-        "term > self.term + TERMS_AHEAD_MAX * (len(candidates) + 1)",
-        "False",
+        "TERMS_AHEAD_MAX * (len(candidates) + 1)",
+        "2**80",
         "hostile",
         10,
     ),
@@ -314,7 +350,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "set() if holder == self.me else None",
         "None",
         "hostile",
-        10,
+        101,
     ),
     (
         "states that were not asked for are loaded",
@@ -329,8 +365,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "versions that were not asked for begin a change of lineage",
         CatchUp,
         "told",
-        " or not self.roster.asked.open(peer, now)",
-        "",
+        "not self.roster.asked.open(peer, now)",
+        "False",
         "hostile",
         10,
     ),
@@ -346,20 +382,38 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     (
         "a contribution may have any numbers",
         admission,
-        "in_range",
-        "return incarnations and rules.fits(contribution.weight, contribution.samples)",
-        "return True",
+        "unfit",
+        "not incarnations or not rules.fits(contribution.weight, contribution.samples, revision)",
+        "False",
         "hostile",
-        10,
+        70,
     ),
     (
         "a commit may count any numbers",
         admission,
         "objection",
-        "not rules.fits(counted.weight, counted.samples) or counted.id.incarnation > latest",
+        "not rules.fits(counted.weight, counted.samples, state.revision) or counted.id.incarnation > latest",
         "False",
         "hostile",
         10,
+    ),
+    (
+        "a live peer that does nothing is waited for",
+        passing,
+        "pass_over",
+        "waited[peer] >= most[peer]",
+        "False",
+        "hostile",
+        30,
+    ),
+    (
+        "another claim lets a wait begin again",
+        passing,
+        "pass_over",
+        "waited |= {",
+        "log.round.awaited = waited = {",
+        "hostile",
+        120,
     ),
     (
         "a refuted commit is applied again and again",
@@ -373,6 +427,9 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
 ]
 
 SHOWN_BY = {
+    "H changes, and the steps before it are counted by the new one": 2,
+    "a round closes with as many peers as its base's revision asks for": 2,
+    "a shard goes on after its stop, while peers die and links are cut": 7,
     "no resend": 48,
     "forks not seen": 5,
     "a stuck fetch goes on": 35,
@@ -392,9 +449,11 @@ SHOWN_BY = {
     "private peers are elected like reachable ones": 2,
     "private successors stay": 6,
     "any peer may send another peer's commit": 2,
-    "a claim may be far beyond the known term": 2,
-    "a peer that is told of its own claim needs no promises": 2,
-    "a contribution may have any numbers": 2,
+    "a claim may be far beyond the known term": 0,
+    "a live peer that does nothing is waited for": 4,
+    "a peer that is told of its own claim needs no promises": 100,
+    "another claim lets a wait begin again": 118,
+    "a contribution may have any numbers": 66,
     "a commit may count any numbers": 1,
     "a refuted commit is applied again and again": 13,
 }

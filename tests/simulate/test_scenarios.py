@@ -470,7 +470,7 @@ def flip(world: World, name: str, shard: int = 0) -> None:
 
 
 def noted(world: World, name: str, text: str) -> int:
-    return sum(f" {name} " in line and "notes " in line and text in line for line in world.lines or ())
+    return sum(f" {name} " in line and "notes " in line and text in line for line in world.lines)
 
 
 @pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])
@@ -554,10 +554,10 @@ def test_a_machine_unlike_the_others(seed: int) -> None:
     for name in world.names:
         assert world.alive[name].replica.roster.mine.unlike == (name == odd)
         assert noted(world, name, "computes the outer step unlike") == (name == odd)
-    lines, epoch = len(world.lines or ()), world.alive[odd].replica.epoch
+    lines, epoch = len(world.lines), world.alive[odd].replica.epoch
     world.run(world.now + 60.0)
     assert world.alive[odd].replica.epoch > epoch + 30
-    later = (world.lines or [])[lines:]
+    later = world.lines[lines:]
     assert not any("Fetch" in line or "another digest" in line for line in later)
     assert not any(odd in log.state.plan.succession for log in world.alive["p0"].replica.logs)
     settle(world)
@@ -571,9 +571,9 @@ def test_two_machines_unlike_each_other(seed: int) -> None:
     world.run(world.now + 60.0)
     unlike = [name for name in world.names if world.alive[name].replica.roster.mine.unlike]
     assert unlike
-    lines, epoch = len(world.lines or ()), world.alive["p0"].replica.epoch
+    lines, epoch = len(world.lines), world.alive["p0"].replica.epoch
     world.run(world.now + 30.0)
     assert world.alive["p0"].replica.epoch > epoch + 15
-    assert not any("Fetch" in line for line in (world.lines or [])[lines:])
+    assert not any("Fetch" in line for line in world.lines[lines:])
     settle(world)
     invariants.intact(world)

@@ -242,7 +242,7 @@ def test_a_file_that_is_as_sealed_but_no_safetensors_is_refused(tmp_path):
     path = save(tmp_path, 1)
     shutil.rmtree(path)
     path.mkdir()
-    entry = checkpoint._write_file(path / "theta.safetensors", [b"no such header"])
+    entry = checkpoint.write_file(path / "theta.safetensors", [b"no such header"])
     content = {"format": checkpoint.FORMAT, "epoch": 1, "files": {"theta.safetensors": entry}}
     (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
     with pytest.raises(CheckpointError, match=r"theta.safetensors can't be read"):

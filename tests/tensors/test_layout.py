@@ -12,8 +12,8 @@ from torch import nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
-from p2p_diloco.tensors.layout import SHARDS_MAX, FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
-from p2p_diloco.tensors.partition import SHARD_ELEMENTS_MAX, SHARD_ELEMENTS_MIN, SHARDS
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
+from p2p_diloco.tensors.partition import SHARD_ELEMENTS_MAX, SHARD_ELEMENTS_MIN, SHARDS, SHARDS_MAX
 
 sizes_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 

@@ -53,6 +53,7 @@ class FakePeer:
         self.global_step = joined_at
         self.parameters: Mapping[str, Tensor] = GPT(GPTConfig(1, 16, 2, 16, seed=99)).state_dict()  # no peer's own
         self.told: list[tuple[str, float]] = []
+        self.held_out: list[float] = []
         self.rates: list[float] = []
         self.paused = 0
         self.left_with: type[BaseException] | str | None = "not left"
@@ -74,7 +75,14 @@ class FakePeer:
     def metrics(self) -> FakePeer:
         return self
 
-    def report(self, *, loss: float, samples: int) -> None:
+    def report(
+        self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
+    ) -> None:
+        if held_out_loss is not None:
+            self.held_out.append(held_out_loss)
+            return
+        assert loss is not None
+        assert samples is not None
         self.told.append(("report", samples))
         if self._on_report is not None:
             self._on_report(self)
@@ -87,7 +95,7 @@ class FakePeer:
         self._pausing = False
 
     def global_state_dict(self) -> Mapping[str, Tensor]:
-        assert self._pausing, "evaluation was not announced"
+        assert self._pausing or self.left_with is None, "evaluation was not announced"
         return self.parameters
 
     def __enter__(self) -> FakePeer:
@@ -201,6 +209,7 @@ def test_what_is_judged_is_the_global_parameters() -> None:
     yielded = GPT(at.model.config)
     yielded.load_state_dict(at.peer.parameters)
     assert at.peer.paused == 3  # epochs 2, 4 and the last
+    assert at.peer.held_out[-1] == at.progress.val_loss
     assert at.progress.val_loss == pytest.approx(mean_loss(yielded, at.judged))
     assert at.progress.val_loss != pytest.approx(mean_loss(at.model, at.judged))
 

@@ -70,6 +70,7 @@ class Contender(Member):
             initial_peers=tuple(self._initial_peers),
             host_maddrs=tuple(self.asked["host_maddrs"]),
             direct=plan.direct,
+            on_exit="drop",  # the rounds that count are over
             open=True,  # its links may be of a network made for this
         )
         small = RunConfig(codec=config.codec)

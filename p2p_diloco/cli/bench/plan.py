@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from p2p_diloco.cli.demo.facts import ring_bytes
+from p2p_diloco.cli.quantities import RATES, TIMES, number
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 
@@ -27,13 +28,9 @@ the run itself."""
 STATE_WIDTH = 8
 """Bytes of a parameter's state: its value and its momentum."""
 PEERS_MAX = 32
-PARAMETERS_MAX = 10**10
 SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
 """The deadline of a round assumes that all peers on one machine together transfer at least so many bytes a second."""
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
-_RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
-_TIMES = {"ms": 1e-3, "s": 1.0}
 _PARTS = {"%": 1e-2}
 RTT_S_MAX, LOSS_MAX = 2.0, 0.2
 
@@ -155,19 +152,6 @@ class Plan:
         return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s + 2 * training_s
 
 
-def count_of(text: str, *, key: str = "--parameters") -> int:
-    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000. `key`: the flag that has this text, for an error.
-
-    Raises:
-        UsageError: the text can't be read, or the number is out of bounds.
-    """
-    count = round(_number(text.replace("_", ""), _SIZES))
-    if not 1 <= count <= PARAMETERS_MAX:
-        mend = "write e.g. 25M, 100k or 1000"
-        raise UsageError("is no number of parameters", key=key, value=text, mend=mend)
-    return count
-
-
 def links_of(text: str | None, peers: int) -> Links:
     """Parse RATE[:DELAY[:LOSS]], such as 1gbit, 100mbit:80ms, 100mbit:80ms:0.4% or, with a rate for each peer,
     100mbit,100mbit,20mbit:80ms. None gives no links.
@@ -178,15 +162,15 @@ def links_of(text: str | None, peers: int) -> Links:
     if text is None:
         return Links()
     rates, *more = text.split(":")
-    mbit = tuple(_number(each, _RATES) for each in rates.split(","))
+    mbit = tuple(number(each, RATES) for each in rates.split(","))
     if any(each < SLOWEST_MBIT for each in mbit):
         raise UsageError("is no speed of a link", key="--link", value=text, mend="write e.g. 100mbit, 1gbit or 500kbit")
-    rtt_s = _number(more[0], _TIMES) if more else 0.0
+    rtt_s = number(more[0], TIMES) if more else 0.0
     if more and not 0 < rtt_s <= RTT_S_MAX:
         wrong = f"has no round trip time of at most {RTT_S_MAX:g} s after its first colon"
         mend = "write e.g. 100mbit:80ms, or 100mbit,20mbit:80ms: one time for any two machines, after all speeds"
         raise UsageError(wrong, key="--link", value=text, mend=mend)
-    loss = _number(more[1], _PARTS) if more[1:] else 0.0
+    loss = number(more[1], _PARTS) if more[1:] else 0.0
     if more[2:] or (more[1:] and not 0 < loss <= LOSS_MAX):
         wrong = f"has no loss of at most {LOSS_MAX:.0%} after its second colon"
         raise UsageError(wrong, key="--link", value=text, mend="write e.g. 100mbit:80ms:0.4%")
@@ -206,9 +190,3 @@ def names_of(text: str) -> tuple[str, ...]:
             mend = f"choose among {', '.join(BESIDE)}, or none"
             raise UsageError(f"names {name!r}, which is not known", key="--beside", value=text, mend=mend)
     return tuple(name for name in BESIDE if name in given)
-
-
-def _number(text: str, units: Mapping[str, float]) -> float:
-    """Parse a number with one of these units; 0 if it can't be parsed."""
-    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z%]*)", text.strip().lower())
-    return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

@@ -60,9 +60,13 @@ def _folder(out: Path | None) -> Path:
 def _png(outcome: Outcome, moments: Sequence[Moment], folder: Path) -> str | None:
     """Write the plot and return its path; None without matplotlib."""
     path, curves = folder / "losses.png", compared(outcome.swarm_curve, outcome.alone_curve)
-    labels = {"x_label": "inner steps of each peer", "y_label": "held-out loss (nats a byte)"}
+    title, x_label, y_label = (
+        "Three peers in one run, and one peer alone",
+        "inner steps of each peer",
+        "held-out loss (nats a byte)",
+    )
     try:
-        write_png(path, curves, moments, title="Three peers in one run, and one peer alone", **labels)
+        write_png(path, curves, moments, title=title, x_label=x_label, y_label=y_label)
     except ImportError:
         return None
     return str(path)

@@ -13,11 +13,11 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from p2p_diloco.cli.bench.plan import count_of
 from p2p_diloco.cli.doctor.examination import Wish, examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.cli.doctor.view import drawn, lines
 from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.settings import read_settings
 

@@ -17,15 +17,8 @@ from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import reason
 from p2p_diloco.observe.figures import bytes_of
+from p2p_diloco.planning.memory import NODE_BYTES, per_parameter
 
-NODE_BYTES = 200_000_000
-"""Memory of a node without a model."""
-SMALL = 50_000_000
-"""Models with fewer parameters than this take `SMALL_MORE` bytes more for each parameter."""
-SMALL_MORE = 2
-PER_PARAMETER = 12
-"""Bytes of host memory for each parameter, at the peak of a round: bf16, SGD, two peers."""
-FEW_BITS = ("int8", "int4", "e3m0", "topk")
 SAVED_PER_PARAMETER = 16
 """Bytes of a checkpoint for each parameter: global value and outer momentum, and AdamW's two moments, 4 each."""
 ROOM_BYTES = 1_000_000_000
@@ -35,14 +28,6 @@ _CGROUPS = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-
-
-def per_parameter(run: RunConfig, parameters: int) -> int:
-    """Bytes of host memory that a peer needs for each parameter. The model and its optimizer are not included."""
-    amount = PER_PARAMETER + (SMALL_MORE if parameters < SMALL else 0)
-    amount += 0 if run.codec == "bf16" else 2  # the pseudo-gradient in shared memory
-    amount += 4 if run.overlap_steps or run.mode == "async" else 0  # the older θ
-    return amount + (8 if run.codec in FEW_BITS else 0)  # the kept rounding error
 
 
 def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:

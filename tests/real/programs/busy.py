@@ -21,7 +21,8 @@ from train import say
 
 from p2p_diloco import Peer, PeerConfig
 from p2p_diloco.peer import session
-from p2p_diloco.peer.hook import Flight, Hook
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.merging import Flight
 
 BETWEEN, UNDER_WAY = threading.Event(), threading.Event()
 """Nothing is exchanged; an exchange is in the node's hands."""

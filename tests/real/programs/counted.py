@@ -58,7 +58,7 @@ def main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     numel, slots, pause_s = options["numel"], options["slots"], options.get("step_s", 0.0)
     config = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "weighting": "uniform", "aggregation": "mean"}
-    config |= options["config"]
+    config |= {"step_limit": 0.0} | options["config"]
     at = places(numel, config["shard_elements"], slots)
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(numel))

@@ -37,7 +37,7 @@ def main(options: dict[str, Any]) -> None:
         shard.grad = torch.zeros(numel)
     optimizer = torch.optim.SGD(shards, lr=1.0)
     config = {"mode": "async", "sync_every": 1, "codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0}
-    config |= {"shard_elements": numel, **options["config"]}
+    config |= {"step_limit": 0.0, "shard_elements": numel, **options["config"]}
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
     local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
@@ -53,7 +53,7 @@ def main(options: dict[str, Any]) -> None:
                 shard.grad[2 * life], shard.grad[2 * life + 1] = amounts(number)
             optimizer.step()
             if (done := peer.metrics.sync_count) > sent:
-                told = peer._running.client.ask("ask", "told")
+                told = peer._entered.node.client.ask("ask", "told")
                 refused = peer.metrics.refused_submissions
                 say("answered", number=number, aggregates=told["aggregates"], peers=len(told["peers"]), refused=refused)
                 number, sent = number + 1, done

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -102,7 +103,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         if peer.epoch > epoch:
             known = peer.global_state_dict()
 
-    while not peer.finished:
+    while not peer.finished and peer.metrics.local_step < options.get("steps", math.inf):
         x = torch.randn(4, 5, generator=generator)
         loss = (model(x).squeeze() - x.sum(1)).square().mean()
         loss.backward()
@@ -137,6 +138,7 @@ def main(options: dict[str, Any]) -> int:
             say("in", epoch=peer.epoch, addresses=peer.addresses, local=peer.metrics.local_step, digest=digest_of(peer))
             train(peer, model, optimizer, options)
             say("finished", epoch=peer.epoch, local=fingerprint(getattr(model, "module", model).state_dict()))
+        say("after", epoch=peer.epoch, theta=fingerprint(peer.global_state_dict()))
     except P2PDilocoError as error:
         say("error", kind=type(error).__name__, sentence=error.sentence)
         return error.exit_code

@@ -56,7 +56,7 @@ def take_part(told: dict[str, Any], commands: Iterator[dict[str, Any]], options:
                 case {"do": "submit", "delta": delta}:
                     submit(peer, elements, optimizer, delta)
                 case {"do": "where"}:
-                    answer = peer._running.client.ask("ask", "told")
+                    answer = peer._entered.node.client.ask("ask", "told")
                     say("where", aggregates=answer["aggregates"], peers=len(answer["peers"]))
                 case {"do": "leave"}:
                     break

@@ -1,4 +1,4 @@
-"""Events and effects in plain words: one line of a trace for each.
+"""Events and effects in plain words: one line for each.
 
 A version is written `epoch 3 (b6e5f6)`, with the first letters of its digest. A contribution is written `#0042.3`: the
 third of an incarnation whose last four digits are 0042. A commit ends with the peers that may aggregate the next
@@ -20,6 +20,7 @@ from p2p_diloco.core.events import (
     Carry,
     Changed,
     Closed,
+    Complaint,
     Contribute,
     Damaged,
     Delivered,
@@ -27,6 +28,7 @@ from p2p_diloco.core.events import (
     Discovered,
     Effect,
     Event,
+    Expelled,
     Fill,
     Filled,
     Finished,
@@ -48,6 +50,7 @@ from p2p_diloco.core.events import (
     Stepped,
     Wakeup,
 )
+from p2p_diloco.core.leases import WEIGHT_MIN
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
@@ -115,6 +118,8 @@ def tell(what: Event | Effect) -> str:
             return f"restores {', '.join(_at(state.shard, state.version) for state in states)}"
         case Revised(revision):
             return f"learns of {revision}"
+        case Expelled(peer, reason):
+            return f"expels {peer}: {reason}"
         case Depart():
             return "leaves the run"
         case Wakeup():
@@ -151,6 +156,8 @@ def _effect(effect: Effect) -> str:
             return "reaches the end of the run"
         case Note(kind, text):
             return f"notes {kind}: {text}"
+        case Complaint(peer, why):
+            return f"complains of {peer}: {why}"
 
 
 def _message(message: Message) -> str:
@@ -203,6 +210,8 @@ def _names(names: Iterable[str]) -> str:
 
 def _steps(weight: float) -> str:
     """Return a number of steps with its unit."""
+    if weight <= WEIGHT_MIN:
+        return "no further step"
     return f"{weight:g} step{'' if weight == 1 else 's'}"
 
 

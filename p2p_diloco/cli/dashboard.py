@@ -1,0 +1,125 @@
+"""`dashboard`: a page in the browser that shows a run.
+
+Law: joins the parts; `observe` looks at the run, draws nothing that `status` doesn't show, decides who gets in, and
+carries out what the page's buttons ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import typer
+import uvicorn
+
+from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.status import watch, watched
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.observe.controls import Controls
+from p2p_diloco.observe.feed import Feed
+from p2p_diloco.observe.web import Door, application
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+END_S = 1
+"""Seconds that browsers get to close their connections at the end."""
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to `cli.loop`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle no signal."""
+        yield
+
+
+def show(
+    flags: Mapping[str, object], config_file: Path | None, *, host: str, port: int, interval_s: float, key: Path | None
+) -> None:
+    """Serve the page until an interrupt. With an identity in the flags the page can change the run's settings, save and
+    stop; with the run's `key` it can put peers out.
+
+    Raises:
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
+    """
+    peer = watched(flags, config_file, interval_s)
+    founder = peer.identity_path if "identity_path" in flags else None  # not one that a config file has for a peer
+    controls = _controls(peer, founder, key)
+    if controls.offered and host not in LOOPBACK:
+        wrong = "takes a page that can change the run to other machines, unencrypted"
+        mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
+        raise UsageError(wrong, key="--host", value=host, mend=mend)
+    run(_serve(peer, host, port, interval_s, controls))
+
+
+def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
+    """What the page can change, by the founder's identity file and the run's key.
+
+    Raises:
+        ConfigError: a key can't be read.
+    """
+    from p2p_diloco.cli.invite import put_out
+    from p2p_diloco.net.identity import read_key
+    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.net.issued import Issued
+    from p2p_diloco.observe.look import observer
+
+    invitation = None if peer.invite is None else read_invitation(peer)
+    if key is not None:
+        Issued.beside(key)
+    asker = None if founder is None else read_key(founder)
+    kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
+    return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
+
+
+async def _serve(peer: PeerConfig, host: str, port: int, interval_s: float, controls: Controls) -> None:
+    feed = Feed()
+    with _listening(host, port) as listener:
+        shown = f"http://{host}:{listener.getsockname()[1]}/"
+
+        def tell(token: str) -> None:
+            typer.echo(f"{shown}?token={token}")
+
+        if host not in LOOPBACK:
+            log.warning("the page travels unencrypted: others on the way from %s can read it", host)
+        log.info("open this link in a browser; each link works once, and the next one is printed when it is used:")
+        app = application(feed, Door(tell), controls)
+        server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
+                                       timeout_graceful_shutdown=END_S))  # fmt: skip
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watch(peer, interval_s, feed.saw))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            server.should_exit = True
+            feed.end()
+            tasks[1].cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"can't be listened on: {error.strerror or error}", key="--port", value=f"{host}:{port}",
+            mend="choose another port, or 0 for any",
+        ) from error  # fmt: skip
+    with listener:
+        yield listener

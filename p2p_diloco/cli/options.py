@@ -1,0 +1,21 @@
+"""Options that several commands share.
+
+Law: texts and defaults alone; nothing is read or checked here.
+"""
+
+from __future__ import annotations
+
+from typer import Option
+
+from p2p_diloco.cli.logs import FORMS
+
+LOGS = Option("auto", help="Form of the log on stderr.", metavar=f"[{'|'.join(FORMS)}]")
+DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
+CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
+INVITE = Option(None, help="Invitation to a private run; names the run and addresses.", metavar="PATH")
+KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
+RUN_ID = Option(None, help="The run to change.", show_default="main", metavar="NAME")
+FOUNDER = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH")
+WAIT = Option(60.0, help="Seconds to wait until the peers know of it.", metavar="X")
+OUTCOME = Option(False, "--json", help="Print the outcome as one JSON object.")
+INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")

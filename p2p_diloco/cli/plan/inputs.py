@@ -1,0 +1,249 @@
+"""Makes a forecast's inputs from flags, files and a run's records.
+
+Law: flags come first, then the run's records; what is still missing is an error that names the flag. What was assumed
+or taken from elsewhere is noted for the user.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2p_diloco.cli.loop import run as run_in_loop
+from p2p_diloco.cli.plan.measure import step_time
+from p2p_diloco.cli.quantities import RATES, TIMES, count_of, number
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.planning.exchange import Machine
+from p2p_diloco.planning.forecast import Forecast
+from p2p_diloco.settings import read_settings
+
+PEERS_MAX = 1000
+COUNT_MAX = 1e15
+LONE_LINK = 1e9
+"""Stands for the link of a peer that is alone; nothing is sent over it."""
+_SECONDS = {"": 1.0, **TIMES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The flags as given. `command`: the words after --, if the steps of a script are to be timed."""
+
+    params: str | None = None
+    model: Path | None = None
+    peers: int | None = None
+    bandwidth: str | None = None
+    latency: str | None = None
+    step_time: str | None = None
+    command: Sequence[str] | None = None
+    measure_steps: int = 20
+    tokens_per_step: str | None = None
+    tokens: str | None = None
+    utilisation: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the records of a run that goes on tell; empty without such a run. Rates are bytes a second."""
+
+    params: int = 0
+    config: Mapping[str, object] = field(default_factory=dict)
+    links: tuple[float, ...] = ()
+    steps_s: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """All that is to be answered."""
+
+    forecast: Forecast
+    wanted: float
+    tokens: int | None
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def question(asked: Asked, settings: Mapping[str, object], config_file: Path | None) -> Question:
+    """Read all inputs.
+
+    Raises:
+        UsageError, ConfigError: a value is missing or can't be used. NoBootstrapReached: no peer of the run answers.
+    """
+    if not 0 < asked.utilisation < 1:
+        wrong = "is no share between 0 and 1"
+        raise UsageError(wrong, key="--utilisation", value=asked.utilisation, mend="choose e.g. 0.95")
+    run, _ = read_settings(settings, os.environ, config_file)
+    tokens_per_step = _count(asked.tokens_per_step, "--tokens-per-step", "tokens")
+    tokens = _count(asked.tokens, "--tokens", "tokens")
+    if tokens is not None and tokens_per_step is None:
+        mend = "add the tokens of one peer's inner step: batch size × context length"
+        raise UsageError("needs --tokens-per-step", key="--tokens", value=asked.tokens, mend=mend)
+    seen = _seen(settings, config_file) if {"initial_peers", "invite"} & settings.keys() else Seen()
+    if seen.config:
+        run = RunConfig(**{**seen.config, **run.given})
+    if run.mode == "async":
+        mend = "leave it out: plan computes synchronous rounds"
+        raise UsageError("is not computed", key="mode", value="async", mend=mend)
+    notes: list[str] = []
+    params = _params(asked, seen)
+    forecast = Forecast(params, _machines(asked, seen, notes), run, tokens_per_step)
+    if run.num_fragments > params:
+        mend = f"use at most {params}"
+        wrong = "are more than the model has parameters"
+        raise ConfigError(wrong, key="num_fragments", value=run.num_fragments, mend=mend)
+    numbered = tuple(f"peer {number + 1}" for number in range(forecast.peers))
+    names = seen.names if len(seen.names) == forecast.peers else numbered
+    return Question(forecast, asked.utilisation, tokens, names, tuple(notes))
+
+
+def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:
+    links = [each * 1e6 / 8 for each in _values(asked.bandwidth, "--bandwidth", RATES, "50mbit")]
+    delays = _values(asked.latency, "--latency", TIMES, "60ms")
+    steps = _values(asked.step_time, "--step-time", _SECONDS, "0.5")
+    if asked.command is not None:
+        if steps:
+            mend = "leave it out, or leave out --measure"
+            raise UsageError("is measured already", key="--step-time", value=asked.step_time, mend=mend)
+        steps = [step_time(asked.command, asked.measure_steps)]
+        notes.append(f"a step took {steps[0]:.3g} s on this machine, by median of {asked.measure_steps}")
+    peers = asked.peers or max(len(links), len(delays), len(steps), len(seen.names))
+    if asked.peers is None and peers < 2:
+        raise UsageError("is missing", key="--peers", mend="say how many peers, e.g. --peers 4")
+    if peers > PEERS_MAX:
+        raise UsageError(f"must be at most {PEERS_MAX}", key="--peers", value=peers, mend="choose fewer")
+    links = links or _recorded("links", seen.links, peers, min, notes)
+    steps = steps or _recorded("step times", seen.steps_s, peers, max, notes)
+    if not delays and peers > 1:
+        notes.append("latency: taken as 0; --latency 60ms gives the round trip between two peers")
+    return [
+        Machine(*each)
+        for each in zip(
+            _for_each(links or [LONE_LINK] * (peers == 1), "--bandwidth", peers, "e.g. --bandwidth 50mbit", seen),
+            _for_each(delays or [0.0], "--latency", peers, "", seen),
+            _for_each(steps, "--step-time", peers, "e.g. --step-time 0.5, or --measure -- python train.py", seen),
+            strict=True,
+        )
+    ]
+
+
+def _recorded(
+    what: str, values: Sequence[float], peers: int, worst: Callable[[Sequence[float]], float], notes: list[str]
+) -> list[float]:
+    """A run's measured values, one for each peer. A peer without one counts as the worst. If another number of peers is
+    asked for, all have the median. Empty if no peer has measured."""
+    known = [each for each in values if each]
+    if not known:
+        return []
+    if len(values) != peers:
+        notes.append(f"{what}: the median of what the run's {len(values)} peers have measured")
+        return [statistics.median(known)]
+    unknown = len(values) - len(known)
+    notes.append(f"{what}: as the run's peers have measured{f' ({unknown} unknown: the worst)' if unknown else ''}")
+    return [each or worst(known) for each in values]
+
+
+def _values(text: str | None, key: str, units: Mapping[str, float], example: str) -> list[float]:
+    """The positive numbers of a flag. None: no numbers."""
+    found = [] if text is None else [number(each, units) for each in text.split(",")]
+    if any(each <= 0 for each in found) and not (key == "--latency" and text in ("0", "0ms")):
+        mend = f"write e.g. {example}, or one for each peer with commas"
+        raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
+    return found
+
+
+def _for_each(values: Sequence[float], key: str, peers: int, example: str, seen: Seen) -> list[float]:
+    """One value for each peer."""
+    if not values:
+        wrong = "is missing" + (", and the run's peers have not measured it" if seen.names else "")
+        raise UsageError(wrong, key=key, mend=f"give {example}")
+    if len(values) not in (1, peers):
+        mend = f"give one for all, or {peers} with commas"
+        raise UsageError(f"has {len(values)} values for {peers} peers", key=key, mend=mend)
+    return list(values) * (peers if len(values) == 1 else 1)
+
+
+def _count(text: str | None, key: str, what: str) -> int | None:
+    return None if text is None else count_of(text, key=key, what=what, most=COUNT_MAX)
+
+
+# -- the model's size
+
+
+def _params(asked: Asked, seen: Seen) -> int:
+    if asked.params is not None and asked.model is not None:
+        raise UsageError("names the model's size as well", key="--model", value=asked.model, mend="leave out --params")
+    if asked.params is not None:
+        return count_of(asked.params, key="--params", most=COUNT_MAX)
+    if asked.model is not None:
+        return size_of(asked.model)
+    if not seen.params:
+        raise UsageError("is missing", key="--params", mend="give the number of trained parameters, e.g. --params 1B")
+    return seen.params
+
+
+def size_of(path: Path) -> int:
+    """The number of parameters of a checkpoint of ours (or of the newest in a folder of them), or of the model that a
+    config.json of Transformers describes.
+
+    Raises:
+        ConfigError: the path is neither, or can't be read.
+    """
+    newest = sorted(path.glob("checkpoint-*/manifest.json"), key=lambda file: file.stat().st_mtime)[-1:]
+    for manifest in [path / "manifest.json", *newest]:
+        if manifest.is_file():
+            return _of_manifest(manifest)
+    config = path / "config.json" if path.is_dir() else path
+    if not config.is_file():
+        wrong = "is neither a checkpoint nor a config.json"
+        raise ConfigError(wrong, key="--model", value=path, mend="check the path, or give --params")
+    from p2p_diloco.integrations.sizes import parameters_of
+
+    return parameters_of(config)
+
+
+def _of_manifest(manifest: Path) -> int:
+    try:
+        specs = json.loads(manifest.read_text())["layout"]["params"]
+        return sum(math.prod(shape) for _, shape, _ in specs)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        wrong = f"can't be read ({type(error).__name__})"
+        raise ConfigError(
+            wrong, key="--model", value=manifest, mend="name another checkpoint, or give --params"
+        ) from None
+
+
+# -- a run that goes on
+
+
+def _seen(settings: Mapping[str, object], config_file: Path | None) -> Seen:
+    from p2p_diloco.cli.join import settings_of
+    from p2p_diloco.cli.reach import check_initial_peers
+
+    _, peer = settings_of(settings, config_file)
+    check_initial_peers(peer.initial_peers)
+    return run_in_loop(_look(peer))
+
+
+async def _look(peer: PeerConfig) -> Seen:
+    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.observe.look import look, observer, run_record
+
+    async with observer(peer.initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:
+        snapshot, record = await look(dht, peer.run_id), await run_record(dht, peer.run_id)
+    workers = [each for each in snapshot.peers if each.role == "worker" and each.state not in ("leaving", "finished")]
+    if record is None or not workers:
+        mend = "check the name, the invitation, and whether peers live (p2p-diloco status)"
+        raise ConfigError("has no record or no live peer", key="run_id", value=peer.run_id, mend=mend)
+    return Seen(
+        record.numel,
+        {**(snapshot.run.config or {}), **snapshot.run.changed},
+        tuple(float(each.bandwidth or 0) for each in workers),
+        tuple(1 / each.steps_per_second if each.steps_per_second else 0.0 for each in workers),
+        tuple(each.name or each.peer_id[-6:] for each in workers),
+    )

@@ -1,0 +1,38 @@
+"""Reads numbers with units from flags: 25M parameters, 100mbit, 80ms.
+
+Law: text in, numbers out. A text that can't be read is an error that names the flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from p2p_diloco.errors import UsageError
+
+PARAMETERS_MAX = 10**10
+SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+"""In Mbit/s."""
+TIMES = {"ms": 1e-3, "s": 1.0}
+"""In seconds."""
+
+
+def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", most: float = PARAMETERS_MAX) -> int:
+    """Parse a number such as 25M, 100k, 1.5b or 1000. `key`: the flag that has this text; `what`: of what it is a
+    number. Both are for an error.
+
+    Raises:
+        UsageError: the text can't be read, or the number is out of bounds.
+    """
+    count = round(number(text.replace("_", ""), SIZES))
+    if not 1 <= count <= most:
+        mend = "write e.g. 25M, 100k or 1000"
+        raise UsageError(f"is no number of {what}", key=key, value=text, mend=mend)
+    return count
+
+
+def number(text: str, units: Mapping[str, float]) -> float:
+    """Parse a number with one of these units; 0 if it can't be parsed."""
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z%]*)", text.strip().lower())
+    return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

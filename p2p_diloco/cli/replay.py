@@ -1,0 +1,149 @@
+"""`replay`: tells from the histories of a run's peers what happened.
+
+Law: the package `history` reads and tells; this module chooses what to print. The output is on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from p2p_diloco.errors import UsageError
+from p2p_diloco.history.check import check
+from p2p_diloco.history.order import Ordered, ordered
+from p2p_diloco.history.reading import Life, naming, read
+from p2p_diloco.history.rounds import gantt, usual
+from p2p_diloco.history.story import Story
+from p2p_diloco.remembered import state_folder
+
+WIDTH_MIN, WIDTH_MAX = 60, 120
+SHIFT_S = 0.01
+"""Clocks that were put right by less are not mentioned."""
+
+
+def replay(
+    paths: Sequence[Path],
+    run_id: str | None,
+    epoch: int | None,
+    peer: str | None,
+    *,
+    events: bool,
+    checks: bool,
+    as_json: bool,
+) -> int:
+    """Print what happened. Returns the exit code: 1 if a history does not lead to the recorded effects.
+
+    Raises:
+        UsageError, ConfigError: a flag or a file can't be used.
+    """
+    if sum((epoch is not None, events, checks)) > 1:
+        raise UsageError("exclude each other", key="--round, --events and --check", mend="give one of them")
+    if peer is not None and not events:
+        raise UsageError("needs --events", key="--peer", value=peer, mend="give both")
+    lives = read(paths or [state_folder() / "history"], run_id)
+    named = naming(lives)
+    if checks:
+        return _check(lives, named)
+    history = ordered(lives)
+    if events:
+        _echo(_events(history, named, peer))
+        return 0
+    story = Story(history.entries, lives[-1].head["rules"]["fragments"])
+    width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
+    if as_json:
+        typer.echo(named(json.dumps(_plain(lives, history, story))))
+    elif epoch is not None:
+        _echo(_round(history, story, epoch, named, width))
+    else:
+        _echo([*_head(lives, history, named), *story.text(named, width)])
+    return 0
+
+
+def _echo(lines: Iterator[str] | Sequence[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
+    """Play each history again, and print the outcome."""
+    differs = False
+    for life in lives:
+        verdict, begun = check(life), _utc(life.head["started"])
+        said = f"{verdict.played} events played again, and every effect is as recorded"
+        if verdict.at is not None:
+            differs = True
+            said = f"event {verdict.at + 1} of {len(life.entries)} has other effects than recorded. {verdict.why}"
+        elif verdict.why:
+            said = f"not checked: {verdict.why}"
+        typer.echo(named(f"{life.peer}, started {begun}: {said}" + (f" ({life.gap})" if life.gap else "")))
+    return 1 if differs else 0
+
+
+def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) -> Iterator[str]:
+    peers, last = len({life.peer for life in lives}), history.entries[-1].time if history.entries else 0.0
+    count = f"{peers} {'history' if peers == 1 else 'histories'}"
+    yield f"run {lives[0].head['run_id']}: {count}, {last:.1f} s since {_utc(history.began)}"
+    for life in lives:
+        if life.head["file"] != 1:
+            yield named(f"{life.peer}: its first files are gone, so its story begins later than it did")
+        if life.gap:
+            yield named(f"{life.peer}: {life.gap}")
+    for peer, shift in history.shifts.items():
+        if abs(shift) > SHIFT_S:
+            way = "behind" if shift > 0 else "ahead"
+            yield named(f"the clock of {peer} is {abs(shift):.2f} s {way}, by its messages; its times are put right")
+    for peer in history.adrift:
+        yield named(f"{peer}: no message links it to the others, so it is placed by its own clock")
+
+
+def _events(history: Ordered, named: Callable[[str], str], peer: str | None) -> Iterator[str]:
+    found = False
+    for entry in history.entries:
+        if peer is None or peer in (entry.peer, named(entry.peer)):
+            found = True
+            yield from map(named, entry.lines())
+    if not found:
+        names = ", ".join(sorted({named(entry.peer) for entry in history.entries}))
+        raise UsageError("has no history here", key="--peer", value=peer, mend=f"choose {names}")
+
+
+def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], str], width: int) -> Iterator[str]:
+    found = [one for one in story.rounds if one.epoch == epoch]
+    if not found:
+        last = max((one.epoch for one in story.rounds), default=0)
+        raise UsageError("is not in the histories", key="--round", value=epoch, mend=f"choose 1 to {last}")
+    for one in found:
+        usually = usual(story.rounds[1:])
+        yield f"{story.name(one)} took {one.took:.2f} s, usually {usually:.2f} s"
+        yield f"from {one.began:.2f} s to {one.ended:.2f} s after {_utc(history.began)}"
+        yield ""
+        peers = sorted({entry.peer for entry in history.entries}, key=named)
+        yield from gantt(history.entries, one, peers, named, width)
+        yield ""
+        yield "what led to it, from its beginning to its end:"
+        for hop in one.why:
+            yield named(f"{hop.since - one.began:8.2f} to {hop.until - one.began:.2f} s  {hop.text}")
+        late = [f"{named(peer)} {when - one.ended:.2f} s" for peer, when in one.done.items() if when > one.ended]
+        yield ""
+        yield f"the others had the result later: {', '.join(late) or 'none of them has it'}"
+
+
+def _plain(lives: Sequence[Life], history: Ordered, story: Story) -> dict[str, object]:
+    """The story as plain values."""
+    return {
+        "run_id": lives[0].head["run_id"],
+        "began": history.began,
+        "peers": sorted({life.peer for life in lives}),
+        "lines": [{"time": line.time, "kind": line.kind, "text": str(line)} for line in story.lines],
+        "rounds": [{**asdict(one), "took": one.took} for one in story.rounds],
+    }
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

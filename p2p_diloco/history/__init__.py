@@ -1,0 +1,1 @@
+"""What happened in a run, real or simulated: read, ordered, told, and played again."""

@@ -1,0 +1,65 @@
+"""Plays a history again: a new replica is told the recorded events, and its effects are compared with those recorded.
+
+Law: pure. The core reads no clock and draws no numbers, so equal events lead to equal effects. What a history does not
+record (payloads, seals, what follows from other fields) is not compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from p2p_diloco.core.events import Effect
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.history.reading import Life
+from p2p_diloco.history.words import tell
+from p2p_diloco.node.recorded import packer
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of playing a life again. `at`: the index of the first entry whose effects differ; None: none does, or
+    the life can't be played. `why` says why not, or how the effects differ."""
+
+    played: int
+    at: int | None = None
+    why: str = ""
+
+
+def check(life: Life) -> Verdict:
+    """Play a life again, up to the first difference."""
+    if life.head["file"] != 1:
+        return Verdict(0, None, "its first files are gone, and a replica can't be played from the middle of its life")
+    try:
+        replica = replica_of(life)
+    except (KeyError, TypeError) as error:
+        return Verdict(0, None, f"it was written by version {life.head['version']}, whose rules differ ({error})")
+    pack = packer()
+    replica.next_wakeup()  # as the node asks, before the first event and after each one
+    for at, (entry, now) in enumerate(zip(life.entries, life.clocks, strict=True)):
+        assert not isinstance(entry.what, str), "only simulated worlds have texts for events"
+        effects = tuple(replica.handle(entry.what, now))
+        if pack(effects) != pack(entry.effects):
+            return Verdict(at, at, _difference(entry.effects, effects))
+        replica.next_wakeup()
+    return Verdict(len(life.entries))
+
+
+def replica_of(life: Life) -> Replica:
+    """The replica as it was made at the start of a life. Raises KeyError or TypeError if the head lacks a value."""
+    head, known = life.head, {field.name for field in fields(Rules)}
+    if unknown := head["rules"].keys() - known:
+        raise KeyError(*unknown)
+    rules = Rules(**{**head["rules"], "fragments": tuple(map(tuple, head["rules"]["fragments"]))})
+    role, eligible, incarnation = head["role"], head["eligible"], head["incarnation"]
+    return Replica(head["peer"], rules, role=role, eligible=eligible, incarnation=incarnation, now=head["began"])
+
+
+def _difference(recorded: tuple[Effect, ...], played: tuple[Effect, ...]) -> str:
+    """The first effect in which the two differ."""
+    pack = packer()
+    for number in range(max(len(recorded), len(played))):
+        was, now = (side[number] if number < len(side) else None for side in (recorded, played))
+        if pack(was) != pack(now):
+            return f"recorded: {tell(was) if was else 'nothing'}; played: {tell(now) if now else 'nothing'}"
+    return "only in the effects' order"

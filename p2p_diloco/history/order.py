@@ -1,0 +1,183 @@
+"""Puts the histories of several peers into one order: no message arrives before it is sent.
+
+Law: pure. The clocks of two machines differ, so their times alone give no order. A message that was sent and received
+shows how much two clocks differ at most; by these the clocks are put right. What is left of the error is removed by
+force: an entry that receives a message comes after the entry that sends it, and is shown with no earlier time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from p2p_diloco.core.events import Note, Received, Send
+from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.history.entry import Entry
+
+if TYPE_CHECKING:
+    from p2p_diloco.history.reading import Life  # which loads torch
+
+DIED = "dies: its history ends without a goodbye"
+STARTED = "starts"
+DEAD_AFTER_S = 20.0
+"""A history that ends so long before the others, although its peer has not left, is that of a peer that died. A live
+peer's history lags by some seconds, because events are written together."""
+
+Place = tuple[str, int]
+"""An entry: the peer, and the number among the peer's entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """All entries in one order, with times that never fall, in seconds since `began`, which is in seconds since 1970.
+
+    `shifts`: by how many seconds the clock of each peer was put right. `adrift`: peers whose messages with the others
+    are not in their histories, so that their own clocks alone place them."""
+
+    entries: list[Entry]
+    began: float
+    shifts: Mapping[str, float]
+    adrift: tuple[str, ...]
+
+
+def ordered(lives: Sequence[Life]) -> Ordered:
+    """Merge the histories of one run."""
+    streams: dict[str, list[Entry]] = defaultdict(list)
+    for life in lives:  # sorted by start, so the lives of one peer come in order
+        if life.entries:
+            streams[life.peer] += [_marked(life, STARTED, life.entries[0].time), *life.entries]
+    sent = _pairs(streams, {life.peer for life in lives if not life.whole})
+    shifts, adrift = _shifts(streams, sent)
+    straight = {peer: [entry.time + shifts[peer] for entry in stream] for peer, stream in streams.items()}
+    end = max((times[-1] for times in straight.values()), default=0.0)
+    last = {life.peer: life for life in lives}
+    for peer, stream in streams.items():
+        if last[peer].left:
+            continue
+        if straight[peer][-1] < end - DEAD_AFTER_S or _is_mourned(peer, streams, straight):
+            straight[peer].append(max(straight[peer][-1], _last_heard(peer, streams, straight)))
+            stream.append(_marked(last[peer], DIED, stream[-1].time))
+    entries = list(_merged(streams, straight, {to: of for of, to, _ in sent}))
+    began = entries[0].time if entries else 0.0
+    return Ordered([replace(entry, time=entry.time - began) for entry in entries], began, shifts, adrift)
+
+
+def _is_mourned(peer: str, streams: Mapping[str, Sequence[Entry]], straight: Mapping[str, Sequence[float]]) -> bool:
+    """Whether another peer has noted this one's death after the last entry of this one's history."""
+    return any(
+        isinstance(effect, Note) and effect.kind == "died" and effect.text.startswith(f"{peer} ")
+        for other, stream in streams.items()
+        for entry, time in zip(stream, straight[other], strict=False)
+        if other != peer and time > straight[peer][-1]
+        for effect in entry.effects
+    )
+
+
+def _last_heard(peer: str, streams: Mapping[str, Sequence[Entry]], straight: Mapping[str, Sequence[float]]) -> float:
+    """When another peer last heard from this one, whose own history may lack its last moments."""
+    heard = (
+        time
+        for other, stream in streams.items()
+        for entry, time in zip(stream, straight[other], strict=False)
+        if isinstance(entry.what, Received) and entry.what.sender == peer
+    )
+    return max(heard, default=-math.inf)
+
+
+def _marked(life: Life, what: str, time: float) -> Entry:
+    return Entry(time, life.peer, what)
+
+
+def key_of(message: Message) -> Hashable:
+    """What a sent message and the received one have in common. A state may be newer than the one that was to be
+    sent."""
+    return (State, message.shard) if isinstance(message, State) else message
+
+
+def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple[Place, Place, bool]]:
+    """(sending, receiving, unique) of each message in two histories. Equal messages between two peers are matched in
+    order: the n-th can't arrive before n were sent. `torn`: peers of whose histories a part is missing; only messages
+    that are sent once are matched for these."""
+    sends, receipts = defaultdict[Any, list[Place]](list), defaultdict[Any, list[Place]](list)
+    for peer, stream in streams.items():
+        for number, entry in enumerate(stream):
+            if isinstance(entry.what, Received) and entry.what.sender in streams:
+                receipts[entry.what.sender, peer, key_of(entry.what.message)].append((peer, number))
+            for effect in entry.effects:
+                if isinstance(effect, Send) and effect.to in streams:
+                    sends[peer, effect.to, key_of(effect.message)].append((peer, number))
+    found = []
+    for (sender, to, message), arrived in receipts.items():
+        left = sends.get((sender, to, message), [])
+        unique = len(left) == len(arrived) == 1 and not isinstance(message, tuple)
+        if sender not in torn or (unique and isinstance(message, (Commit, Contribution))):
+            found += [(of, at, unique) for of, at in zip(left, arrived, strict=False)]
+    return found
+
+
+def _shifts(
+    streams: Mapping[str, Sequence[Entry]], sent: Sequence[tuple[Place, Place, bool]]
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """By how much each clock is to be put right, and the peers for which no message tells."""
+    least = defaultdict[tuple[str, str], float](lambda: math.inf)  # the shortest way of a message, by the two clocks
+    for (sender, left), (to, arrived), unique in sent:
+        if unique:
+            way = streams[to][arrived].time - streams[sender][left].time
+            least[sender, to] = min(least[sender, to], way)
+    count = {peer: sum(peer in pair for pair in least) for peer in streams}
+    shifts: dict[str, float] = {}
+    adrift = []
+    for root in sorted(streams, key=lambda peer: -count[peer]):
+        if root in shifts:
+            continue
+        if shifts:
+            adrift.append(root)
+        shifts[root], known = 0.0, [root]
+        while known:
+            one = known.pop(0)
+            for other in streams:
+                if other not in shifts and (least[one, other] < math.inf or least[other, one] < math.inf):
+                    # no way takes less than no time: the other clock is ahead of this one by so much at most and least
+                    low, high = -least[one, other], least[other, one]
+                    shifts[other] = shifts[one] + _within(low, high, -shifts[one])
+                    known.append(other)
+    return shifts, tuple(adrift)
+
+
+def _within(low: float, high: float, as_it_is: float) -> float:
+    """A shift between these bounds: none, if that is possible; the middle, if both are known."""
+    if low <= as_it_is <= high:
+        return as_it_is
+    if math.inf in (-low, high):
+        return low if high == math.inf else high
+    return (low + high) / 2
+
+
+def _merged(
+    streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]], before: Mapping[Place, Place]
+) -> Iterator[Entry]:
+    """The entries of all streams, by time, but each after the one that it must come after."""
+    at = dict.fromkeys(streams, 0)
+    shown: dict[Place, float] = {}
+    now = -math.inf
+
+    def due(peer: str) -> float:
+        """The earliest time at which the peer's next entry can be shown; inf: another entry must come first."""
+        place = peer, at[peer]
+        cause = before.get(place)
+        if cause is not None and cause not in shown:
+            return math.inf
+        return max(
+            times[peer][at[peer]], shown.get((peer, at[peer] - 1), -math.inf), shown.get(cause or place, -math.inf)
+        )
+
+    while left := [peer for peer in streams if at[peer] < len(streams[peer])]:
+        peer = min(left, key=lambda peer: (due(peer), times[peer][at[peer]]))
+        earliest = due(peer)
+        now = max(now, times[peer][at[peer]] if earliest == math.inf else earliest)
+        shown[peer, at[peer]] = now
+        yield replace(streams[peer][at[peer]], time=now)
+        at[peer] += 1

@@ -1,0 +1,196 @@
+"""Reads the histories that `node.history` writes.
+
+Law: reads; any bytes give a history or an error that names the file. A history may end at any byte, because its peer
+may have been killed: what is whole is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from p2p_diloco.core.events import Depart
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.history.entry import Entry
+from p2p_diloco.node.history import FORM, SUFFIX
+from p2p_diloco.node.plain import Unfit
+from p2p_diloco.node.recorded import Met, effect_of, event_of
+
+log = logging.getLogger(__name__)
+
+CHUNK = 256
+"""Bytes that are read at a time: so much before a damage may be lost with it."""
+ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
+"""How a peer's id looks, and how many of its last letters are shown."""
+
+
+@dataclass(slots=True)
+class Life:
+    """The history of one life of a peer: from its start to its end, or as much of that as there is."""
+
+    head: Mapping[str, Any]
+    """The head of the oldest file that there is."""
+    entries: list[Entry] = field(default_factory=list)
+    """Their times are of the peer's wall clock, in seconds since 1970."""
+    clocks: list[float] = field(default_factory=list)
+    """For each entry, the replica's clock."""
+    names: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
+    """Whether the peer has written the end of its history."""
+    gap: str = ""
+    """Why the history isn't whole: files are missing or damaged. Empty: it is."""
+
+    @property
+    def peer(self) -> str:
+        """The peer's id."""
+        return str(self.head["peer"])
+
+    @property
+    def left(self) -> bool:
+        """Whether the peer ended on purpose."""
+        return self.ended or any(isinstance(entry.what, Depart) for entry in self.entries[-50:])
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing between the peer's start and the last entry."""
+        return self.head["file"] == 1 and not self.gap
+
+
+def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
+    """Read histories of one run: files, and folders that have such files in them or one level below. Of a folder only
+    the files of one run are taken: the run of the first file that is named, else the one with the newest history.
+
+    Raises:
+        ConfigError: a file can't be read, or a file that is named is of another run than the first one.
+    """
+    heads = [(path, _head(path)) for path in _files(paths)]
+    wanted = [(path, head) for path, head in heads if run_id in (None, head["run_id"])]
+    if not wanted:
+        runs = ", ".join(sorted({head["run_id"] for _, head in heads})) or "none"
+        wrong, mend = f"has no history of the run {run_id}" if run_id else "has no history", f"runs there: {runs}"
+        raise ConfigError(wrong, key="paths", value=" ".join(map(str, paths)), mend=mend)
+    named = [(path, head) for path, head in wanted if path in paths]
+    first_path, first = named[0] if named else max(wanted, key=lambda it: float(it[1]["started"]))
+    for path, head in named:
+        if _run(head) != _run(first):
+            raise _another_run(path, head, first_path, first)
+    lives: dict[tuple[str, float], Life] = {}
+    for path, head in sorted(wanted, key=lambda it: (it[1]["started"], it[1]["peer"], it[1]["file"])):
+        if _run(head) == _run(first):
+            _add(lives.setdefault((head["peer"], head["started"]), Life(head)), path)
+    others = [path.name for path, head in wanted if head["run_id"] == first["run_id"] and _run(head) != _run(first)]
+    if others:
+        log.warning("left out, because they are of other foundings of the run %s: %s", first["run_id"], _some(others))
+    return list(lives.values())
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[-most:]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _run(head: Mapping[str, Any]) -> tuple[object, ...]:
+    return head["run_id"], head["founder"], head["founded"]
+
+
+def _another_run(path: Path, head: Mapping[str, Any], first: Path, firsts: Mapping[str, Any]) -> ConfigError:
+    runs = f"the run {head['run_id']}", f"the run {firsts['run_id']}"
+    if head["run_id"] == firsts["run_id"]:
+        runs = f"another founding of {runs[0]}", "one"
+    mend = "give files of one run, or a folder and --run-id NAME"
+    return ConfigError(f"is of {runs[0]}, but {first} is of {runs[1]}", key="paths", value=path, mend=mend)
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted([*path.glob(f"*{SUFFIX}"), *path.glob(f"*/*{SUFFIX}")])
+        else:
+            yield path
+
+
+def _values(path: Path) -> Iterator[Any]:
+    """The values of a file, up to its end or to the first damage, which is raised as ValueError."""
+    stream, unpacker = zlib.decompressobj(), msgpack.Unpacker(strict_map_key=False, max_buffer_size=2**28)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            try:
+                unpacker.feed(stream.decompress(chunk))
+                yield from unpacker
+            except (zlib.error, msgpack.UnpackException, ValueError) as error:
+                raise ValueError(f"{path.name} is damaged before its end: {error}") from None
+
+
+def _head(path: Path) -> Mapping[str, Any]:
+    try:
+        first = next(_values(path), None)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, str(error)) from None
+    head = first[0] if isinstance(first, list) and len(first) == 1 else None
+    if not isinstance(head, dict) or not {"history", "run_id", "peer", "started", "file"} <= head.keys():
+        raise _unreadable(path, "it does not begin as a history does")
+    if head["history"] != FORM:
+        made = f"by p2p_diloco {head.get('version')}, in form {head['history']}; this version reads form {FORM}"
+        raise ConfigError(f"was written {made}", key="paths", value=path, mend="read it with the version that wrote it")
+    return head
+
+
+def _unreadable(path: Path, why: str) -> ConfigError:
+    mend = f"name a file or a folder of histories (*{SUFFIX})"
+    return ConfigError(f"is no history: {why}", key="paths", value=path, mend=mend)
+
+
+def _add(life: Life, path: Path) -> None:
+    """Add a file's entries to a life. The files of a life are added in order."""
+    batches = _values(path)
+    (head,) = next(batches)
+    ahead, met = head["time"] - head["now"], Met()
+    if life.entries and head["file"] != life.head["last"] + 1:
+        life.gap = life.gap or f"files before {path.name} are missing"
+    life.head = {**life.head, "last": head["file"]}
+    life.names.update(head["names"])
+    try:
+        for batch in batches:
+            met.messages.clear()
+            for record in batch:
+                ahead = _take(life, record, ahead, met)
+    except (ValueError, TypeError, Unfit) as error:
+        life.gap = life.gap or f"{path.name}: {error}"
+
+
+def _take(life: Life, record: object, ahead: float, met: Met) -> float:
+    """Add a record to a life. `ahead`: the wall clock before the replica's; returns the present one."""
+    match record:
+        case [float(now), list(event), list(effects)]:
+            told = event_of(event, met)
+            answered = tuple(effect_of(effect, met) for effect in effects)
+            life.entries.append(Entry(now + ahead, life.peer, told, answered))
+            life.clocks.append(now)
+        case [float(now), "clock", float(wall)]:
+            return wall - now
+        case [_, "name", str(peer), str(name)]:
+            life.names[peer] = name
+        case [_, "end"]:
+            life.ended = True
+        case _:
+            raise Unfit("no record")
+    return ahead
+
+
+def naming(lives: Iterable[Life]) -> Callable[[str], str]:
+    """Make the function that puts the names of peers in place of their ids in a text. Two peers of one name get the
+    last letters of their ids, and a peer without a name has only these."""
+    lives = list(lives)
+    told = {peer: name for life in lives for peer, name in life.names.items()}
+    told |= {life.peer: life.head["name"] for life in lives}
+    count = Counter(told.values())
+    names = {peer: name if count[name] == 1 else f"{name}-{peer[-LETTERS:]}" for peer, name in told.items()}
+    ids = re.compile("|".join([*map(re.escape, sorted(names, key=len, reverse=True)), ID]))
+    return lambda text: ids.sub(lambda found: names.get(found[0], f"…{found[0][-LETTERS:]}"), text)

@@ -1,0 +1,232 @@
+"""The rounds of a run: when each outer step of a fragment was complete, and what its time went to.
+
+Law: pure. A round of a fragment ends when the first peer has the next epoch of all its shards. It lasts from the end of
+the round before it, of whatever fragment.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Contribute,
+    Delivered,
+    Filled,
+    Found,
+    Load,
+    Merge,
+    Pause,
+    Ready,
+    Received,
+    Release,
+    Restore,
+    Send,
+)
+from p2p_diloco.core.messages import Commit, Contribution
+from p2p_diloco.history.causes import CRASHED, Causes, Hop, joined
+from p2p_diloco.history.entry import Entry
+
+Fragments = Sequence[Sequence[int]]
+PARTS = ("inner", "encode", "transfer", "group", "outer", "merge", "paused")
+"""What a peer spends the time of a round on; group: waiting for the averaging group."""
+SLOW, SLOW_S = 1.5, 0.1
+"""A round is slow if it takes SLOW times the median, and SLOW_S seconds longer."""
+SHOWN = 0.05
+"""Parts of a chain of causes shorter than this share of the round are not told."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One outer step of a fragment. `at`: the entry with which the first peer had it. `done`: when each peer had it."""
+
+    fragment: int
+    epoch: int
+    began: float
+    ended: float
+    at: int
+    done: dict[str, float] = field(default_factory=dict)
+    why: list[Hop] = field(default_factory=list)
+    """What the time from `began` to `ended` went to."""
+
+    @property
+    def took(self) -> float:
+        """Its seconds."""
+        return self.ended - self.began
+
+    @property
+    def awaited(self) -> str:
+        """The peer whose inner steps the round waited for; empty if it waited for something else most of the time."""
+        inner = [hop for hop in self.why if hop.part == "inner"]
+        longest = max(inner, key=lambda hop: hop.until - hop.since, default=None)
+        return "" if longest is None else longest.peer
+
+    def because(self) -> str:
+        """What the time went to, in words."""
+        hops = [hop for hop in self.why if hop.until - hop.since >= SHOWN * self.took]
+        return ", ".join(f"{hop.text} {hop.until - hop.since:.2f} s" for hop in hops)
+
+
+class Epochs:
+    """Follows the epochs of every peer's shards. `feed` returns the shards that an entry has moved, with their epochs
+    and digests."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, int], int] = {}
+        self._made: dict[tuple[str, int, str], int] = {}
+
+    def feed(self, entry: Entry) -> list[tuple[int, int, str]]:
+        """Take the next entry of the history."""
+        me, moved = entry.peer, []
+        match entry.what:
+            case "starts":
+                self.of = {place: epoch for place, epoch in self.of.items() if place[0] != me}
+            case Averaged(shard, base, digest) | Applied(shard, base, digest):
+                self._made[me, shard, digest] = base.epoch + 1
+            case Filled(shard, version, digest):
+                self._made[me, shard, digest] = version.epoch
+            case Found(_, digests):
+                moved = [(shard, 0, digest) for shard, digest in enumerate(digests)]
+            case Restore(states):
+                moved = [(state.shard, state.version.epoch, state.version.digest) for state in states]
+        for effect in entry.effects:
+            if isinstance(effect, Accept):
+                for shard, digest in effect.proposals:
+                    if (epoch := self._made.pop((me, shard, digest), None)) is not None:
+                        moved.append((shard, epoch, digest))
+        self.of.update({(me, shard): epoch for shard, epoch, _ in moved})
+        return moved
+
+    def lowest(self, peer: str, shards: Sequence[int]) -> int:
+        """The lowest epoch of these shards at a peer; -1 if it lacks one."""
+        return min(self.of.get((peer, shard), -1) for shard in shards)
+
+
+def rounds(entries: Sequence[Entry], fragments: Fragments) -> list[Round]:
+    """All rounds, in the order in which they ended."""
+    epochs, causes = Epochs(), Causes(entries)
+    fragment_of = {shard: number for number, shards in enumerate(fragments) for shard in shards}
+    found: dict[tuple[int, int], Round] = {}
+    began = next((entry.time for entry in entries if isinstance(entry.what, Found)), 0.0)
+    for at, entry in enumerate(entries):
+        for fragment in {fragment_of[shard] for shard, _, _ in epochs.feed(entry) if shard in fragment_of}:
+            epoch = epochs.lowest(entry.peer, fragments[fragment])
+            if epoch <= 0:
+                continue
+            if (fragment, epoch) not in found and isinstance(entry.what, (Averaged, Applied)):
+                found[fragment, epoch] = Round(
+                    fragment, epoch, began, entry.time, at, {}, [*joined(causes.chain(at, began))]
+                )
+                began = entry.time
+            if (fragment, epoch) in found:
+                found[fragment, epoch].done.setdefault(entry.peer, entry.time)
+    return list(found.values())
+
+
+def usual(done: Sequence[Round]) -> float:
+    """The median of the rounds' seconds."""
+    return statistics.median(one.took for one in done) if done else 0.0
+
+
+def is_slow(one: Round, usually: float) -> bool:
+    """Whether a round took clearly longer than usual."""
+    return one.took > max(SLOW * usually, usually + SLOW_S)
+
+
+# -- one round in detail
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time that a peer spent on one of `PARTS`."""
+
+    since: float
+    until: float
+    part: str
+
+
+def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
+    """What a peer spent its time on. Later spans cover earlier ones: within an exchange, what is neither transfer nor
+    outer step is a wait for the group."""
+    training, above = list[Span](), list[Span]()
+    since, part = None, ""
+    sending, stepping = dict[tuple[str, Contribution], float](), dict[int, float]()
+    sent: dict[tuple[str, object], float] = {}
+    for entry in entries:
+        for effect in entry.effects:
+            if isinstance(effect, Send) and effect.to == peer and isinstance(effect.message, Commit):
+                sent[entry.peer, effect.message] = entry.time
+        if entry.peer != peer:
+            continue
+        now, began = entry.time, _begins(entry)
+        if entry.what in CRASHED and since is not None:
+            training.append(Span(since, now, part))
+            since, part = None, ""
+        if began and (began != part or began == "inner"):
+            if since is not None:
+                training.append(Span(since, now, "encode" if part == "inner" and began == "group" else part))
+            since, part = now, began
+        match entry.what:
+            case Averaged(shard) | Applied(shard) if shard in stepping:
+                above.append(Span(stepping.pop(shard), now, "outer"))
+            case Delivered(to, Contribution() as message) if (to, message) in sending:
+                above.append(Span(sending.pop((to, message)), now, "transfer"))
+            case Received(sender, Commit() as message) if (sender, message) in sent:
+                above.append(Span(sent.pop((sender, message)), now, "transfer"))
+        for effect in entry.effects:
+            match effect:
+                case Average(shard):
+                    stepping[shard] = now
+                case Apply(commit):
+                    stepping[commit.shard] = now
+                case Send(to, Contribution() as message):
+                    sending[to, message] = now
+    if since is not None:
+        training.append(Span(since, entries[-1].time, part))
+    above.sort(key=lambda span: span.part == "outer")
+    return [*training, *above]
+
+
+def _begins(entry: Entry) -> str:
+    """The part that begins for the trainer with this entry; empty: none."""
+    if any(isinstance(effect, Release) for effect in entry.effects):
+        return "merge"
+    if any(isinstance(effect, (Load, Ready)) for effect in entry.effects):
+        return "inner" if isinstance(entry.what, Merge) else "merge"
+    match entry.what:
+        case Contribute():
+            return "group"
+        case Pause(paused):
+            return "paused" if paused else "inner"
+    return ""
+
+
+def gantt(
+    entries: Sequence[Entry], one: Round, peers: Sequence[str], named: Callable[[str], str], width: int
+) -> Iterator[str]:
+    """A round as text: a row of letters for each peer, one letter for each part, and a table of seconds."""
+    label = max([7, *(len(named(peer)) for peer in peers)])
+    columns = width - label - 2
+    cell = max(one.took, 1e-9) / columns
+    until = [entry for entry in entries if entry.time <= one.ended]
+    rows = {}
+    for peer in peers:
+        row = [" "] * columns
+        for span in spans(until, peer):
+            first, last = (span.since - one.began) / cell, (span.until - one.began) / cell
+            for column in range(max(0, int(first)), min(columns, int(last) + (span.until > span.since))):
+                row[column] = span.part[0]
+        if any(letter != " " for letter in row):
+            rows[peer] = row
+            yield f"{named(peer):{label}}  {''.join(row).rstrip()}"
+    yield f"{'':{label}}  {'0 s':{columns - 10}}{one.took:8.2f} s"
+    yield ""
+    yield f"{'seconds':{label}}" + "".join(f"{part:>9}" for part in PARTS)
+    for peer, row in rows.items():
+        yield f"{named(peer):{label}}" + "".join(f"{row.count(part[0]) * cell:9.2f}" for part in PARTS)

@@ -1,0 +1,249 @@
+"""Tells what happened in a run, in few lines: who came, who died and who noticed, who took over, which rounds were slow
+and why.
+
+Law: pure; from entries alone, real or simulated. What many peers say of one thing becomes one line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from p2p_diloco.core.events import Apply, Average, Averaged, Depart, Finished, Found, Note, Ready
+from p2p_diloco.history.causes import CRASHED
+from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.rounds import Epochs, Fragments, Round, is_slow, rounds, usual
+
+LINES_MAX = 28
+SHARDS = re.compile(r"^shards? ([\d, ]+): ")
+UNREACHED = "can't be reached any more"
+"""The usual reason to take a peer for dead: its connections are closed. It needs no words."""
+AGAIN_S = 5.0
+"""What a peer says of another one's death within this time after it has noticed the death is not told."""
+SILENT = ("joined", "left", "revision", "takeover", "died")
+"""Kinds of notes that are told in words of their own, or by what their subjects do themselves."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a story. `weight`: the lines of the lowest weight are left out first if the story is too long."""
+
+    time: float
+    kind: str
+    text: str
+    weight: int
+    also: list[str] = field(default_factory=list)
+    """Further words, such as which other peers noticed."""
+
+    def __str__(self) -> str:
+        return self.text + ("; " if self.also else "") + ", ".join(self.also)
+
+
+class Story:
+    """The lines of a story, as they are found."""
+
+    def __init__(self, entries: Sequence[Entry], fragments: Fragments) -> None:
+        self.entries, self.fragments = entries, fragments
+        self.lines: list[Line] = []
+        self.rounds = rounds(entries, fragments)
+        self._started: dict[str, float] = {}
+        self._of: dict[tuple[str, ...], Line] = {}  # lines to which others add words
+        self._epochs, self._versions = Epochs(), defaultdict[tuple[int, int], dict[str, str]](dict)
+        self._averaged: dict[tuple[str, int], str] = {}
+        self._made: dict[str, str] = {}  # by digest: which peer made the version, from whose contributions
+        self._forked: set[int] = set()
+        self._noticed: dict[tuple[str, str], float] = {}
+        self._taken = defaultdict[tuple[str, ...], list[int]](list)
+        for entry in entries:
+            self._read(entry)
+        self._tell_rounds()
+        self.lines.sort(key=lambda line: line.time)
+
+    # -- entries
+
+    def _read(self, entry: Entry) -> None:
+        me = entry.peer
+        match entry.what:
+            case str(text) if text.startswith("starts"):
+                self._started[me] = entry.time
+                self._of.pop(("died", me), None)
+            case str(text):
+                line = self._add(entry, "death" if text in CRASHED else "fault", f"{me} {text}", 9)
+                if text in CRASHED:
+                    self._of["died", me] = line
+            case Averaged(shard, _, digest):
+                self._made[digest] = f"{me} from {self._averaged.get((me, shard), 'a version')}"
+            case Depart() if ("ended", me) not in self._of:
+                self._add(entry, "leave", f"{me} leaves", 7)
+            case Found():
+                self._add(entry, "found", f"{me} founds the run", 6)
+        for shard, epoch, digest in self._epochs.feed(entry):
+            self._version(entry, shard, epoch, digest)
+        for effect in entry.effects:
+            match effect:
+                case Average(shard, _, contributions):
+                    self._averaged[me, shard] = ", ".join(peer for peer, _ in contributions) or "no contribution"
+                case Apply(commit):
+                    of = ", ".join(counted.peer for counted in commit.contributions)
+                    self._made.setdefault(commit.version.digest, f"{commit.aggregator} from {of}")
+                case Ready():
+                    self._ready(entry)
+                case Finished():
+                    self._of["ended", me] = self._one_line(
+                        entry, ("finished",), f"{me} reaches the end of the run", "end", 6, me
+                    )
+                case Note(kind, text):
+                    self._note(entry, kind, text)
+
+    def _ready(self, entry: Entry) -> None:
+        me, since = entry.peer, entry.time - self._started.get(entry.peer, entry.time)
+        if isinstance(entry.what, Found):
+            return
+        epoch = min((self._epochs.lowest(me, shards) for shards in self.fragments), default=0)
+        after = f" {since:.1f} s after its start" if since >= 0.05 else ""
+        self._add(entry, "join", f"{me} joins at epoch {epoch}: it holds the state{after}", 6)
+
+    def _note(self, entry: Entry, kind: str, text: str) -> None:
+        me = entry.peer
+        match kind, text.split():
+            case "died", [peer, *reason]:
+                self._death(entry, peer, " ".join(reason))
+            case "left", [peer, *_] if peer not in self._started:
+                self._one_line(entry, ("left", peer), f"{peer} left", "leave", 5)
+            case "revision", _ if text.startswith("all"):
+                what = text.removeprefix("all shards now use ")
+                self._one_line(entry, ("uses", what), f"{what} is in force at {me}", "revision", 6, me)
+            case "takeover", _ if found := re.match(r"shard (\d+): .* from epoch (\d+); (.*) is gone", text):
+                self._takeover(entry, *found.groups())
+            case _ if kind not in SILENT:
+                said = SHARDS.sub("", text)
+                self._one_line(entry, (kind, said), f"{me} notes {kind}: {said}", kind, 5, me)
+
+    def _death(self, entry: Entry, peer: str, reason: str) -> None:
+        """One line for each death, to which every further peer that notices it adds some words."""
+        me, line = entry.peer, self._of.get(("died", peer))
+        noticed = self._noticed.setdefault((me, peer), -math.inf)
+        if entry.time < noticed + AGAIN_S:
+            return
+        self._noticed[me, peer] = entry.time
+        if line is None or line.time < noticed:
+            self._of["died", peer] = self._add(entry, "death", f"{me} takes {peer} for dead: it {reason}", 8)
+        elif self._started.get(me, 0.0) <= line.time:  # a newcomer has never known the peer
+            said = f"{me}{'' if line.also else ' notices'} within {entry.time - line.time:.2f} s"
+            line.also.append(said if reason == UNREACHED or reason in line.text else f"{said} (it {reason})")
+
+    def _takeover(self, entry: Entry, shard: str, epoch: str, gone: str) -> None:
+        key = ("takeover", entry.peer, gone, epoch)
+        if key not in self._of:
+            self._of[key] = self._add(entry, "takeover", "", 8)
+        shards = self._taken[key]
+        shards.append(int(shard))
+        of = f"shard{'s' if len(shards) > 1 else ''} {_ranges(shards)}"
+        self._of[key].text = f"{entry.peer} aggregates {of} from epoch {epoch} on, because {gone} is gone"
+
+    def _version(self, entry: Entry, shard: int, epoch: int, digest: str) -> None:
+        """A peer has this version: is it on a lineage of its own?"""
+        known = self._versions[shard, epoch]
+        known.setdefault(digest, entry.peer)
+        if len(known) < 2:
+            if len(self._versions.get((shard, epoch - 1), known)) < 2:
+                self._forked.discard(shard)
+            return
+        if self._forked:
+            self._forked.add(shard)
+            return
+        self._forked.add(shard)
+        sides = [f"one made by {self._made.get(digest, f'{peer} or another peer')}" for digest, peer in known.items()]
+        self._add(entry, "fork", f"fork: shard {shard} has two versions of epoch {epoch}, {' and '.join(sides)}", 9)
+
+    def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: int, me: str = "") -> Line:
+        """One line for what several peers say, which names those after the first with their delay."""
+        line = self._of.get(key)
+        if line is None:
+            line = self._of[key] = self._add(entry, kind, text, weight)
+        elif me and not any(said.startswith(f"{me} ") for said in line.also):
+            line.also.append(f"{me} {entry.time - line.time:.2f} s later")
+        return line
+
+    def _add(self, entry: Entry, kind: str, text: str, weight: int) -> Line:
+        self.lines.append(Line(entry.time, kind, text, weight))
+        return self.lines[-1]
+
+    # -- rounds
+
+    def _tell_rounds(self) -> None:
+        usually = usual(self.rounds[1:])
+        cuts = sorted(line.time for line in self.lines if line.weight >= 6)
+        deaths = [line.time for line in self.lines if line.kind == "death"]
+        calm: list[Round] = []
+        for number, one in enumerate(self.rounds):
+            slow = number == 0 or is_slow(one, usually) or any(one.began <= death < one.ended for death in deaths)
+            if calm and (slow or any(calm[-1].ended <= cut < one.ended for cut in cuts)):
+                self._tell_calm(calm)
+                calm = []
+            if slow:
+                than = f", usually {usually:.2f} s" if number else ""
+                text = f"{self.name(one)} took {one.took:.2f} s{than}: {one.because() or 'no cause is recorded'}"
+                self.lines.append(Line(one.ended, "slow" if number else "first", text, 8 if number else 4))
+            else:
+                calm.append(one)
+        if calm:
+            self._tell_calm(calm)
+
+    def _tell_calm(self, calm: Sequence[Round]) -> None:
+        awaited = [one.awaited for one in calm]
+        most = max(sorted(set(awaited)), key=awaited.count)
+        often = awaited.count(most)
+        last = f"; {most} was waited for in {often}" if most and len(calm) > 2 and often > len(calm) / 2 else ""
+        took = sorted(one.took for one in calm)
+        if len(calm) == 1:
+            text = f"{self.name(calm[0])} took {took[0]:.2f} s"
+        else:
+            first, *_, end = calm
+            several = len(self.fragments) > 1
+            which = f"{self.name(first)} to {self.name(end)}" if several else f"epochs {first.epoch} to {end.epoch}"
+            text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
+        self.lines.append(Line(calm[0].ended, "rounds", text, 3))
+
+    def name(self, one: Round) -> str:
+        """How a round is called."""
+        return f"epoch {one.epoch}" + (f" of fragment {one.fragment}" if len(self.fragments) > 1 else "")
+
+    # -- text
+
+    def text(self, named: Callable[[str], str], width: int, most: int = LINES_MAX) -> Iterator[str]:
+        """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
+        wrapped = [(line, _wrapped(named(f"{line.time:8.2f}  {line}"), width)) for line in self.lines]
+        weights = sorted({line.weight for line, _ in wrapped})
+        left_out = 0
+        while sum(len(rows) for _, rows in wrapped) > most - bool(left_out) and wrapped:
+            lowest = weights[0]
+            of_it = [pair for pair in wrapped if pair[0].weight == lowest]
+            if not of_it:
+                weights.pop(0)
+                continue
+            wrapped.remove(of_it[-1])
+            left_out += 1
+        for _, rows in wrapped:
+            yield from rows
+        if left_out:
+            yield f"({left_out} less important lines are left out; --events shows everything)"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as text: 0-3, 7."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

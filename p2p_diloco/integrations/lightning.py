@@ -1,0 +1,113 @@
+"""`DilocoCallback` for the Trainer of Lightning.
+
+Law: the callback decides when; `TakingPart` does it. Lightning's own counters (`trainer.global_step`, epochs) count
+this peer's own steps; the learning rate and the end follow the run's steps.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.taking_part import TakingPart
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.peer import Peer
+
+try:
+    from lightning.pytorch import Callback, seed_everything
+    from lightning.pytorch.utilities.data import extract_batch_size
+except ImportError as error:
+    raise ImportError(
+        f"p2p_diloco.integrations.lightning needs {error.name}, which isn't installed; "
+        "install it with: pip install 'p2p-diloco[lightning]'"
+    ) from error
+
+
+class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
+    """Makes a Lightning Trainer one peer of a run.
+
+    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
+    unless `p2p-diloco join` started the program. Validation uses the global parameters, and checkpoints contain them.
+    The module holds the run's result when `fit` returns.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._part = TakingPart(settings)
+        self._samples = 0
+        self._restored: dict[str, Any] = {}
+
+    @property
+    def peer(self) -> Peer | AbsentPeer:
+        """The peer, from the beginning of training on; it answers after training, too."""
+        return self._part.peer
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Enter the run, with data in an order of this peer's own: Lightning makes the data loaders' iterators next."""
+        peer = self._part.enter(trainer.strategy.model, trainer.optimizers)
+        if isinstance(peer, Peer):
+            seed_everything(peer.seed, workers=os.environ.get("PL_SEED_WORKERS", "0") == "1", verbose=False)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Go on where the run is."""
+        counters = self._restored or {"local_step": trainer.global_step}
+        if counters["local_step"]:
+            self.peer.load_state_dict(counters)
+        self._follow(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Count the samples of the next step."""
+        self._samples += extract_batch_size(batch)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Report the samples of this step."""
+        self.peer.report(samples=self._samples)
+        self._samples = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Follow the run: its learning rate and its end. Report the loss when Lightning logs."""
+        if isinstance(outputs, dict) and "loss" in outputs and trainer.global_step % trainer.log_every_n_steps == 0:
+            self.peer.report(loss=float(outputs["loss"]))
+        self._follow(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Evaluate the global parameters, while the others wait."""
+        if not trainer.sanity_checking:
+            self._part.show_global()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Go on with this peer's own parameters. Report the held-out loss, if the module logs it as `val_loss`."""
+        if self._part.inside and not trainer.sanity_checking and "val_loss" in trainer.callback_metrics:
+            self.peer.report(held_out_loss=float(trainer.callback_metrics["val_loss"]))
+        self._part.show_own()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the global parameters in place of this peer's own."""
+        if self._part.inside:
+            checkpoint["state_dict"].update(self.peer.global_state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The peer's counters, for Lightning's checkpoint."""
+        return self.peer.state_dict() if self._part.inside else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting after a restart."""
+        self._restored = dict(state_dict)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave; the module holds the run's result from now on."""
+        self._part.leave()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave without a last exchange."""
+        self._part.leave(exception)
+
+    def _follow(self, trainer: Any) -> None:
+        step = self.peer.global_step
+        for each in trainer.lr_scheduler_configs:
+            if each.interval == "step":
+                follow(each.scheduler, step // each.frequency)
+        if self.peer.finished or 0 <= trainer.max_steps <= step:
+            trainer.should_stop = True

@@ -1,0 +1,30 @@
+"""Lets a learning rate scheduler of torch follow the run's steps.
+
+Law: changes only the scheduler and the learning rates of its optimizer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+
+def follow(scheduler: Any, step: int) -> None:
+    """Set a scheduler to `step`, which is `peer.global_step`, so that a late joiner's learning rate is that of the
+    others. Call this after each step of the scheduler, and once after entering the run.
+
+    `scheduler`: one of torch's, or Accelerate's wrapper of one. A `LambdaLR`, which all schedules of Transformers are,
+    is set to any step. Others have only a way forward: they make the steps that are missing. A scheduler that follows a
+    metric has no steps, and is left as it is.
+    """
+    scheduler = getattr(scheduler, "scheduler", scheduler)
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        return
+    with warnings.catch_warnings():  # a joiner's scheduler moves before its optimizer's first step
+        warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
+        if isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
+            scheduler.last_epoch = step - 1
+        while scheduler.last_epoch < step:
+            scheduler.step()

@@ -1,0 +1,98 @@
+"""What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave.
+
+Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them to the bit
+before the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.errors import UsageError
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.peer import OptimizerOrWrapper, Peer
+from p2p_diloco.peer.ranks import Replicated, bare
+
+
+class TakingPart:
+    """One training's part in a run.
+
+    Between `show_global` and `show_own` the model holds the global parameters, and the other peers know that this one
+    makes no steps. After `leave` the model holds the global parameters for good.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """`settings`: arguments of `Peer` other than model and optimizer; if empty, the peer is `Peer.from_env`'s."""
+        self._settings = dict(settings)
+        self._peer: Peer | AbsentPeer | None = None
+        self._params: dict[str, nn.Parameter] = {}
+        self._own: dict[str, Tensor] = {}
+        self._pause = ExitStack()
+        self.inside = False
+        """Whether training takes part now: it has entered, and not left yet."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether training has entered a run; also true after it has left."""
+        return self._peer is not None
+
+    @property
+    def peer(self) -> Peer | AbsentPeer:
+        """The peer; also after it has left. Raises UsageError before training begins."""
+        if self._peer is None:
+            raise UsageError("training has not begun, so there is no peer yet", mend="ask for it after training began")
+        return self._peer
+
+    def enter(self, model: nn.Module, optimizer: OptimizerOrWrapper | list[OptimizerOrWrapper]) -> Peer | AbsentPeer:
+        """Make the peer and enter the run. `model`: as it trains, inside DistributedDataParallel if it is. A training
+        that an exception ended, and that is begun again, leaves first."""
+        self.leave()
+        made = Peer(model, optimizer, **self._settings) if self._settings else Peer.from_env(model, optimizer)
+        self._peer = made.__enter__()
+        inner = bare(model)
+        assert inner is not None
+        self._params = {name: param for name, param in inner.named_parameters() if param.requires_grad}
+        self.inside = True
+        return self._peer
+
+    def show_global(self) -> None:
+        """Pause, and put the global parameters into the model, until `show_own`."""
+        if not self.inside or self._own or isinstance(self.peer, AbsentPeer):
+            return
+        self._pause.enter_context(self.peer.pause())
+        self._own = {name: param.detach().clone() for name, param in self._params.items()}
+        self._load(self.peer.global_state_dict())
+
+    def show_own(self) -> None:
+        """Put this peer's own parameters back, and end the pause."""
+        self._load(self._own)
+        self._own = {}
+        self._pause.close()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the run, and load the run's result into the model. `error`: the exception that ended training; then the
+        model keeps its parameters."""
+        if not self.inside:
+            return
+        self.show_own()
+        self.inside = False
+        self.peer.__exit__(None if error is None else type(error), error, None)
+        if error is None and not isinstance(self.peer, AbsentPeer):
+            self._load(self.peer.global_state_dict())
+
+    @torch.no_grad()
+    def _load(self, values: Mapping[str, Tensor]) -> None:
+        for name, param in self._params.items() if values else ():
+            param.copy_(values[name])
+
+
+def as_one_peer(model: nn.Module) -> nn.Module:
+    """A model as `Peer` expects it, if a library hands on the model without the DistributedDataParallel around it."""
+    group = torch.distributed
+    several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+    return Replicated(model) if several else model

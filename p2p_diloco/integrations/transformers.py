@@ -1,0 +1,132 @@
+"""`DilocoCallback` for the Trainer of Transformers.
+
+Law: the callback decides when; `TakingPart` does it. Trainer's own counters (`state.global_step`, epochs, checkpoint
+names) count this peer's own steps; the learning rate, evaluation, saving and the end follow the run's steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.taking_part import TakingPart, as_one_peer
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.extents import is_sharded
+from p2p_diloco.peer.peer import Peer
+
+try:
+    from accelerate.data_loader import get_sampler
+    from transformers import TrainerCallback, set_seed
+except ImportError as error:
+    raise ImportError(
+        f"p2p_diloco.integrations.transformers needs {error.name}, which isn't installed; "
+        "install it with: pip install 'p2p-diloco[hf]'"
+    ) from error
+
+KEPT = "p2p_diloco"
+"""The peer's counters stand under this name in Trainer's `trainer_state.json`."""
+
+
+class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
+    """Makes a Trainer one peer of a run.
+
+    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
+    unless `p2p-diloco join` started the program. Trainer evaluates and saves the global parameters. The model holds the
+    run's result when `train` returns.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._part = TakingPart(settings)
+        self._at = self._samples = 0
+        self._counted: nn.Module | None = None
+
+    @property
+    def peer(self) -> Peer | AbsentPeer:
+        """The peer, from the beginning of training on; it answers after training, too."""
+        return self._part.peer
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
+    ) -> None:
+        """Enter the run, and go on where it is, with batches in an order of this peer's own."""
+        peer = self._part.enter(model if any(map(is_sharded, model.parameters())) else as_one_peer(model), optimizer)
+        if state.global_step:  # resumed
+            peer.load_state_dict(state.stateful_callbacks.get(KEPT) or {"local_step": state.global_step})
+        if isinstance(peer, Peer):
+            set_seed(peer.seed)
+            sampler = get_sampler(others["train_dataloader"])
+            if hasattr(sampler, "initial_seed"):  # Accelerate's, which Trainer uses unless told otherwise
+                sampler.initial_seed = peer.seed
+        self._at = peer.global_step
+        follow(lr_scheduler, self._at)
+        if self._counted is not model:
+            model.register_forward_pre_hook(self._count, with_kwargs=True)
+            self._counted = model
+        if args.eval_on_start:
+            self._part.show_global()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """An evaluation or a save is over."""
+        self._part.show_own()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Report the samples of this step."""
+        self.peer.report(samples=self._samples)
+        self._samples = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, lr_scheduler: Any, **others: Any) -> None:
+        """Follow the run: its learning rate, its end, and when it evaluates and saves."""
+        before, self._at = self._at, self.peer.global_step
+        follow(lr_scheduler, self._at)
+        state.stateful_callbacks[KEPT] = self.peer.state_dict()
+        if self.peer.finished or self._at >= state.max_steps:
+            control.should_training_stop = True
+        if self._at != state.global_step:  # all peers pause at the same steps of the run, so each waits only once
+
+            def due(strategy: str, every: int) -> bool:
+                passed = every and self._at // every > before // every
+                return strategy == "steps" and bool(passed or control.should_training_stop)
+
+            control.should_evaluate = due(args.eval_strategy, state.eval_steps) and self._at >= args.eval_delay
+            control.should_save = due(args.save_strategy, state.save_steps)
+        self._stand_by(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """An evaluation or a save may follow, or the end."""
+        self._part.show_own()
+        self._stand_by(control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, *, metrics: dict[str, float], **others: Any) -> None:
+        """Report the held-out loss."""
+        if self._part.inside:
+            self.peer.report(held_out_loss=metrics.get("eval_loss"))
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, float], **others: Any) -> None:
+        """Report the loss, and add the run's step and epoch to what is logged."""
+        if not self._part.begun:  # an evaluation before training
+            return
+        if self._part.inside and "loss" in logs:
+            self.peer.report(loss=logs["loss"])
+        place = {"run_step": self.peer.global_step, "run_epoch": self.peer.epoch}
+        for shown in (logs, *state.log_history[-1:]):
+            shown.update(place)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Leave, if training did not end with a step."""
+        self._part.leave()
+
+    def _stand_by(self, control: Any) -> None:
+        """Prepare for what Trainer does next: nothing more, so leave; or evaluate or save, so pause. This comes before
+        Trainer loads its best checkpoint into the model, which must not be taken for progress."""
+        if control.should_training_stop:
+            self._part.leave()
+        elif control.should_evaluate or control.should_save:
+            self._part.show_global()
+
+    def _count(self, model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Count the samples of a forward pass in training: the length of the first input."""
+        if model.training:
+            tensors = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor) and value.ndim)
+            self._samples += len(next(tensors, ()))

@@ -1,0 +1,360 @@
+"""Audits: now and then a peer computes the mean of another peer's commit again, from the contributions that it counts.
+
+Law: the lot is drawn when a commit is applied, and no other peer can know it. The contributions come from the
+aggregator or from any peer that has them, because their authors' seals prove them. The mean depends on the
+contributions alone, bit for bit, so another mean proves to every peer that the aggregator lies: there is no vote. A
+live aggregator that shows no peer how it made a commit is taken for a liar, too.
+
+    an auditor      draws the lot; asks the aggregator, and then all others   Audit
+    a peer asked    gives the contributions, or audits the commit itself      Copy, for each contribution
+    a wrong mean    the auditor tells all others, now and when they join      Accusation
+    each of them    audits the commit itself, tells the others, and expels the aggregator once another peer told it so
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from random import SystemRandom
+
+from p2p_diloco.core.events import Average, Averaged, Expelled
+from p2p_diloco.core.lending import counted as counted_of
+from p2p_diloco.core.messages import Commit, Contribution
+from p2p_diloco.core.version import Version
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node import wire
+from p2p_diloco.node.cases import Case, Cases, Key
+from p2p_diloco.node.common import Common
+from p2p_diloco.node.seals import is_digest_of
+from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
+from p2p_diloco.node.wire import Accusation, Audit, Copy
+from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
+
+SILENT = 3
+"""How long an auditor waits for the next copy, in `heartbeat_timeout`s, besides the time that a transfer may take."""
+JOIN, KEEP = 1.5, 4
+"""As multiples of this wait: how old a commit may be if another peer asks this one to audit it, and how long commits
+and their contributions are kept."""
+PATIENCE = 4
+"""As a multiple of this wait: how long others may take to find the same lie."""
+SLICES = 30
+"""Waits are counted in parts: after a suspension of this process only one part of them has passed."""
+USUAL = 24
+"""The shards of a fragment for which `audit_rate` holds. Models of fewer shards are small, and each aggregator makes
+fewer commits in a round, so each commit is audited more often."""
+AT_ONCE = 2
+"""The most audits at a time; others wait."""
+
+log = logging.getLogger(__name__)
+
+
+EXPELLED = "this peer has expelled the sender"
+"""The beginning of the refusal of an expelled peer's messages."""
+
+
+class Audits:
+    """Seals this peer's commits, audits those of other peers, and answers their audits. Without an `audit_rate` it does
+    nothing."""
+
+    def __init__(self, common: Common) -> None:
+        self._work, self._outbox, self._events = common.work, common.outbox, common.events
+        self._roster, self._seals, self._token = common.replica.roster, common.seals, common.run.token
+        self._logs, self._refusals, self._event_log = common.replica.logs, common.refusals, common.event_log
+        fewest = min(map(len, common.run.rules.fragments))
+        self._me, self._rate = common.transport.peer_id, common.run.config.audit_rate * max(1.0, USUAL / fewest)
+        longest = max(map(self._work.nbytes_of_contribution, range(common.run.rules.shards)))
+        silent_s = SILENT * common.run.config.heartbeat_timeout
+        self._wait_s = silent_s + common.transport.limits.transfer_timeout_s(longest)
+        self._cases = Cases(self._me, KEEP * self._wait_s)
+        self._lot, self._clock = SystemRandom(), asyncio.get_running_loop().time
+        self._due: asyncio.Queue[Case] = asyncio.Queue()
+        self._came = asyncio.Event()
+        self._alleged: dict[Key, Case] = {}  # commits that this peer did not see, or long ago, and others call lies
+        self._verdicts = Verdicts(PATIENCE * self._wait_s)
+        self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
+        self.audited = 0
+        """How many commits this peer has computed again."""
+
+    @property
+    def expelled(self) -> dict[str, str]:
+        """The peers that were found to lie, with the lie."""
+        return self._verdicts.expelled
+
+    @property
+    def doubt(self) -> str:
+        """Why this peer takes its own machine for faulty; empty if it doesn't."""
+        return self._verdicts.doubt
+
+    # -- what the loop tells
+
+    def made(self, effect: Average, averaged: Averaged) -> Averaged:
+        """Seal this peer's own commit, and keep what it was made of."""
+        if not self._rate:
+            return averaged
+        shard, mine = effect.shard, self._me
+        parts = [
+            (peer, replace(c, seal=self._seals.of_contribution(c)) if peer == mine else c)
+            for peer, c in effect.contributions
+        ]
+        listed = [(counted_of(peer, c), c.seal) for peer, c in parts]
+        sealed = self._seals.of_commit(shard, effect.base, averaged.digest, listed, averaged.payload)
+        # the trainer will overwrite the memory of this peer's own contribution
+        copies = {peer: memoryview(bytes(c.payload)) if peer == mine else c.payload for peer, c in parts}
+        counted, epoch = tuple(counted for counted, _ in listed), effect.base.epoch + 1
+        nbytes = len(parts) * self._work.nbytes_of_contribution(shard)
+        base = effect.base.digest
+        self._cases.expect(Case(shard, base, averaged.digest, epoch, mine, counted, sealed, nbytes, copies=copies))
+        return replace(averaged, seal=sealed.pack())
+
+    def applied(self, commit: Commit) -> None:
+        """Remember another peer's commit, whose outer step was computed, and draw the lot for it."""
+        sealed = self._seals.read(commit) if self._rate else None
+        if sealed is None:
+            return
+        shard, base, version, counted = commit.shard, commit.base.digest, commit.version, commit.contributions
+        chosen = (
+            bool(counted) and not self.doubt and self._lot.random() * max(1, len(self._roster.alive())) < self._rate
+        )
+        nbytes = len(counted) * self._work.nbytes_of_contribution(shard)
+        self._cases.expect(
+            Case(shard, base, version.digest, version.epoch, commit.aggregator, counted, sealed, nbytes, chosen)
+        )
+
+    def accepted(self, proposals: Iterable[tuple[int, str]]) -> None:
+        """Handle new versions of shards. If the lot fell on one of them, audit it."""
+        for key in proposals:
+            case = self._cases.appended(key, self._clock())
+            if case is not None and case.chosen:
+                self._begin(case)
+
+    # -- what others ask and answer
+
+    def asked(self, sender: str, audit: Audit) -> None:
+        """Handle another peer's request for what a commit was made of. If this peer doesn't have it, it audits the
+        commit itself, and then gives it.
+
+        Raises:
+            Refusal: the commit isn't known here any more, or this peer audits another one for the sender.
+        """
+        case = self._case((audit.shard, audit.digest))
+        if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
+            raise Refusal("what this commit was made of is not kept here")
+        if not case.missing():
+            self._give(sender, case)
+            return
+        if self._is_old(case):
+            raise Refusal("this commit is too old to be audited")
+        if any(other.missing() and sender in other.askers for other in self._cases if other is not case):
+            raise Refusal("this peer audits another commit at the sender's request")
+        case.askers.add(sender)
+        self._begin(case)
+
+    def _case(self, key: Key) -> Case | None:
+        """What is known of a commit."""
+        return self._alleged.get(key) or self._verdicts.proof(key) or self._cases.get(key)
+
+    def _is_old(self, case: Case) -> bool:
+        return self._clock() - case.since > JOIN * self._wait_s
+
+    def _give(self, to: str, case: Case) -> None:
+        if to not in case.given:
+            case.given.add(to)
+            for author, payload in case.copies.items():
+                self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload)
+
+    def expects(self, copy: Copy) -> bool:
+        """Whether this peer has asked for this copy. It may have come from another peer meanwhile."""
+        case = self._case((copy.shard, copy.digest))
+        return case is not None and case.asked and any(counted.peer == copy.author for counted in case.counted)
+
+    def take(self, copy: Copy) -> None:
+        """Take a copy that this peer has asked for.
+
+        Raises:
+            Refusal: the bytes aren't those that the author sealed.
+        """
+        case = self._case((copy.shard, copy.digest))
+        if case is None or case.over or copy.author not in case.missing():
+            return
+        seal = next(seal for counted, seal in case.seals() if counted.peer == copy.author)
+        if not is_digest_of(seal, copy.payload):
+            raise Refusal("the copy isn't what its author sealed")
+        case.copies[copy.author] = copy.payload
+        self._came.set()
+
+    # -- accusations
+
+    def accused(self, sender: str, said: Accusation) -> None:
+        """Handle another peer's accusation: audit the commit, unless it was audited here before.
+
+        Raises:
+            Refusal: this is no commit of that aggregator, or the sender has accused too many.
+        """
+        verdicts, key = self._verdicts, (said.shard, said.digest)
+        if said.aggregator in (self._me, sender) or said.aggregator in self.expelled or not self._rate:
+            return
+        if sender in verdicts.mistaken:
+            raise Refusal("this peer has accused an aggregator before, and could not show the lie")
+        verdicts.accused(said.aggregator, sender)
+        case = self._alleged.get(key) or self._cases.get(key)
+        if case is None or (self._is_old(case) and not case.begun) or (case.over and case.missing()):
+            if not said.shown or not self._concerns(said):
+                self._settle()
+                return
+            if sum(sender in c.accusers and not c.over for c in self._alleged.values()) >= PROOFS_MAX:
+                raise Refusal("this peer accuses too many at a time")
+            case = self._alleged[key] = self._read(said)
+        case.accusers.add(sender)
+        self._begin(case)
+        if case.right:
+            self._acquit(case, "the commit is right")
+        self._settle()
+
+    def _concerns(self, said: Accusation) -> bool:
+        """Whether this peer knows the aggregator, or holds a state that grew from the commit. Otherwise peers could
+        invent aggregators and their lies without end."""
+        state = self._logs.look_at(said.shard).state
+        return self._roster.known(said.aggregator) or (
+            state is not None and state.history.get(said.epoch) == said.digest
+        )
+
+    def _read(self, said: Accusation) -> Case:
+        """Raises Refusal if this is no commit of the aggregator."""
+        shard, counted = said.shard, said.counted
+        of = shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted
+        sealed = self._seals.opened(*of, said.seal)
+        if sealed is None or not counted or not all(WEIGHT_MIN <= c.weight <= WEIGHT_MAX for c in counted):
+            raise Refusal("this is no commit that the accused aggregator made")
+        nbytes, now = len(counted) * self._work.nbytes_of_contribution(shard), self._clock()
+        return Case(shard, said.base, said.digest, said.epoch, said.aggregator, counted, sealed, nbytes, since=now)
+
+    def _acquit(self, case: Case, why: str) -> None:
+        """Believe the accusers of this commit nothing more: their machines are faulty, or they lie."""
+        for peer in case.accusers:
+            self._refusals.count(peer, f"its accusation of {case.aggregator} is refused: {why}")
+        self._verdicts.acquitted(case.aggregator, case.accusers)
+        case.accusers.clear()
+
+    def _tell(self) -> None:
+        """Accuse the aggregators that lied before each peer that holds a state and was not told since its start."""
+        roster, to_tell = self._roster, self._verdicts.to_tell()
+        lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.epochs}
+        told = {(case.key, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.aggregator}
+        for case in to_tell:
+            of = case.shard, case.base, case.epoch, case.digest, case.aggregator, case.counted
+            header = wire.pack(Accusation(*of, case.sealed.pack(), case.proves), self._token)
+            for key, peer, _ in sorted(told - self._told):
+                if key == case.key:
+                    case.given.discard(peer)
+                    self._outbox.put(peer, header)
+        self._told = told
+
+    def _settle(self) -> None:
+        """Tell others what this peer found, and expel the aggregators of which another peer found the same."""
+        verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
+        self._tell()
+        others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
+        for finding in verdicts.settle(lambda aggregator: others - {aggregator}):
+            self._events.post(Expelled(finding.case.aggregator, finding.lie))
+        if not self.doubt and (alone := verdicts.overdue(now)):
+            verdicts.doubt = (
+                "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
+                f"other peer finds the lies that its audits find of {', '.join(alone)}"
+            )
+            mend = "It expels no peer, and audits no further commit. Test this machine's memory, and start it again"
+            log.error("%s. %s", self._event_log.named(verdicts.doubt), mend)
+            self._event_log.note("doubt", verdicts.doubt)
+
+    # -- audits
+
+    async def serve(self) -> None:
+        """Audit the commits that are due, until cancelled."""
+        await asyncio.gather(*(self._audit_in_turn() for _ in range(AT_ONCE)), self._tend())
+
+    async def _tend(self) -> None:
+        """Now and then, forget what is old, and tell newcomers of the peers that were expelled."""
+        while True:
+            await asyncio.sleep(self._wait_s / 4)
+            now = self._clock()
+            self._cases.forget(now)
+            old = [key for key, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
+            for key in old:
+                del self._alleged[key]
+            self._settle()
+
+    def _begin(self, case: Case) -> None:
+        if not case.begun:
+            case.begun = True
+            self._due.put_nowait(case)
+
+    async def _audit_in_turn(self) -> None:
+        while True:
+            case = await self._due.get()
+            if self.doubt and not (case.askers or case.accusers):  # no other peer waits for what it was made of
+                case.over = True
+                continue
+            lie = await self._lie(case)
+            case.over = True
+            if not case.missing():
+                for asker in case.askers:
+                    self._give(asker, case)
+            if self.doubt:
+                continue
+            if lie:
+                self._verdicts.finds(case, lie, self._clock())
+                self._settle()
+            elif self._alleged.get(case.key) is case:
+                self._acquit(case, "the commit is right" if case.right else "the contributions were not shown")
+                case.copies = {}
+            elif case.right:
+                self._acquit(case, "the commit is right")
+
+    async def _lie(self, case: Case) -> str:
+        """Get what a commit was made of, and judge the commit. Returns how it lies; empty if it doesn't, or if that
+        can't be found out."""
+        for counted, seal in case.seals():
+            if not self._seals.fits(case.shard, counted, seal):
+                case.proves = True
+                return f"its commit of shard {case.shard} counts a contribution that {counted.peer} didn't make"
+        was = self._roster.summary(case.aggregator)
+        for asked in ({case.aggregator, *case.askers, *case.accusers}, set(self._roster.alive())):
+            if await self._gathered(case, asked):
+                break
+        else:
+            now = self._roster.summary(case.aggregator)
+            same = was is not None and now is not None and was.incarnation == now.incarnation
+            hides = same and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
+            return f"it doesn't show how it made its commit of shard {case.shard}" if hides else ""
+        self.audited += 1
+        base = Version(0, 0, case.epoch - 1, case.base)
+        for counted in case.counted:
+            as_sent = Contribution(case.shard, base, counted.id, counted.id, counted.weight, counted.samples)
+            if why := self._work.objection(as_sent, case.copies[counted.peer]):
+                case.proves = True
+                return f"its commit of shard {case.shard} counts a contribution of {counted.peer} that can't be: {why}"
+        # twice before it counts as wrong: a bit may change in this machine's memory
+        case.right = await self._is_mean(case) or await self._is_mean(case)
+        case.proves = not case.right
+        return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
+
+    async def _is_mean(self, case: Case) -> bool:
+        """Whether the mean of the contributions is that of the commit."""
+        parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
+        return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
+
+    async def _gathered(self, case: Case, asked: set[str]) -> bool:
+        """Ask these peers for what a commit was made of. Wait until it is here, or until nothing comes for too long."""
+        header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
+        case.asked = True
+        for peer in asked - {self._me} if missing else ():
+            self._outbox.put(peer, header)
+        while missing and slices < SLICES and (case.accusers or self._roster.live(case.aggregator)):
+            self._came.clear()
+            before, waiting = missing, asyncio.create_task(self._came.wait())
+            await asyncio.wait({waiting}, timeout=self._wait_s / SLICES)
+            waiting.cancel()
+            missing = case.missing()
+            slices = slices + 1 if missing == before else 0
+        return not missing

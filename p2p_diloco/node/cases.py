@@ -1,0 +1,129 @@
+"""The commits of the last minutes, and how each of them was made, as far as this peer knows.
+
+Law: memory only; nothing is sent or judged. Of its own commits a peer keeps the contributions, since others may ask for
+them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from p2p_diloco.core.messages import Counted
+from p2p_diloco.node.seals import Sealed
+
+KEPT_BYTES = 256 * 2**20
+"""The most bytes of contributions to a peer's own commits that it keeps, besides those of each shard's last commit.
+Other peers don't expect more than half as much."""
+CASES_MAX = 8192
+"""The most commits that are remembered."""
+
+Key = tuple[int, str]
+"""A shard, and the digest of the version that a commit of this shard led to."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One commit. `base`: the digest of the version that it was made on. `counted`: the contributions that it lists.
+    `since`: when it was appended here, in seconds of the loop's clock. `copies`: the payloads of the contributions, by
+    author; some or all may be missing. `nbytes`: the length of all of them. `chosen`: whether this peer shall audit the
+    commit, `begun`: whether it has begun to, `asked`: whether it has asked for the copies. `askers`: the peers that
+    want the copies, `given`: those that have got them, `accusers`: those that call the commit a lie. `over`: whether
+    the audit has ended, `right`: whether it found the commit right, `proves`: whether seals and copies show any peer
+    that the commit is a lie."""
+
+    shard: int
+    base: str
+    digest: str
+    epoch: int
+    aggregator: str
+    counted: tuple[Counted, ...]
+    sealed: Sealed
+    nbytes: int
+    chosen: bool = False
+    copies: dict[str, memoryview] = field(default_factory=dict)
+    since: float = 0.0
+    begun: bool = False
+    asked: bool = False
+    askers: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
+    accusers: set[str] = field(default_factory=set)
+    over: bool = False
+    right: bool = False
+    proves: bool = False
+
+    @property
+    def key(self) -> Key:
+        """The case's key."""
+        return self.shard, self.digest
+
+    def missing(self) -> list[str]:
+        """The authors whose payloads are missing."""
+        return [counted.peer for counted in self.counted if counted.peer not in self.copies]
+
+    def seals(self) -> list[tuple[Counted, bytes]]:
+        """The contributions with their seals."""
+        return list(zip(self.counted, self.sealed.parts, strict=True))
+
+
+class Cases:
+    """The commits that were appended in the last `keep_s` seconds, oldest first. The contributions to this peer's own
+    commits are kept for half as long."""
+
+    def __init__(self, me: str, keep_s: float) -> None:
+        self._me, self._keep_s = me, keep_s
+        self._expected: dict[int, Case] = {}  # by shard: the commit that was computed last, and isn't appended yet
+        self._cases: dict[Key, Case] = {}
+        self._last: dict[int, Case] = {}  # by shard
+        self._own = deque[Case]()  # this peer's commits whose contributions are kept
+        self._own_bytes = 0
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(list(self._cases.values()))
+
+    def get(self, key: Key) -> Case | None:
+        """The case of this commit, if it was appended here lately."""
+        return self._cases.get(key)
+
+    def expect(self, case: Case) -> None:
+        """Remember a commit that was computed. It becomes a case once it is appended."""
+        self._expected[case.shard] = case
+
+    def appended(self, key: Key, now: float) -> Case | None:
+        """Handle a shard's new version, and return its case; None if it wasn't made by the commit that is expected."""
+        case = self._expected.pop(key[0], None)
+        if case is None or case.key != key:
+            return None
+        case.since = now
+        self._cases[key] = self._last[case.shard] = case
+        if case.aggregator == self._me:
+            self._own.append(case)
+            self._own_bytes += case.nbytes
+        self.forget(now)
+        return case
+
+    def must_be_kept(self, case: Case) -> bool:
+        """Whether the aggregator of this commit, if it is not too old, must still have its contributions."""
+        if self._cases.get(case.key) is not case:
+            return False
+        keys = list(self._cases)
+        later = (self._cases[key] for key in keys[keys.index(case.key) + 1 :])
+        nbytes = sum(other.nbytes for other in later if other.aggregator == case.aggregator)
+        return self._last[case.shard] is case or nbytes <= KEPT_BYTES / 2
+
+    def forget(self, now: float) -> None:
+        """Drop what is too old, and what is too much."""
+        while self._cases and (len(self._cases) > CASES_MAX or now - self._first().since > self._keep_s):
+            del self._cases[self._first().key]
+        while self._own and self._drops(self._own[0], now):
+            case = self._own.popleft()
+            self._own_bytes -= case.nbytes
+            case.copies = {}
+
+    def _first(self) -> Case:
+        return next(iter(self._cases.values()))
+
+    def _drops(self, case: Case, now: float) -> bool:
+        too_much = self._own_bytes > KEPT_BYTES and self._last[case.shard] is not case
+        return too_much or now - case.since > self._keep_s / 2

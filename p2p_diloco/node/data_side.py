@@ -1,0 +1,107 @@
+"""The data sets of one trainer, as its node sees them: what is pending, and what may be trained on next.
+
+Law: decides nothing about tensors. The positions follow the `Take` of the ledger's shard (`core.data_use`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from p2p_diloco.core import leases
+from p2p_diloco.core.data_use import DataUse, Fate
+from p2p_diloco.core.events import Carry
+from p2p_diloco.core.leases import DataSet, Table, Tables, Use
+from p2p_diloco.core.lives import life_of
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.spans import joined, length
+from p2p_diloco.node.local_progress import Take
+
+
+class DataSide:
+    """The data sets of one trainer."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._ledger = replica, replica.rules.ledger
+        self._uses: dict[str, DataUse] = {}
+        self._told: list[dict[str, Any]] = []
+
+    def register(self, name: str, length: int, epochs: int, fingerprint: str) -> None:
+        """Begin to serve a data set. Its positions are those of this life of the peer."""
+        data, own = DataSet(name, length, epochs, fingerprint), self._replica.own
+        self._uses.setdefault(name, DataUse(data, self._replica.me, life_of(own.incarnation)))
+        self._told = [self._tell(use, self._tables()) for use in self._uses.values()]
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the trainer is told of each data set at the end of a merge."""
+        return self._told
+
+    def stepped(self, said: Mapping[str, Any]) -> None:
+        """Record what the trainer says with a merge request: by data set, the positions that it has trained on since
+        the last request, and how many it wants to hold."""
+        for name, (spans, wants) in said.items():
+            self._uses[name].stepped(joined((start, stop) for start, stop in spans))
+            self._uses[name].wants = wants
+
+    def send(self, shards: tuple[int, ...]) -> tuple[Use, ...]:
+        """What a contribution to these shards says. Only the one to the ledger lists positions."""
+        if self._ledger in shards:
+            return tuple(use.send() for use in self._uses.values())
+        return tuple(Use(use.data, (), use.wants) for use in self._uses.values())
+
+    def merge(self, carry: Carry | None, take: Take | None) -> int:
+        """Record what a merge does with the ledger's shard: the log's `carry`, and the trainer's `take`. Returns how
+        many pending positions the new state rules out; if there are any, all local progress must be dropped."""
+        if not self._uses or self._replica.own.flight is not None or not self._replica.has_state:
+            return 0
+        tables = self._tables()
+        for use in self._uses.values():
+            use.merge(fate(carry, take))
+        lost = [use for use in self._uses.values() if use.conflicts(tables)]
+        count = sum(length(use.pending) for use in lost)
+        if lost:
+            for use in self._uses.values():
+                use.merge(Fate.DROPPED)
+        self._told = [self._tell(use, tables) for use in self._uses.values()]
+        return count
+
+    def _tables(self) -> Tables:
+        state = self._replica.logs.look_at(self._ledger).state
+        return () if state is None else state.tables
+
+    @staticmethod
+    def _tell(use: DataUse, tables: Tables) -> dict[str, Any]:
+        table = leases.of(tables, use.data.name)
+        theirs = None if table is None else [table.data.length, table.data.epochs, table.data.fingerprint]
+        table = use.table(tables)
+        leased, freed = (0, 0) if table is None else _lengths(table)
+        return {
+            "name": use.data.name,
+            "stock": use.stock(tables),
+            "complete": leases.complete(table),
+            "next": 0 if table is None else table.next,
+            "lowest": 0 if table is None else leases.lowest(table),
+            "used": 0 if table is None else table.next - leased - freed,
+            "freed": freed,
+            "theirs": theirs,
+        }
+
+
+def fate(carry: Carry | None, take: Take | None) -> Fate:
+    """What a merge does with local progress, from what the log says of it and what the trainer does."""
+    match take:
+        case None | Take.KEEP:
+            return Fate.KEEP
+        case Take.SUBTRACT | Take.MIX:
+            return Fate.COUNTED
+        case Take.RESTORE:
+            return Fate.RESTORED
+        case Take.SENT:
+            return Fate.SENT
+        case Take.DROP if carry is Carry.SUBTRACT:
+            return Fate.COUNTED_ALONE
+    return Fate.DROPPED
+
+
+def _lengths(table: Table) -> tuple[int, int]:
+    return length(e.span for e in table.leases), length(e.span for e in table.freed)

@@ -1,0 +1,209 @@
+"""Writes a peer's history: each event that its replica was told, with the effects that the replica answered.
+
+Law: the only module that writes histories. It changes nothing in the run: a history that can't be written ends, with
+one warning, and the run goes on.
+
+A history is a row of files, of which the oldest is deleted when a new one begins. Each file is one zlib stream of
+msgpack values. Each is a batch, a list of records (`recorded.batch_packer`). The first batch is the head, a map, alone;
+each record of a later batch is a list:
+
+    [now, event, effects]     `now`: the replica's clock, which is the monotonic clock; the rest as in `recorded`
+    [now, "clock", time]      the wall clock, in seconds since 1970, where it has changed against the replica's
+    [now, "name", peer, name] the name of another peer
+    [now, "end"]              the node has ended without being killed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from p2p_diloco import __version__
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.core.events import Effect, Event, Received
+from p2p_diloco.core.messages import Commit, Contribution, State
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.node.recorded import batch_packer
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.wire import PROTOCOL
+from p2p_diloco.remembered import state_folder
+
+FORM = 1
+"""The number of this form of histories."""
+SUFFIX = ".history"
+FILES = 4
+"""The most files of one history. `history_bytes` is divided among them, so at least three quarters of that are kept."""
+LIVES_KEPT = 4
+"""The folder of all histories keeps `LIVES_KEPT` times `history_bytes`. When a peer starts, older files are deleted."""
+WAITS_S, OF_LIFE = 10.0, 0.25
+"""Events wait for each other and are then written together, which takes a fifth of the processor's time: code that runs
+once in a while is not in its caches. They wait for at most so long, and for this share of the peer's life. A killed
+peer's history lacks at most that, and one heartbeat."""
+TOGETHER = 512
+"""The most events that are written together: about 5 ms of work, for which the node's loop stands still."""
+HELD_BYTES = 16 * 2**20
+"""Once events hold received payloads of this length, they are written at once: memory is not to wait for them."""
+HOLDING = (Contribution, Commit, State)
+CLOCK_S = 0.5
+"""A change of the wall clock against the monotonic clock by this many seconds is recorded."""
+LEVEL = 1
+"""zlib's fastest level. Events repeat the ids of peers, so even this level leaves a tenth."""
+TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
+"""The settings of a peer that its history has: no address, no path and no invitation."""
+
+log = logging.getLogger(__name__)
+
+
+class History:
+    """The history of one peer from its start to its end. Until `begin`, and after an error, nothing is written."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._file: BinaryIO | None = None
+        self._stream, self._pack = zlib.compressobj(LEVEL), batch_packer()
+        self._head: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        self._number, self._written, self._file_bytes = 0, 0, 0
+        self._ahead = 0.0  # of the wall clock before the monotonic clock
+        self._waiting: list[object] = []  # records that are not written yet
+        self._write_by, self._held = 0.0, 0
+
+    def begin(self, place: Path, head: Mapping[str, Any], bytes_max: int, now: float, time: float) -> None:
+        """Begin to write: `place` is the files' path without their numbers, `bytes_max` their length together.
+        `now` and `time`: one moment by the replica's clock and by the wall clock."""
+        self._place, self._head, self._file_bytes, self._ahead = place, dict(head), bytes_max // FILES, time - now
+        self._began = now
+        self._guarded(self._open_next, now)
+        if self._file is not None:
+            log.info("this peer's history, for p2p-diloco replay: %s", self._path(1))
+
+    def write(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        """Record an event and the effects that the replica answered, now or with the next ones."""
+        if self._file is None:
+            return
+        if not self._waiting:
+            self._write_by = now + min(WAITS_S, OF_LIFE * (now - self._began))
+        self._waiting.append((now, event, effects))
+        if isinstance(event, Received) and isinstance(event.message, HOLDING):
+            self._held += getattr(event.message.payload, "nbytes", 0)
+        if now >= self._write_by or self._held > HELD_BYTES or len(self._waiting) >= TOGETHER:
+            self._write_out(now)
+
+    def name(self, now: float, peer: str, name: str) -> None:
+        """Record the name of another peer, once."""
+        if self._file is not None and self._names.get(peer) != name:
+            self._names[peer] = name
+            self._waiting.append((now, "name", peer, name))
+
+    def end(self, now: float) -> None:
+        """Record that this peer ends, and write nothing more."""
+        if self._file is not None:
+            self._waiting.append((now, "end"))
+            self._write_out(now)
+        self._close()
+
+    def _write_out(self, now: float) -> None:
+        """Write what waits."""
+        ahead = self._wall() - now
+        if abs(ahead - self._ahead) > CLOCK_S:
+            self._ahead = ahead
+            self._waiting.append((now, "clock", now + ahead))
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        self._guarded(self._put, waiting)
+        if self._written >= self._file_bytes:
+            self._guarded(self._open_next, now)
+
+    # -- files
+
+    def _path(self, number: int) -> Path:
+        return self._place.with_name(f"{self._place.name}.{number:03d}{SUFFIX}")
+
+    def _open_next(self, now: float) -> None:
+        self._close()
+        self._number, self._written = self._number + 1, 0
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        private = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._file, self._stream = os.fdopen(private, "wb", buffering=0), zlib.compressobj(LEVEL)
+        self._put([{**self._head, "file": self._number, "now": now, "time": now + self._ahead, "names": self._names}])
+        with suppress(FileNotFoundError):
+            self._path(self._number - FILES).unlink()
+
+    def _put(self, records: Sequence[object]) -> None:
+        """Write records through to the operating system, so that they survive this process."""
+        assert self._file is not None, "records need a file"
+        data = self._stream.compress(self._pack(records)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+        if self._file.write(data) != len(data):
+            raise OSError("the disk is full")
+        self._written += len(data)
+
+    def _guarded(self, write: Any, *arguments: object) -> None:
+        try:
+            write(*arguments)
+        except (OSError, TypeError, ValueError, OverflowError) as error:
+            log.warning("this peer's history ends here, because it can't be written: %s", error)
+            with suppress(OSError):
+                self._close()
+            self._file = None
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def begin(
+    history: History, local: PeerConfig, run: Run, founding: Founding, replica: Replica, started: float, now: float
+) -> None:
+    """Let a peer's history begin, if the peer is to have one. `started` and `now`: when its replica was made, in
+    seconds since 1970 and by the replica's clock."""
+    if not local.history_bytes:
+        return
+    mine = replica.roster.mine
+    name = local.name or os.uname().nodename[:64]
+    head = {
+        "history": FORM,
+        "version": __version__,
+        "protocol": PROTOCOL,
+        "run_id": run.run_id,
+        "founder": founding.founder,
+        "founded": founding.time,
+        "peer": replica.me,
+        "name": name,
+        "role": mine.role,
+        "eligible": mine.eligible,
+        "incarnation": mine.incarnation,
+        "started": started,
+        "began": now,
+        "rules": dataclasses.asdict(run.rules),
+        "settings": run.config.to_wire(),
+        "local": {key: getattr(local, key) for key in TOLD_OF_A_PEER},
+    }
+    try:
+        root = local.history_path or state_folder() / "history"
+    except RuntimeError:  # this user has no home folder, so there is no place that lasts
+        return
+    _prune(root, LIVES_KEPT * local.history_bytes)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
+    history.begin(root / run.run_id / f"{name}-{replica.me[-6:]}-{stamp}", head, local.history_bytes, now, started)
+
+
+def _prune(root: Path, bytes_max: int) -> None:
+    """Delete the oldest histories until the others have this length together. A peer that runs writes at least at each
+    heartbeat, so its newest file is never among the oldest."""
+    with suppress(OSError):
+        newest_first = sorted(
+            ((path.stat(), path) for path in root.glob(f"*/*{SUFFIX}")), key=lambda it: -it[0].st_mtime
+        )
+        kept = 0
+        for stat, path in newest_first:
+            kept += stat.st_size
+            if kept > bytes_max:
+                path.unlink(missing_ok=True)

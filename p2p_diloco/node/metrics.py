@@ -1,0 +1,151 @@
+"""What a peer tells Prometheus: its status as metrics, over HTTP.
+
+Law: reads `PeerStatus` alone, so nothing is told here that `p2p-diloco status` doesn't show. Names and units follow
+Prometheus's conventions (https://prometheus.io/docs/practices/naming/). A value that is unknown is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.node.status import SHARES, PeerStatus
+
+EVERY_S = 1.0
+"""Seconds between two looks at the status: a scrape gets the newest of these."""
+PREFIX = "p2p_diloco_"
+STATES = ("joining", "training", "waiting", "paused", "idle", "leaving", "finished")
+LABELS = ("run", "peer", "peer_id")
+
+log = logging.getLogger(__name__)
+
+Values = float | None | Mapping[str, float]
+"""One value; None if it is unknown; or a value for each value of the label `by`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One metric. A name that ends in `_total` is a counter's, any other a gauge's."""
+
+    name: str
+    help: str
+    of: Callable[[PeerStatus], Values]
+    by: str | None = None
+    """A further label."""
+
+
+METRICS = (
+    Told("state", "1 for the state that the peer is in, 0 for the others.", lambda peer: _state(peer), "state"),
+    Told("epoch", "Outer steps that every shard of the peer's model has made.", lambda peer: peer.epoch),
+    Told("inner_steps_total", "Inner steps since the peer's start.", lambda peer: peer.step),
+    Told("inner_steps_per_second", "The peer's speed.", lambda peer: peer.steps_per_second),
+    Told("samples_total", "Samples since the peer's start.", lambda peer: peer.samples),
+    Told("loss", "The loss that the trainer reported last.", lambda peer: peer.loss),
+    Told("held_out_loss", "The held-out loss of the global parameters, reported last.",
+         lambda peer: peer.held_out_loss),
+    Told("waiting_seconds_total", "Seconds that training stood still for exchanges.", lambda peer: peer.waiting_s),
+    Told("sent_bytes_total", "Bytes sent to other peers.", lambda peer: peer.bytes_sent),
+    Told("received_bytes_total", "Bytes received from other peers.", lambda peer: peer.bytes_received),
+    Told("link_bytes_per_second", "What the peer's link carries, as measured.", lambda peer: peer.bandwidth),
+    Told("reached_peers", "Live peers by the way of the last payload to each.", lambda peer: _ways(peer), "way"),
+    Told("memory_bytes", "Memory of the trainer's process and of the node's.", lambda peer: peer.memory_bytes),
+    Told("sync_every_steps", "Inner steps between two exchanges of the whole model.", lambda peer: peer.sync_every),
+    Told("last_round_seconds", "The last round by part; hidden: of its exchange, beside training.",
+         lambda peer: _round(peer), "part"),
+    Told("aggregated_shards", "Shards that the peer aggregates now.", lambda peer: peer.aggregates_count),
+    Told("revision", "The lowest revision over the peer's shards.", lambda peer: peer.revision),
+    Told("outer_lr", "The outer learning rate of that revision.", lambda peer: peer.outer_lr),
+    Told("outer_momentum", "The outer momentum of that revision.", lambda peer: peer.outer_momentum),
+    Told("submissions_total", "Submissions in asynchronous mode.", lambda peer: _submissions(peer), "outcome"),
+    Told("record_timestamp_seconds", "When the peer wrote this, in seconds since 1970.", lambda peer: peer.time),
+)  # fmt: skip
+
+
+class PeersCollector(Collector):
+    """Makes metrics of peers' statuses at each scrape."""
+
+    def __init__(self, run_id: str, peers: Callable[[], Iterable[PeerStatus]]) -> None:
+        """`peers` returns the newest statuses. It is called in the HTTP server's thread."""
+        self._run_id, self._peers = run_id, peers
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric that some peer has a value of."""
+        peers = list(self._peers())
+        for told in METRICS:
+            counter = told.name.endswith("_total")
+            labels = [*LABELS, *([told.by] if told.by else [])]
+            family = (CounterMetricFamily if counter else GaugeMetricFamily)(
+                PREFIX + told.name, told.help, labels=labels
+            )
+            for peer in peers:
+                values = told.of(peer)
+                each = values.items() if isinstance(values, Mapping) else [(None, values)]
+                for label, value in each:
+                    if value is not None:
+                        own = [self._run_id, peer.name, peer.peer_id]
+                        family.add_metric([*own, label] if label is not None else own, value)
+            if family.samples:
+                yield family
+
+
+@contextlib.contextmanager
+def served(run_id: str, host: str, port: int, peers: Callable[[], Iterable[PeerStatus]]) -> Iterator[int]:
+    """Answer scrapes at this address within the block; yields the port.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    registry = CollectorRegistry()
+    registry.register(PeersCollector(run_id, peers))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"can't be listened on: {error.strerror or error}", key="metrics_port", value=f"{host}:{port}",
+            mend="choose another port, 0 for any, or another metrics_host",
+        ) from error  # fmt: skip
+    try:
+        log.info("metrics for Prometheus are at http://%s:%s/metrics", host, server.server_port)
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def serve(run_id: str, host: str, port: int, status: Callable[[], PeerStatus]) -> None:
+    """Answer scrapes with this peer's status, until cancelled.
+
+    Raises:
+        ConfigError: the address can't be used.
+    """
+    newest: list[PeerStatus] = []
+    with served(run_id, host, port, lambda: tuple(newest)):
+        while True:
+            newest[:] = [status()]
+            await asyncio.sleep(EVERY_S)
+
+
+def _state(peer: PeerStatus) -> Values:
+    return {state: float(state == peer.state) for state in STATES}
+
+
+def _ways(peer: PeerStatus) -> Values:
+    return None if peer.ways is None else asdict(peer.ways)
+
+
+def _round(peer: PeerStatus) -> Values:
+    return None if peer.last_round is None else {name: getattr(peer.last_round, name) for name in SHARES}
+
+
+def _submissions(peer: PeerStatus) -> Values:
+    told = peer.submissions
+    return None if told is None else {"counted": told.counted, "refused": told.refused}

@@ -1,0 +1,49 @@
+"""The refused messages of other peers: how many of each peer, and the reason for the last one.
+
+Law: a bounded table, and one line in the log for each peer in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PEERS_MAX = 256
+"""The most peers that are remembered; the one that was refused longest ago is forgotten first."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The refused messages of one peer."""
+
+    count: int
+    why: str
+    """Why the last one was refused."""
+
+
+class Refusals:
+    """Counts refused messages by their sender. A message is refused by the node, which answers with the reason, or
+    ignored by the replica."""
+
+    def __init__(self) -> None:
+        self.name_of: Callable[[str], str] = lambda peer: ""
+        """The name in a peer's invitation to a private run; empty if the peer has none."""
+        self._of: dict[str, Refused] = {}
+
+    def count(self, peer: str, why: str) -> None:
+        """Count a refused message of a peer. Only the first one of each peer is logged."""
+        before = self._of.pop(peer, None)
+        if before is None:
+            name = self.name_of(peer)
+            who = f"{name} ({peer})" if name else peer
+            log.warning("refused a message of %s: %s (logged once for each peer; status has the last reason)", who, why)
+        self._of[peer] = Refused(1 if before is None else before.count + 1, why)
+        if len(self._of) > PEERS_MAX:
+            del self._of[next(iter(self._of))]
+
+    def newest(self, most: int) -> list[tuple[str, Refused]]:
+        """The peers that were refused last, newest last."""
+        return list(self._of.items())[-most:]

@@ -1,0 +1,68 @@
+"""What the person in front of the screen has chosen: the order of the peers, the marked one, and whether to see it
+alone.
+
+Law: keys in, choices out; nothing here draws or reads the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.node.status import PeerStatus
+
+UP, DOWN, ENTER, ESCAPE = "up", "down", "enter", "escape"
+
+ORDERS: dict[str, Callable[[PeerStatus], tuple[Any, ...]]] = {
+    "name": lambda peer: (),
+    "state": lambda peer: (peer.state,),
+    "epoch": lambda peer: (-(peer.epoch or 0),),
+    "speed": lambda peer: (-(peer.steps_per_second or 0.0),),
+    "loss": lambda peer: (peer.loss is None, peer.loss),
+    "waiting": lambda peer: (-(peer.waiting_s or 0.0),),
+    "sent": lambda peer: (-(peer.bytes_sent or 0),),
+}
+"""How the peers can be sorted. Equal ones stay in the order of their names."""
+KEYS = "s: sort   ↑ ↓: choose a peer   enter: look at it   q: quit"
+KEYS_OF_ONE = "↑ ↓: the peer before or after   esc: all peers   q: quit"
+
+
+@dataclass(slots=True)
+class Browsing:
+    """The choices so far."""
+
+    order: str = "name"
+    marked: str | None = None
+    """The id of the chosen peer."""
+    alone: bool = False
+    """Whether the chosen peer alone is shown."""
+    over: bool = False
+    """Whether to quit."""
+
+    def sort(self, peers: Sequence[PeerStatus]) -> list[PeerStatus]:
+        """The peers in the chosen order."""
+        return sorted(peers, key=ORDERS[self.order])
+
+    def chosen(self, peers: Sequence[PeerStatus]) -> PeerStatus | None:
+        """The chosen peer, if it is still there."""
+        return next((peer for peer in peers if peer.peer_id == self.marked), None)
+
+    def press(self, key: str, peers: Sequence[PeerStatus]) -> None:
+        """Follow one key. `peers`: those on the screen, in any order. Other keys do nothing."""
+        match key:
+            case "q":
+                self.over = True
+            case "s":
+                names = list(ORDERS)
+                self.order = names[(names.index(self.order) + 1) % len(names)]
+            case "up" | "k" | "down" | "j" if peers:
+                ids = [peer.peer_id for peer in self.sort(peers)]
+                step = 1 if key in (DOWN, "j") else -1
+                first = 0 if step == 1 else len(ids) - 1
+                at = (ids.index(self.marked) + step) % len(ids) if self.marked in ids else first
+                self.marked = ids[at]
+            case "enter":
+                self.alone = self.chosen(peers) is not None
+            case "escape":
+                self.alone, self.marked = False, self.marked if self.alone else None

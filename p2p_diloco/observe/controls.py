@@ -1,0 +1,89 @@
+"""What the dashboard's buttons do: the founder's changes of a run, at a browser's wish.
+
+Law: a wish is JSON from a browser that was let in; a wish that can't be read is refused. One change at a time. The
+change itself is the same as that of the commands `set`, `stop`, `save` and `kick`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.revision import CHANGEABLE
+from p2p_diloco.errors import UsageError
+from p2p_diloco.net.interface import Records
+from p2p_diloco.observe.revise import Outcome, revise, save, stop
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.signing import SigningKey
+
+WITHIN_S = 30.0
+"""How long a change may take until the peers know of it."""
+
+log = logging.getLogger(__name__)
+
+
+class Controls:
+    """Carries out wishes in the founder's name.
+
+    Args:
+        run_id: the run.
+        asker: the founder's key; None: its settings can't be changed from here.
+        records: opens the DHT for one change.
+        kick: puts out the peers of an invitation, by its name or a peer id; None: this can't be done from here.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        asker: SigningKey | None,
+        records: Callable[[], AbstractAsyncContextManager[Records]],
+        kick: Callable[[str], Awaitable[str]] | None,
+    ) -> None:
+        self._run_id, self._asker, self._records, self._kick = run_id, asker, records, kick
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The names of what can be done."""
+        return (*(("set", "save", "stop") if self._asker else ()), *(("kick",) if self._kick else ()))
+
+    async def carry_out(self, wish: object) -> str:
+        """Carry out a wish such as {"do": "set", "values": {"outer_lr": 0.5}}; returns the outcome as a sentence.
+
+        Raises:
+            UsageError, ConfigError: the wish can't be read or can't be done. Refused, GaveUpWaiting: as the commands.
+        """
+        if not isinstance(wish, Mapping) or wish.get("do") not in self.offered:
+            raise UsageError("can't be done from here", key="do", value=wish, mend=f"one of {', '.join(self.offered)}")
+        log.info("asked for in the browser: %s", wish)
+        async with self._one_at_a_time:
+            match wish:
+                case {"do": "kick", "name": str(name)} if self._kick and name:
+                    return await self._kick(name)
+                case {"do": "set", "values": dict(values)} if values.keys() <= set(CHANGEABLE) and values:
+                    checked = RunConfig.model_validate(values).given
+                    made = await self._asked(lambda dht, asker: revise(dht, self._run_id, asker, checked, WITHIN_S))
+                    return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
+                case {"do": "save"}:
+                    made = await self._asked(lambda dht, asker: save(dht, self._run_id, asker, WITHIN_S))
+                    return _told(made, f"saved by {', '.join(made.saved_by) or 'none yet'}")
+                case {"do": "stop", "save": bool(keep)}:
+                    made = await self._asked(lambda dht, asker: stop(dht, self._run_id, asker, WITHIN_S, save=keep))
+                    return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")
+        raise UsageError("can't be read", key="wish", value=wish, mend="reload the page")
+
+    async def _asked(self, ask: Callable[[Records, SigningKey], Awaitable[Outcome]]) -> Outcome:
+        assert self._asker is not None, "it is not offered otherwise"
+        async with self._records() as dht:
+            return await ask(dht, self._asker)
+
+
+def _told(made: Outcome, text: str) -> str:
+    if not made.news:
+        return f"{text}: it is so already, and nothing was changed"
+    return f"revision {made.revision.number}: {text}; known by {', '.join(made.known_by) or 'no peer yet'}"

@@ -1,0 +1,96 @@
+"""What a dashboard shows: the newest snapshot of a run, and the curves since someone began to look.
+
+Law: snapshots in, JSON values out. Nothing is shown that `p2p-diloco status` doesn't show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.snapshot import Snapshot
+
+POINTS_KEPT = 2000
+"""Points of each peer's curves."""
+ROUNDS_KEPT = 40
+"""Rounds of each peer."""
+
+Point = list[float | None]
+"""time, inner steps, samples, loss, epoch, inner steps a second, held-out loss."""
+
+
+class Feed:
+    """Takes snapshots, and hands them with what is new in the curves to any number of readers."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, deque[Point]] = {}
+        self._rounds: dict[str, deque[dict[str, Any]]] = {}
+        self._newest = ""
+        self.whole = ""
+        """All that is known, as JSON; empty before the first snapshot."""
+        self._changed = asyncio.Event()
+        self._over = False
+
+    def end(self) -> None:
+        """Let all readers come to their end."""
+        self._over = True
+        self._changed.set()
+
+    def saw(self, seen: Snapshot) -> None:
+        """Take the next snapshot."""
+        points, rounds = dict[str, list[Point]](), dict[str, list[dict[str, Any]]]()
+        for peer in seen.peers:
+            if (point := self._next_point(peer)) is not None:
+                points[peer.peer_id] = [point]
+            if (one := self._next_round(peer)) is not None:
+                rounds[peer.peer_id] = [one]
+        self._newest = _json(seen, points, rounds)
+        self.whole = _json(seen, _lists(self._points), _lists(self._rounds))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def follow(self) -> AsyncIterator[str]:
+        """Yield server-sent events: first all that is known, then each further snapshot with what is new in it."""
+        while not self.whole and not self._over:
+            await self._changed.wait()
+        yield f"event: all\ndata: {self.whole}\n\n"
+        while True:
+            await self._changed.wait()
+            if self._over:
+                return
+            yield f"event: look\ndata: {self._newest}\n\n"
+
+    def _next_point(self, peer: PeerStatus) -> Point | None:
+        """The peer's next point, kept; None if its record is the one that was seen before."""
+        kept = self._points.setdefault(peer.peer_id, deque(maxlen=POINTS_KEPT))
+        if kept and kept[-1][0] == peer.time:
+            return None
+        kept.append([peer.time, peer.step, peer.samples, peer.loss, peer.epoch, peer.steps_per_second,
+                     peer.held_out_loss])  # fmt: skip
+        return kept[-1]
+
+    def _next_round(self, peer: PeerStatus) -> dict[str, Any] | None:
+        """The parts of the peer's last round, kept; None if they were seen before."""
+        if peer.last_round is None or peer.epoch is None:
+            return None
+        kept = self._rounds.setdefault(peer.peer_id, deque(maxlen=ROUNDS_KEPT))
+        one = {"epoch": peer.epoch, **asdict(peer.last_round)}
+        if kept and kept[-1]["ended"] == one["ended"]:
+            return None
+        kept.append(one)
+        return one
+
+
+def _lists(of: dict[str, deque[Any]]) -> dict[str, list[Any]]:
+    return {peer: list(values) for peer, values in of.items()}
+
+
+def _json(seen: Snapshot, points: dict[str, list[Point]], rounds: dict[str, list[dict[str, Any]]]) -> str:
+    """One line of JSON."""
+    curves = json.dumps({"points": points, "rounds": rounds}, allow_nan=False)
+    return f'{{"seen": {seen.to_json()}, "curves": {curves}}}'

@@ -1,0 +1,132 @@
+"""Which fields of a peer's status are shown, under which titles, and which of them a narrow screen leaves out.
+
+Law: a field of `PeerStatus` is shown by one line in `SECTIONS`. The cells are texts; nothing here draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from p2p_diloco.node.status import SHARES, PeerStatus
+from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
+from p2p_diloco.observe.snapshot import Snapshot
+
+SHARDS_SHOWN = 4
+BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
+"""The bins of a staleness histogram, in epochs."""
+
+Cell = Callable[[Snapshot, PeerStatus], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of peers. It has a row for each peer for which `shown` returns true."""
+
+    title: str
+    shown: Callable[[PeerStatus], bool]
+    columns: Mapping[str, Cell]
+    dropped: tuple[str, ...] = ()
+    """The columns that drop out on a narrow screen, the least important one first."""
+
+
+def _share(name: str) -> Cell:
+    return lambda _, peer: figure(None if peer.last_round is None else peer.last_round.shares[name], ".1%")
+
+
+SECTIONS = (
+    Section(
+        "peers",
+        lambda peer: True,
+        {
+            "state": lambda _, peer: peer.state or UNKNOWN,
+            "role": lambda _, peer: peer.role or UNKNOWN,
+            "host": lambda _, peer: peer.host or UNKNOWN,
+            "epoch": lambda _, peer: figure(peer.epoch, ","),
+            "step": lambda _, peer: figure(peer.step, ","),
+            "steps/s": lambda _, peer: figure(peer.steps_per_second, ".2f"),
+            "loss": lambda _, peer: figure(peer.loss, ".4f"),
+            "held-out": lambda _, peer: figure(peer.held_out_loss, ".4f"),
+            "memory": lambda _, peer: bytes_of(peer.memory_bytes),
+            "seen": lambda seen, peer: _seconds(seen.last_seen_s(peer)),
+        },
+        ("held-out", "host", "memory", "role", "seen", "step", "steps/s"),
+    ),
+    Section(
+        "exchanges",
+        lambda peer: peer.epoch is not None,
+        {
+            "samples": lambda _, peer: figure(peer.samples, ","),
+            "waiting": lambda _, peer: _seconds(peer.waiting_s),
+            "sent": lambda _, peer: bytes_of(peer.bytes_sent),
+            "received": lambda _, peer: bytes_of(peer.bytes_received),
+            "aggregates": lambda _, peer: _aggregates(peer),
+        },
+        ("samples", "received", "sent"),
+    ),
+    Section(
+        "the network",
+        lambda peer: peer.bandwidth is not None or peer.ways is not None or peer.reach is not None,
+        {
+            "reach": lambda _, peer: peer.reach or UNKNOWN,
+            "bandwidth": lambda _, peer: bytes_of(peer.bandwidth) + ("" if peer.bandwidth is None else "/s"),
+            "direct": lambda _, peer: _direct(peer),
+        },
+        ("reach",),
+    ),
+    Section(
+        "the last round: shares of its time, and of its exchange",
+        lambda peer: peer.last_round is not None,
+        {
+            "sync_every": lambda _, peer: figure(peer.sync_every, ","),
+            **{name: _share(name) for name in SHARES},
+        },
+        ("merge", "outer_step", "encode", "sync_every", "hidden"),
+    ),
+    Section(
+        "submissions, and how many epochs behind",
+        lambda peer: peer.submissions is not None,
+        {
+            "counted": lambda _, peer: figure(getattr(peer.submissions, "counted", None), ","),
+            "refused": lambda _, peer: figure(getattr(peer.submissions, "refused", None), ","),
+            "buffered": lambda _, peer: _buffered(peer),
+            "behind": lambda _, peer: _behind(peer),
+        },
+        ("buffered", "refused"),
+    ),
+)
+
+
+def _behind(peer: PeerStatus) -> str:
+    """The peer's staleness histogram as text: how many submissions had a staleness in each bin. A bin is a range of
+    epochs."""
+    counts = () if peer.submissions is None else peer.submissions.staleness
+    return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
+
+
+def _buffered(peer: PeerStatus) -> str:
+    """How many submissions are in the Delayed Nesterov buffers of the shards that the peer aggregates: the least and
+    the most."""
+    if (found := peer.buffered) is None:
+        return UNKNOWN
+    return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
+
+
+def _direct(peer: PeerStatus) -> str:
+    """Text such as `3/5 (1 relayed)`: of the 5 peers to which this one sends payloads, 3 get them directly and 1 over a
+    relay."""
+    if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
+        return UNKNOWN
+    relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
+    return f"{ways.direct}/{total}{relayed}"
+
+
+def _aggregates(peer: PeerStatus) -> str:
+    """The numbers of the shards that the peer aggregates. If there are many, only the first few numbers, and how many
+    there are in all."""
+    first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
+    return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
+
+
+def _seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min"

@@ -1,0 +1,142 @@
+"""The dashboard's web server: one page, the events that keep it up to date, and what its buttons ask for.
+
+Law: only reads, unless it is given `Controls`. A browser gets in with a link that works once and leaves a cookie;
+anything else gets 401 and learns nothing. Requests that another site makes in the user's browser are refused, and so
+are names of this machine that another site's DNS may have invented.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.observe.controls import Controls
+from p2p_diloco.observe.feed import Feed
+
+COOKIE = "p2p_diloco_dashboard"
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The browser loads nothing from elsewhere, and no other page can frame this one."""
+HEADERS = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+WISH_BYTES_MAX = 4096
+
+log = logging.getLogger(__name__)
+
+
+class Door:
+    """Decides who gets in."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        """`told` is called with each new token for a link."""
+        self._told, self._session, self._token = told, secrets.token_urlsafe(32), ""
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the next link's token."""
+        self._token = secrets.token_urlsafe(24)
+        self._told(self._token)
+
+    def objection(self, request: Request) -> Response | None:
+        """The refusal of a request, or None if it may go on."""
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return PlainTextResponse("another site asked for this", 403)
+        if not _is_this_machine(request.headers.get("host", "")):
+            return PlainTextResponse("open the dashboard by an address or by this machine's name", 403)
+        if secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._session.encode()):
+            return None
+        token = request.query_params.get("token", "")
+        if request.url.path == "/" and secrets.compare_digest(token.encode(), self._token.encode()):
+            self.renew()
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict")
+            return answer
+        return PlainTextResponse("open the link that `p2p-diloco dashboard` printed last; each works once", 401)
+
+
+def application(feed: Feed, door: Door, controls: Controls | None = None) -> Starlette:
+    """The dashboard as an ASGI application. Without `controls` it changes nothing."""
+    offered = json.dumps({"controls": controls.offered if controls else ()})
+    page = files("p2p_diloco.observe").joinpath("page.html").read_text(encoding="utf-8")
+
+    def index(request: Request) -> Response:
+        nonce = secrets.token_urlsafe(16)
+        headers = {"content-security-policy": POLICY.format(nonce=nonce)}
+        known = feed.whole.replace("<", "\\u003c")  # no text of a peer can end the script that it stands in
+        text = page.replace("NONCE", nonce).replace("OFFERED", offered).replace("KNOWN", known)
+        return door.objection(request) or HTMLResponse(text, headers={**HEADERS, **headers})
+
+    async def events(request: Request) -> Response:
+        return door.objection(request) or StreamingResponse(
+            feed.follow(), media_type="text/event-stream", headers=HEADERS
+        )
+
+    async def change(request: Request) -> Response:
+        objection = door.objection(request) or _objection_to_a_wish(request)
+        if objection is not None or controls is None:
+            return objection or PlainTextResponse("this dashboard only shows the run", 403)
+        try:
+            wish = await _wish(request)
+            return JSONResponse({"done": await controls.carry_out(wish)}, headers=HEADERS)
+        except (P2PDilocoError, ValueError) as error:
+            log.warning("refused: %s", error)
+            return JSONResponse({"refused": str(error)}, 400, headers=HEADERS)
+
+    return Starlette(routes=[Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])])
+
+
+async def _wish(request: Request) -> object:
+    """The JSON in a request's body. Raises ValueError."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > WISH_BYTES_MAX:
+            raise ValueError("the request is too long")
+    return json.loads(body)
+
+
+def _objection_to_a_wish(request: Request) -> Response | None:
+    """The refusal of a request that this page's own script can't have made."""
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
+        return PlainTextResponse("another page asked for this", 403)
+    return None
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a Host header names an address, or this machine by its own name."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return name in ("localhost", socket.gethostname().lower())

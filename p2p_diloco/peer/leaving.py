@@ -1,0 +1,108 @@
+"""Ends the training of a peer that leaves: its last exchange, a copy of the global parameters, and a warning if inner
+steps are lost.
+
+Law: bounded in time, and a fault of the run never keeps a peer from leaving. Only a normal end waits for other peers;
+after an exception or a signal nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
+from p2p_diloco.interrupts import exit_code
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.rank0 import Rank0Hook
+from p2p_diloco.peer.rank_n import RankNHook
+
+TRIES = 3
+"""The most exchanges of the whole model, because a round may close without this peer's contribution."""
+AT_ONCE_S = 5.0
+"""Deadline for the node's answers after an exception or a signal."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+def broken_off(error: BaseException | None) -> str:
+    """Why the end of a `with` block is not a normal end of training: the exception that ended it. Empty for a normal
+    end, which `sys.exit()` is too."""
+    match error:
+        case None:
+            return ""
+        case SystemExit(code=None | 0):
+            return ""
+        case P2PDilocoError():
+            return "an error ended training"
+        case KeyboardInterrupt():
+            return "an interrupt ended training"
+        case _:
+            return f"{type(error).__name__} ended training; catch it inside the `with` block, and they are exchanged"
+
+
+def leave(hook: Hook | Rank0Hook | RankNHook, local: PeerConfig, why: str) -> None:
+    """End the training of a peer that leaves the run now. `why`: why this is not a normal end; empty if it is. On
+    several ranks every rank makes this call, if the end is normal."""
+    try:
+        match hook:
+            case Hook():
+                _end(hook, local, why)
+            case Rank0Hook() if not why:
+                hook.leave(lambda own: _end(own, local, ""))
+            case RankNHook() if not why:
+                hook.leave()
+            case _:
+                _warn(_uncounted(hook), local, why)
+    except P2PDilocoError as error:
+        _warn(_uncounted(hook), local, f"the last exchange failed: {error}")
+
+
+def _end(hook: Hook, local: PeerConfig, why: str) -> None:
+    """Make the last exchange, warn if inner steps stay uncounted, and keep the global parameters."""
+    if why:
+        hook.patience.hurry(AT_ONCE_S)
+    elif local.on_exit == "sync":
+        why = _last_exchange(hook, local.exit_timeout)
+    else:
+        why = f"on_exit={local.on_exit}; call force_sync() before the `with` block ends, or choose on_exit=sync"
+    _warn(_uncounted(hook), local, why)
+    hook.merger.keep_values()
+
+
+def _last_exchange(hook: Hook, within_s: float) -> str:
+    """Exchange the whole model, until all inner steps are counted. Returns the reason if that failed."""
+    hook.patience.leave_within(within_s)
+    try:
+        hook.catch_up()
+        if hook.merger.uncounted:
+            text = "leaving: a last exchange for this peer's %d uncounted inner steps, within exit_timeout=%g s"
+            log.info(text, hook.merger.uncounted, within_s)
+        for _ in range(TRIES):
+            if not hook.merger.uncounted:
+                return ""
+            hook.synchronise()
+    except GaveUpWaiting as error:
+        return error.sentence
+    except KeyboardInterrupt as interrupt:
+        if exit_code(interrupt) != 128 + signal.SIGINT:
+            raise
+        return "^C skipped the last exchange"
+    return "no round has counted them; let this peer leave after the other peers' next exchange"
+
+
+def _uncounted(hook: Hook | Rank0Hook | RankNHook) -> int:
+    """The peer's uncounted inner steps. Ranks other than 0 leave them to rank 0."""
+    match hook:
+        case Hook():
+            return hook.merger.uncounted
+        case Rank0Hook():
+            return hook.uncounted
+        case RankNHook():
+            return 0
+
+
+def _warn(steps: int, local: PeerConfig, why: str) -> None:
+    """Warn that inner steps are lost for the run, unless `on_exit` says that they may be dropped."""
+    if steps and local.on_exit != "drop":
+        log.warning("%d of this peer's inner steps are in no commit, so the run goes on without them: %s", steps, why)

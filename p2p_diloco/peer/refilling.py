@@ -1,0 +1,89 @@
+"""Gets more data for a trainer that has none: it exchanges at once.
+
+Law: on the training thread, between two inner steps. Waits only between two exchanges that bring nothing, with bounded
+and growing waits, and ends when all data is used or the run has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.leases import DataSet
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.node_client import NodeClient
+from p2p_diloco.peer.session import Session
+from p2p_diloco.peer.shard import Shard
+
+LOOK_EVERY_S = 0.05
+"""Seconds between two looks for a newer state during a wait."""
+
+
+def open_shard(session: Session, data: DataSet, dataset: Dataset[Any] | None, run_id: str) -> Shard:
+    """Make this peer's part of a data set, and tell the node.
+
+    Raises:
+        ConfigError: the run's data set of this name is another one.
+        UsageError: this peer can't have a part.
+    """
+    hook, node = session.hook, session.node
+    if not isinstance(hook, Hook) or node is None:
+        mend = "train with one process for each peer"
+        raise UsageError("only a peer of one process that trains can share data so far", mend=mend)
+    if (known := hook.supply.shards.get(data.name)) is not None and known.data != data:
+        mend = "give the same length, epochs and fingerprint, or another name"
+        raise ConfigError("was given before with other values", key="name", value=data.name, mend=mend)
+    shard = Shard(
+        data, dataset, f"{run_id}/{data.name}", Refill(hook, node.client, session.config, len(session.plan.fragments))
+    )
+    answer = node.client.ask("data", "data", data=asdict(data))
+    hook.supply.shards[data.name] = shard
+    hook.supply.hear(answer["data"])
+    return shard
+
+
+class Refill:
+    """Gets more data for the shards of one trainer."""
+
+    def __init__(self, hook: Hook, node: NodeClient, config: RunConfig, fragments: int) -> None:
+        self._hook, self._node, self._fragments = hook, node, fragments
+        self._shortest_s, self._longest_s = config.heartbeat_interval, config.heartbeat_timeout
+        self._hurries = config.mode == "sync"  # a newcomer asks the others to exchange now, once
+
+    def __call__(self, shard: Shard) -> bool:
+        """Get more stock for the shard. Returns False if there will be none."""
+        hook, wait_s = self._hook, 0.0
+        hook.catch_up()
+        while not shard.free:
+            if shard.complete or hook.merger.over:
+                hook.merge()
+                return False
+            mark = shard.mark
+            for _ in range(self._fragments):  # the one that brings data may not be due first
+                if self._hurries and hook.merger.epoch:
+                    self._node.tell("nudge", goal=hook.merger.commits + 1)
+                self._hurries = False
+                hook.catch_up()
+                hook.exchange_early()
+                if shard.free:
+                    break
+            if shard.mark != mark:
+                wait_s = 0.0
+            elif not shard.complete:
+                wait_s = min(self._longest_s, 2 * wait_s or self._shortest_s)
+                self._wait(wait_s)
+        self._hurries = False
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not beyond a newer state."""
+        until = time.monotonic() + seconds
+        with self._hook.beside():
+            while time.monotonic() < until and not self._hook.merger.is_due:
+                time.sleep(LOOK_EVERY_S)
+        self._hook.merge()

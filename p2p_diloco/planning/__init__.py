@@ -1,0 +1,11 @@
+"""What a run will cost and whether it pays, computed before anything is started.
+
+Law: pure arithmetic on numbers that the user gives; no I/O, no clock and no torch. docs/planning.md compares it with
+measurements.
+
+    paper       the model of the DiLoCo papers and their published figures; only for checking
+    exchange    the time and bytes of this package's exchange
+    memory      what a peer's host must hold
+    forecast    a run's utilisation, hours and bytes, beside data-parallel training and one peer alone
+    advice      the H, fragments, codec and mode for a wanted utilisation, and what the settings risk
+"""

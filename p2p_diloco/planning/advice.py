@@ -1,0 +1,215 @@
+"""What to change for a wanted utilisation, and what is known beforehand to train badly.
+
+Law: each piece of advice is computed from forecasts, or names what was measured (docs/results.md). Advice is sentences
+for people; the numbers in it are fields as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from p2p_diloco.planning.exchange import Codecs, Machine
+from p2p_diloco.planning.forecast import Forecast
+
+CODECS = (("bf16", None), ("int8", None), ("int4", None), ("int4", "int4"))
+"""The codecs that are compared: (codec, reply_codec). 4 bits cost no more than 0.3 % of the loss in any measurement."""
+OVERLAP_MAX = 4
+"""Overlap was measured up to H divided by this number."""
+FRAGMENTS_MAX = 16
+"""More fragments are not tried: from `OVERLAP_MAX` on, overlap hides as much of H in all."""
+LIKE = 1.1
+"""Peers whose step times differ by less than this factor are alike."""
+HELPS = 1.02
+"""A peer holds the others back if they do this many times as much without it."""
+ROUNDS_FEW = 20
+"""In one experiment 8 rounds in place of 20 lost half of the gain."""
+MOMENTS = 5
+"""Rounds should be at least so many times the 1 / (1 - momentum) rounds over which momentum averages."""
+CHECKED_MAX = 64
+"""With more peers only the slowest link and the slowest machine are tried as the one that holds the others back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChoice:
+    """What a codec would change."""
+
+    codec: str
+    reply_codec: str
+    bytes_each: float
+    """Bytes of a parameter, contribution and mean together."""
+    exchange_s: float
+    sync_every: int
+    """The smallest H for the wanted utilisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """A peer without which the others would do more. `gain`: how many times as much."""
+
+    peer: int
+    gain: float
+    by_link: bool
+    """Whether its link is the reason, or else its speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Fragments and overlap for a wanted utilisation."""
+
+    sync_every: int
+    num_fragments: int
+    overlap_steps: int
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """All advice for a forecast. `sync_every`: the smallest H that reaches the utilisation, all else unchanged."""
+
+    wanted: float
+    sync_every: int
+    sync_every_most: int | None
+    """The greatest H with which the tokens make enough rounds; None: the tokens are unknown."""
+    streaming: Streaming
+    codecs: tuple[CodecChoice, ...]
+    held_back: HeldBack | None
+    pace: str
+    """steps or time: the pace that fits the machines."""
+    warnings: tuple[str, ...]
+
+
+def advise(forecast: Forecast, wanted: float, tokens: float | None) -> Advice:
+    """All advice. `tokens`: how many are to be trained on; None: unknown."""
+    codecs = tuple(_choice(forecast, wanted, codec, reply) for codec, reply in CODECS)
+    slow, fast = max(m.step_s for m in forecast.machines), min(m.step_s for m in forecast.machines)
+    return Advice(
+        wanted,
+        smallest_sync_every(forecast, wanted),
+        None if tokens is None else greatest_sync_every(forecast, tokens),
+        smallest_streaming(forecast, wanted),
+        codecs,
+        held_back(forecast),
+        "time" if slow > LIKE * fast else "steps",
+        tuple(warnings(forecast, tokens)),
+    )
+
+
+def smallest_sync_every(forecast: Forecast, wanted: float) -> int:
+    """The smallest H, a multiple of the fragments, that reaches the utilisation. A longer H does not change what an
+    exchange takes, so it follows from the stall: H ≥ stall · u / (1 − u) / step."""
+    fragments = forecast.run.num_fragments
+    at_least = max(1, forecast.run.overlap_steps)
+    needed = wanted / (1 - wanted) * forecast.stall_s / forecast.pace_s
+    return fragments * max(at_least, math.ceil(needed / fragments - 1e-9))
+
+
+def rounds_wanted(forecast: Forecast) -> float:
+    """How many rounds a run should have at least: ROUNDS_FEW, and MOMENTS times what momentum averages over."""
+    return max(ROUNDS_FEW, round(MOMENTS / (1 - _momentum(forecast)), 9))
+
+
+def greatest_sync_every(forecast: Forecast, tokens: float) -> int:
+    """The greatest H with which so many tokens make enough rounds."""
+    of_a_step = forecast.units / forecast.run.sync_every
+    return max(1, math.floor(tokens / of_a_step / rounds_wanted(forecast) + 1e-9))
+
+
+def _momentum(forecast: Forecast) -> float:
+    return forecast.run.outer_momentum if forecast.run.outer_optimizer == "sgd" else 0.0
+
+
+def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
+    """The smallest number of fragments, and for it the shortest overlap of at most a quarter of H, that reach the
+    utilisation with the present H. If none do: the smallest H at which `OVERLAP_MAX` fragments, one of which is always
+    under way, do."""
+    steps, whole = forecast.run.sync_every, forecast.params
+    for fragments in (n for n in range(1, min(steps, whole, FRAGMENTS_MAX) + 1) if steps % n == 0):
+        if (found := _streaming(forecast, wanted, steps, fragments)) is not None:
+            return found
+    fragments = min(OVERLAP_MAX, whole)
+    first, last = 0, 1
+    while (found := _streaming(forecast, wanted, fragments * last, fragments)) is None:
+        first, last = last, 2 * last
+    while last - first > 1:
+        middle = (first + last) // 2
+        shorter = _streaming(forecast, wanted, fragments * middle, fragments)
+        first, last, found = (middle, last, found) if shorter is None else (first, middle, shorter)
+    return found
+
+
+def _streaming(forecast: Forecast, wanted: float, steps: int, fragments: int) -> Streaming | None:
+    """The shortest overlap that reaches the utilisation with this H and so many fragments; None: none does."""
+    plain = {"overlap_steps": 0, "merge": "mix", "merge_alpha": None}
+    waits = forecast.changed(sync_every=steps, num_fragments=fragments, **plain)
+    open_s = waits.training_s * (1 - wanted) / wanted / fragments - waits.exchange.own_s
+    needed = max(0, math.ceil((waits.exchange.hideable_s - open_s) / forecast.pace_s - 1e-9))
+    if open_s < 0 or needed > min(steps // fragments, steps // OVERLAP_MAX):
+        return None
+    return Streaming(steps, fragments, needed, waits.changed(overlap_steps=needed).utilisation)
+
+
+def held_back(forecast: Forecast) -> HeldBack | None:
+    """The peer without which the others would do most, if that is clearly more than all do together."""
+    if forecast.peers < 3:
+        return None
+    now = forecast.course.units_per_second
+    gains = {peer: forecast.without(peer).course.units_per_second / now for peer in _suspects(forecast.machines)}
+    worst = max(gains, key=lambda peer: gains[peer])
+    if gains[worst] < HELPS:
+        return None
+    rest = forecast.without(worst).machines
+    quick = _rate(forecast, worst, step_s=max(each.step_s for each in rest))
+    wide = _rate(forecast, worst, link=min(each.link for each in rest))
+    return HeldBack(worst, gains[worst], by_link=wide >= quick)
+
+
+def warnings(forecast: Forecast, tokens: float | None) -> Iterator[str]:
+    """What is known before the start to train badly."""
+    run = forecast.run
+    yield from run.doubts()
+    momentum = _momentum(forecast)
+    if run.sync_every / OVERLAP_MAX < run.overlap_steps < run.sync_every and momentum >= 0.9:
+        yield (
+            f"overlap_steps={run.overlap_steps} is more than a quarter of H; with outer_momentum={momentum:g} that was "
+            "not measured, and an overlap of all of H made two peers worse than one; choose a shorter overlap, or "
+            "a momentum of 0.5"
+        )
+    if tokens is None:
+        return
+    rounds = tokens / forecast.units
+    if rounds < ROUNDS_FEW:
+        yield (
+            f"these tokens make {rounds:.0f} rounds at H={run.sync_every}: too few. In one experiment 8 rounds kept "
+            "half of the gain of 20; choose a smaller H"
+        )
+    if momentum and rounds < rounds_wanted(forecast):
+        yield (
+            f"outer_momentum={momentum:g} averages over {1 / (1 - momentum):.0f} rounds, and there are only "
+            f"{rounds:.0f}; begin with a model that has learnt a little (--warm-start or a checkpoint), or lower it"
+        )
+
+
+def _rate(forecast: Forecast, peer: int, **better: float) -> float:
+    """How much is done if one peer had a better link or speed."""
+    machines = list(forecast.machines)
+    machines[peer] = replace(machines[peer], **better)
+    return replace(forecast, machines=machines).course.units_per_second
+
+
+def _suspects(machines: Sequence[Machine]) -> list[int]:
+    everyone = list(range(len(machines)))
+    if len(machines) <= CHECKED_MAX:
+        return everyone
+    return [
+        min(everyone, key=lambda peer: machines[peer].link),
+        max(everyone, key=lambda peer: machines[peer].step_s),
+    ]
+
+
+def _choice(forecast: Forecast, wanted: float, codec: str, reply: str | None) -> CodecChoice:
+    other = forecast.changed(codec=codec, reply_codec=reply, rounding="nearest")
+    codecs = Codecs.of(codec, reply)
+    needed = smallest_sync_every(other, wanted)
+    return CodecChoice(codecs.codec, codecs.reply, codecs.width, other.exchange_s, needed)

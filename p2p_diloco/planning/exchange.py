@@ -1,0 +1,210 @@
+"""The bytes and the time of one exchange, as this package makes it.
+
+Law: formulas over the figures of docs/performance.md; docs/planning.md has each measured round beside its computed one.
+
+K peers exchange a fragment of n parameters in S shards. A contribution to all of it has P bytes in `codec`, all commits
+have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and aggregates the share s_i,
+as `core.shares` divides it, rounded up to whole shards. Each shard's aggregator gets K − 1 contributions and sends as
+many commits, so peer i
+    sends     (1 − s_i) P + (K − 1) s_i R,       receives  (1 − s_i) R + (K − 1) s_i P
+and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The exchange ends when the last of these
+has happened for every peer, with r_i the round trip time to the most distant other peer:
+    its link is done         busy_i · u + r_i / 2
+    its last commit comes    (1 − s_i) P / b_i · u + r_i + the last shard of each other aggregator, received at b_i
+    its node is done         NODE_S bytes sent + encoding + r_i / 2
+Commits of early shards travel while later contributions do, so half of the round trip is hidden, unless a peer
+aggregates nothing. TCP shares a link unevenly among K − 1 connections, and the exchange waits for the last of them: u.
+`net.pacing` evens them out once it has measured the link, which takes some seconds.
+
+SHARD_S for each shard, and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands still)
+are added. Not modelled: lost packets, processors that several peers share, TCP's start on new connections, copies to
+and from a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from p2p_diloco.core.shares import shares
+from p2p_diloco.tensors.partition import SHARDS_MAX, spread
+
+WIRE_BYTES: Mapping[str, float] = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int8": 1 + 2 / 128,
+    "int4": 0.5 + 2 / 128,
+    "e3m0": 0.5 + 2 / 128,
+    "topk": 4 / 64,
+}
+"""Bytes of a parameter on the wire, by codec."""
+ENCODE_S: Mapping[str, float] = {"fp16": 0.4e-9, "int8": 5.3e-9, "int4": 6.6e-9, "e3m0": 10.0e-9, "topk": 14.2e-9}
+"""Processor seconds to encode a parameter and to keep the error (docs/measurements.md); the others take none."""
+FEEDS_BACK = ("int8", "int4", "e3m0", "topk")
+"""Codecs whose error the sender keeps. Means go in bf16 then, unless `reply_codec` is set."""
+HEADERS = 1514 / 1448 * 1.02
+"""Bytes on an Ethernet link for each byte of a TCP payload. The links are full in both directions, so 2 % (fitted) go
+to acknowledgements of what comes the other way."""
+NODE_S = 5.0e-9
+"""The node's processor seconds for each byte that it sends: 4.7 to 5.7 s a GB were measured."""
+SHARD_S = 1e-3
+"""Seconds for each shard: 1 to 2 ms of processor time were measured, and a part of that is hidden."""
+OWN_S = 2.3e-9
+"""Seconds for each parameter: a pseudo-gradient of 25 million took 0.030 s and its merge 0.027."""
+UNEVEN, PACED = 0.3, 0.015
+"""u is 1 + UNEVEN (1 − 2 / K) before the links are measured, 1 + PACED (K − 2) after. Both are fitted to measured
+rounds."""
+PACED_AFTER_S, PACED_BELOW = 1.5, float(2**25)
+"""Links are measured in exchanges of PACED_AFTER_S (K − 1) seconds and more (fitted), and only up to PACED_BELOW bytes
+a second (`net.pacing.SLOW`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A peer: its link in bytes a second, of the slower direction; its distance in seconds, so that the round trip
+    between two peers is the mean of theirs; seconds of an inner step."""
+
+    link: float
+    latency_s: float = 0.0
+    step_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """How contributions and means are written on the wire."""
+
+    codec: str = "bf16"
+    reply: str = "bf16"
+
+    @classmethod
+    def of(cls, codec: str, reply: str | None = None) -> Codecs:
+        """With the reply codec that a run uses if none is set."""
+        return cls(codec, reply or ("bf16" if codec in FEEDS_BACK else codec))
+
+    @property
+    def width(self) -> float:
+        """Bytes of a parameter's contribution and mean together."""
+        return WIRE_BYTES[self.codec] + WIRE_BYTES[self.reply]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The exchange of one fragment of `numel` parameters between machines; `fragments`: how many the model has."""
+
+    numel: int
+    machines: Sequence[Machine]
+    codecs: Codecs = Codecs()
+    fragments: int = 1
+
+    @property
+    def peers(self) -> int:
+        """K."""
+        return len(self.machines)
+
+    @cached_property
+    def shards(self) -> int:
+        """S, by the rule of docs/math.md."""
+        return spread(self.numel, 1 + max(0, SHARDS_MAX - self.fragments) // self.fragments)
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """s_i: each peer's part of the aggregation at most, in whole shards."""
+        links = {f"{number:04}": machine.link for number, machine in enumerate(self.machines)}
+        parts = shares(links, links)
+        return tuple(math.ceil(parts[name] * self.shards) / self.shards for name in links)
+
+    @property
+    def sent(self) -> tuple[float, ...]:
+        """Bytes that each peer sends, without headers."""
+        contributions, commits = self._payloads
+        return tuple((1 - s) * contributions + (self.peers - 1) * s * commits for s in self.shares)
+
+    @property
+    def received(self) -> tuple[float, ...]:
+        """Bytes that each peer receives, without headers."""
+        contributions, commits = self._payloads
+        return tuple((1 - s) * commits + (self.peers - 1) * s * contributions for s in self.shares)
+
+    @property
+    def mean_sent(self) -> float:
+        """Bytes that a peer sends, without headers, in the mean over the peers. Shards are whole, so the busiest may
+        send a little more."""
+        return (self.peers - 1) / self.peers * self.numel * self.codecs.width
+
+    @property
+    def seconds(self) -> float:
+        """From the end of an inner step until the result is in the models of all peers."""
+        return self.hideable_s + self.own_s
+
+    @property
+    def own_s(self) -> float:
+        """The part of it in which training always stands still: pseudo-gradient and merge."""
+        return OWN_S * self.numel if self.peers > 1 else 0.0
+
+    @property
+    def hideable_s(self) -> float:
+        """The part of it that overlap can hide behind training."""
+        return max(self.ends) + SHARD_S * self.shards if self.peers > 1 else 0.0
+
+    @cached_property
+    def ends(self) -> tuple[float, ...]:
+        """When each peer's part is done, in seconds."""
+        return tuple(map(self._end, range(self.peers)))
+
+    @property
+    def _payloads(self) -> tuple[float, float]:
+        """P and R."""
+        return self.numel * WIRE_BYTES[self.codecs.codec], self.numel * WIRE_BYTES[self.codecs.reply]
+
+    @cached_property
+    def _busy_s(self) -> tuple[float, ...]:
+        both = zip(self.machines, self.sent, self.received, strict=True)
+        return tuple(HEADERS * max(sent, received) / machine.link for machine, sent, received in both)
+
+    @cached_property
+    def _uneven(self) -> float:
+        """The factor u."""
+        fastest = max(machine.link for machine in self.machines)
+        if max(self._busy_s) >= PACED_AFTER_S * (self.peers - 1) and fastest <= PACED_BELOW:
+            return 1 + PACED * (self.peers - 2)
+        return 1 + UNEVEN * (1 - 2 / self.peers)
+
+    def _end(self, number: int) -> float:
+        contributions, commits = self._payloads
+        machine, share = self.machines[number], self.shares[number]
+        others = [self.shares[other] for other in range(self.peers) if other != number]
+        round_trip_s = self.round_trip_s(number)
+        to_send_s = HEADERS * (1 - share) * contributions / machine.link
+        last = min(sum(s > 0 for s in others), self.shards) / self.shards
+        last_s = HEADERS * last * commits / machine.link
+        node_s = NODE_S * self.sent[number] + ENCODE_S.get(self.codecs.codec, 0.0) * self.numel
+        return max(
+            self._busy_s[number] * self._uneven + round_trip_s / 2,
+            to_send_s * self._uneven + round_trip_s + last_s,
+            node_s + round_trip_s / 2,
+        )
+
+    def round_trip_s(self, number: int) -> float:
+        """The round trip time from a peer to the most distant other one."""
+        farthest = max(m.latency_s for other, m in enumerate(self.machines) if other != number)
+        return (self.machines[number].latency_s + farthest) / 2
+
+
+def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: Codecs) -> Exchange:
+    """The exchange of a fragment of average length of a model."""
+    return Exchange(-(-params // fragments), machines, codecs, fragments)
+
+
+def data_parallel(params: int, machines: Sequence[Machine], width: float) -> tuple[float, float]:
+    """Bytes that a peer sends in an all-reduce of the gradients, `width` bytes each, and its seconds. It is a ring, the
+    least that any all-reduce sends (Patarasuk and Yuan 2009); the slowest link sets its pace, and its 2 (K − 1)
+    exchanges of a part follow one another, half a round trip each."""
+    peers = len(machines)
+    if peers < 2:
+        return 0.0, 0.0
+    sent = 2 * (peers - 1) / peers * params * width
+    pair = sorted(machine.latency_s for machine in machines)[-2:]
+    return sent, HEADERS * sent / min(machine.link for machine in machines) + (peers - 1) * sum(pair) / 2

@@ -1,0 +1,159 @@
+"""How a run spends its time: utilisation, hours and bytes, beside data-parallel training and one peer alone.
+
+Law: synchronous rounds only. A round is H inner steps, and for each fragment the part of its exchange that overlap
+doesn't hide (`exchange`). With pace="steps" every peer makes H steps, so the slowest one sets the time; with
+pace="time" the fastest makes H and the others as many as they can meanwhile.
+
+    utilisation = training / (training + stall)
+
+is that of the peer that sets the time: what waiting for the exchange leaves of it. Data-parallel training (the same
+number of tokens of each peer in a step, gradients in bf16) may exchange during its backward pass, two thirds of a step,
+without stalls; bytes over the slowest link, ring all-reduce. That is kind to it: no bucket is late by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.planning.exchange import Codecs, Exchange, Machine, data_parallel, of_model
+from p2p_diloco.planning.memory import Memory, memory
+
+GRADIENT_BYTES = 2
+BACKWARD = 2 / 3
+"""The share of a step that is its backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How one way of training goes on. A unit is a token, or an inner step of one peer if tokens are unknown."""
+
+    units_per_second: float
+    sent_per_unit: float
+    """Bytes that a peer sends for each unit of the whole."""
+    utilisation: float
+
+    def seconds(self, units: float) -> float:
+        """How long so many units take."""
+        return units / self.units_per_second
+
+    def sent(self, units: float) -> float:
+        """Bytes that a peer sends meanwhile."""
+        return units * self.sent_per_unit
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run of `params` trained parameters on these machines. `tokens_per_step`: of one peer's inner step; None: steps
+    are counted instead."""
+
+    params: int
+    machines: Sequence[Machine]
+    run: RunConfig
+    tokens_per_step: float | None = None
+
+    @property
+    def peers(self) -> int:
+        return len(self.machines)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The exchange of one fragment."""
+        return of_model(
+            self.params, self.run.num_fragments, self.machines, Codecs.of(self.run.codec, self.run.reply_codec)
+        )
+
+    @cached_property
+    def pace_s(self) -> float:
+        """Seconds of an inner step of the peer that sets the time."""
+        each = [machine.step_s for machine in self.machines]
+        return min(each) if self.run.pace == "time" else max(each)
+
+    @cached_property
+    def training_s(self) -> float:
+        """Seconds of inner steps in a round."""
+        slowest = max(machine.step_s for machine in self.machines)
+        return max(self.run.sync_every * self.pace_s, self.run.num_fragments * slowest)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The inner steps of each peer in a round."""
+        most = self.run.sync_every
+        return tuple(max(1, min(most, math.floor(self.training_s / m.step_s + 1e-9))) for m in self.machines)
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds of a round in which training stands still."""
+        hidden_s = self.run.overlap_steps * self.pace_s
+        return self.run.num_fragments * (self.exchange.own_s + max(0.0, self.exchange.hideable_s - hidden_s))
+
+    @property
+    def round_s(self) -> float:
+        """From one outer step of the whole model to the next."""
+        return self.training_s + self.stall_s
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of a round's exchanges, hidden or not."""
+        return self.run.num_fragments * self.exchange.seconds
+
+    @property
+    def utilisation(self) -> float:
+        return self.training_s / self.round_s
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a peer sends in a round, in the mean over the peers, without headers."""
+        return self.run.num_fragments * self.exchange.mean_sent
+
+    @property
+    def units(self) -> float:
+        """Tokens (or inner steps) of all peers in a round."""
+        return sum(self.steps) * self._weight
+
+    @property
+    def course(self) -> Course:
+        """This run."""
+        return Course(self.units / self.round_s, self.sent / self.units, self.utilisation)
+
+    @property
+    def data_parallel(self) -> Course:
+        """Data-parallel training on the same links."""
+        sent, exchange_s = data_parallel(self.params, self.machines, GRADIENT_BYTES)
+        step_s = max(machine.step_s for machine in self.machines)
+        whole_s = step_s + max(0.0, exchange_s - BACKWARD * step_s)
+        units = self.peers * self._weight
+        return Course(units / whole_s, sent / units, step_s / whole_s)
+
+    @property
+    def alone(self) -> Course:
+        """The fastest peer without the others."""
+        return Course(self._weight / min(machine.step_s for machine in self.machines), 0.0, 1.0)
+
+    @property
+    def memory(self) -> Memory:
+        return memory(self.run, self.params, self.peers)
+
+    @property
+    def _weight(self) -> float:
+        return 1.0 if self.tokens_per_step is None else self.tokens_per_step
+
+    def changed(self, **settings: object) -> Forecast:
+        """The same with other settings of the run.
+
+        Raises:
+            ConfigError: they don't fit together.
+        """
+        return replace(self, run=RunConfig(**{**self.run.model_dump(), **settings}))
+
+    def on_links(self, slowest: float) -> Forecast:
+        """The same with all links faster or slower by one factor, the slowest of them `slowest` bytes a second."""
+        factor = slowest / min(machine.link for machine in self.machines)
+        return replace(self, machines=[replace(machine, link=factor * machine.link) for machine in self.machines])
+
+    def without(self, number: int) -> Forecast:
+        """The same without one of the peers."""
+        return replace(self, machines=[*self.machines[:number], *self.machines[number + 1 :]])

@@ -1,0 +1,209 @@
+"""The model with which the papers on DiLoCo computed utilisation, and their published figures to check it against.
+
+Law: this model is for `plan --paper-check` alone; forecasts for users come from `exchange`, which describes how this
+package really exchanges.
+
+Sources: Streaming DiLoCo (arXiv 2501.18512), table 4, and Scaling Laws for DiLoCo (arXiv 2503.09799), table 7. Their
+assumptions: two replicas; a payload of bits · N · 2(1 − 1/M); no latency; a step of T seconds is T/3 of forward pass
+and 2T/3 of backward pass. The payload is cut into K equal buckets, which are ready at even intervals in the backward
+pass of the step that sends them and follow one another on the link. They must have arrived at the end of that step, or
+τ steps later with overlap. Training stands still for what is late:
+    stall = max(0, finish − (τ + 1) T),   utilisation = compute / (compute + stall)
+Data-parallel training and DiLoCo have one bucket for each layer, streaming DiLoCo has 12 for each fragment. A published
+value is the first of 50 bandwidths, from 0.1 to 1000 Gbit/s in equal ratios, that reaches the utilisation.
+
+The published values fit if 0.80 of the payload is sent. The papers don't explain this factor; nothing else uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+UTILISATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
+GRID_GBIT = tuple(10 ** (-1 + 4 * index / 49) for index in range(50))
+PAYLOAD_FACTOR = 0.80
+BITS, FEW_BITS = 16, 4
+STREAMING_BUCKETS = 12
+LAYERS_OF_A_FRAGMENT = 3
+SYNC_EVERY = 100
+TOLERANCE = 1
+"""Steps of the grid by which a computed value may differ from the published one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the published tables: how a model is trained. `steps`: inner steps from one transfer to the next."""
+
+    method: str
+    name: str
+    params: float
+    step_s: float
+    steps: float
+    buckets: int
+    bits: int = BITS
+    parts: int = 1
+    """How many transfers the model's parameters are divided into."""
+    overlap: int = 0
+
+    def utilisation(self, gbit: float) -> float:
+        """The share of time that is compute if the link carries `gbit` Gbit/s."""
+        each_s = PAYLOAD_FACTOR * self.bits * self.params / self.parts / self.buckets / (gbit * 1e9)
+        finished = 0.0
+        for bucket in range(1, self.buckets + 1):
+            ready = self.step_s / 3 + 2 * self.step_s / 3 * bucket / self.buckets
+            finished = max(finished, ready) + each_s
+        compute_s = self.steps * self.step_s
+        return compute_s / (compute_s + max(0.0, finished - (self.overlap + 1) * self.step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A published bandwidth in Gbit/s beside the computed one."""
+
+    method: str
+    name: str
+    utilisation: float
+    published: float
+    ours: float
+
+    @property
+    def apart(self) -> int:
+        """Steps of the grid from the published value to ours. Positive: ours is higher."""
+        return _nearest(self.ours) - _nearest(self.published)
+
+    @property
+    def fits(self) -> bool:
+        """Whether both values are the same point of the grid, or neighbours."""
+        return abs(self.apart) <= TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model size of table 4."""
+
+    name: str
+    params: float
+    step_s: float
+    fragments: int
+
+
+SIZES = (Size("1B", 1e9, 0.1, 8), Size("10B", 1e10, 0.8, 16), Size("100B", 1e11, 4.9, 36))
+
+TABLE_4: dict[str, tuple[tuple[float, ...], ...]] = {
+    "data-parallel": (
+        (86.8, 152.6, 184.2, 222.3, 569),
+        (104.8, 222.3, 222.3, 268.3, 471.5),
+        (184.2, 323.8, 390.7, 390.7, 471.5),
+    ),
+    "DiLoCo": ((1.4, 6.2, 13.3, 23.3, 86.8), (1.7, 7.5, 16.0, 33.9, 104.8), (3.0, 11.0, 23.3, 49.4, 184.2)),
+    "streaming": ((1.4, 5.2, 9.1, 16.0, 28.1), (1.7, 5.2, 9.1, 13.3, 19.3), (2.4, 6.2, 9.1, 11.0, 19.3)),
+    "streaming, overlap 1": ((1.4, 4.3, 6.2, 9.1, 11.0), (1.7, 3.6, 5.2, 6.2, 7.5), (1.7, 3.6, 4.3, 5.2, 5.2)),
+    "streaming, overlap 1, 4 bits": ((0.4, 0.9, 1.7, 2.0, 3.0), (0.4, 0.9, 1.4, 1.4, 1.7), (0.5, 0.9, 1.1, 1.1, 1.4)),
+}
+"""Streaming DiLoCo, table 4: Gbit/s for each of `UTILISATIONS`, one row for each of `SIZES`."""
+
+TABLE_7: dict[int, tuple[float, ...]] = {
+    1: (104.8, 184.2, 222.3, 222.3, 390.7),
+    10: (16.0, 49.4, 86.8, 152.6, 222.3),
+    50: (3.0, 11.0, 23.3, 41.0, 126.5),
+    100: (1.4, 6.2, 13.3, 23.3, 86.8),
+    300: (0.5, 2.0, 4.3, 9.1, 41.0),
+}
+"""Scaling Laws for DiLoCo, table 7: Gbit/s for each of `UTILISATIONS` by H, for 10 billion parameters."""
+
+
+def cells() -> list[Cell]:
+    """All cells of both tables."""
+    return [
+        Cell(setting.method, setting.name, wanted, told, needed_gbit(setting, wanted))
+        for setting, row in _rows()
+        for wanted, told in zip(UTILISATIONS, row, strict=True)
+    ]
+
+
+def needed_gbit(setting: Setting, wanted: float) -> float:
+    """The first bandwidth of the grid that reaches the utilisation; infinite if none does."""
+    return next((gbit for gbit in GRID_GBIT if setting.utilisation(gbit) >= wanted), float("inf"))
+
+
+def _rows() -> Iterator[tuple[Setting, tuple[float, ...]]]:
+    for method, rows in TABLE_4.items():
+        for size, row in zip(SIZES, rows, strict=True):
+            yield _setting(method, size), row
+    ten = SIZES[1]
+    for steps, row in TABLE_7.items():
+        yield Setting("DiLoCo, 10B (2503.09799)", f"H={steps}", ten.params, ten.step_s, steps, _layers(ten)), row
+
+
+def _setting(method: str, size: Size) -> Setting:
+    if not method.startswith("streaming"):
+        steps = 1 if method == "data-parallel" else SYNC_EVERY
+        return Setting(method, size.name, size.params, size.step_s, steps, _layers(size))
+    return Setting(
+        method,
+        size.name,
+        size.params,
+        size.step_s,
+        SYNC_EVERY / size.fragments,
+        STREAMING_BUCKETS,
+        bits=FEW_BITS if "4 bits" in method else BITS,
+        parts=size.fragments,
+        overlap=int("overlap" in method),
+    )
+
+
+def _layers(size: Size) -> int:
+    return LAYERS_OF_A_FRAGMENT * size.fragments
+
+
+def _nearest(gbit: float) -> int:
+    """The index of the grid's point that is closest to a value; one past the end for an infinite one."""
+    if gbit > GRID_GBIT[-1]:
+        return len(GRID_GBIT)
+    return min(range(len(GRID_GBIT)), key=lambda index: abs(GRID_GBIT[index] - gbit))
+
+
+# -- the reference guide's tables: no overhead at all, two replicas
+
+
+GUIDE_BITS, GUIDE_GBIT, GUIDE_SYNC_EVERY, GUIDE_STEP_S = 16, 1.0, 500, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GuideRow:
+    """A row of the guide: bf16, 1 Gbit/s, H = 500 steps of a second. A window is the time between two fragments."""
+
+    name: str
+    params: float
+    fragments: int
+    transfer: str
+    utilisation: str
+    fragment: str
+    window: str
+
+
+GUIDE = (
+    GuideRow("150M", 1.5e8, 3, "2.4", "99.5", "0.8", "167"),
+    GuideRow("1B", 1e9, 7, "16", "97", "2.3", "71"),
+    GuideRow("7B", 7e9, 7, "112", "82", "16", "71"),
+)
+"""Seconds and per cent as published."""
+
+
+def guide_row(published: GuideRow) -> GuideRow:
+    """The row as computed, rounded to as many digits as the published one."""
+    transfer_s = GUIDE_BITS * published.params / (GUIDE_GBIT * 1e9)
+    train_s = GUIDE_SYNC_EVERY * GUIDE_STEP_S
+    computed = {
+        "transfer": transfer_s,
+        "utilisation": 100 * train_s / (train_s + transfer_s),
+        "fragment": transfer_s / published.fragments,
+        "window": train_s / published.fragments,
+    }
+    shown = {key: f"{value:.{_digits(getattr(published, key))}f}" for key, value in computed.items()}
+    return GuideRow(published.name, published.params, published.fragments, **shown)
+
+
+def _digits(text: str) -> int:
+    return len(text.partition(".")[2])

@@ -1,0 +1,43 @@
+"""How long a trainer stands still while a hostile member acts (invariant r).
+
+Law: this module only reads. A trainer stands still from its last inner step, or from the end of its last pause, until
+its next inner step: it waits for a first state, for the end of an exchange, or for the answer to a Merge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .model import require
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .settings import Settings
+    from .world import World
+
+LOST_S = 4.0
+"""Until a lost message is sent again: 3 s until its loss is noticed, and a heartbeat."""
+LOSSES = 3
+"""So many messages may be lost, one after the other: a contribution, a claim or promise, a commit."""
+
+
+def limit(settings: Settings) -> float:
+    """Return the longest time, in seconds, that a hostile member may make a trainer stand still.
+
+    First ``commits_within``: the member holds the term, has the contribution, and does not commit. Each peer measures
+    this wait for itself, from its own contribution. Then the peer that others take for the aggregator waits as long in
+    their place, claims the term, and waits for the member's promise. By now the round has lasted so long that the
+    member may take the term once more: ``commits_within`` again. A quorum also needs other peers' contributions: they
+    finish an interval of steps, or pause; in asynchronous mode a commit waits for the grace.
+    """
+    rules = settings.rules()
+    others = settings.interval * settings.step_times[1] + rules.pause_timeout + rules.async_grace
+    return 3 * rules.commits_within + rules.promises_within + others + LOSSES * LOST_S
+
+
+def stands_still(world: World, process: Process) -> None:
+    """Check that this peer's trainer has not stood still for longer than a hostile member can cause."""
+    if world.hostile is None or process.replica.finished or not world.trainers.training:
+        return
+    still, most = world.now - process.active, limit(world.settings)
+    require(still < most, "r", f"the trainer of {process.name} has stood still for {still:.1f} s, {most:g} s at most")

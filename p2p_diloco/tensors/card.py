@@ -1,0 +1,130 @@
+"""The card of a model: what its saved form has beside the values of its trained parameters.
+
+Law: bounded in length, and plain values: a card may come from another peer. It names the entries of the model's
+state_dict, which of them are one tied parameter, and has the text of the model's configuration. It also has the values
+of entries that are not trained (buffers, frozen parameters), if these are few.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgpack
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from p2p_diloco.tensors.layout import plain_name
+
+REST_BYTES_MAX = 2**20
+"""The most bytes of values that a card has; of more it has none."""
+CARD_BYTES_MAX = 2 * 2**20
+"""The longest card: a peer that asks for a description waits only some seconds for it."""
+FILE_LETTERS_MAX = 2**17
+NAME_LETTERS_MAX = 4096
+FILES = {"config.json": "config", "generation_config.json": "generation_config"}
+"""The files of a Transformers model that a card has, and the attributes of the model that write them."""
+_VERSION = 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """`names`: the entries of the state_dict, in order. `tied`: for each further name of a tied parameter the first
+    one. `files`: the text of configuration files. `rest`: the values of entries that are not trained; empty if they are
+    too many."""
+
+    names: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    rest: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        """Encode the card. The values are left out if the card would be too long with them; empty if it is too long
+        without them, too."""
+        for rest in (self.rest, {}):
+            values = safetensors.torch.save(dict(rest)) if rest else b""
+            content = [_VERSION, list(self.names), dict(self.tied), dict(self.files), values]
+            if len(packed := bytes(msgpack.packb(content))) <= CARD_BYTES_MAX:
+                return packed
+        return b""
+
+    @classmethod
+    def unpack(cls, packed: object) -> ModelCard | None:
+        """Decode a card; None for anything that `pack` has not encoded, and for a card of another version."""
+        if not isinstance(packed, bytes) or not 0 < len(packed) <= CARD_BYTES_MAX:
+            return None
+        try:
+            match msgpack.unpackb(packed):
+                case [int(version), list(names), dict(tied), dict(files), bytes(values)] if version == _VERSION:
+                    rest = safetensors.torch.load(values) if values else {}
+                case _:
+                    return None
+        except (ValueError, TypeError, msgpack.UnpackException, SafetensorError):
+            return None
+        texts = [*names, *tied, *tied.values(), *rest]
+        sound = all(isinstance(text, str) and 0 < len(text) <= NAME_LETTERS_MAX for text in texts)
+        sound = sound and files.keys() <= FILES.keys() and all(map(_is_file, files.values()))
+        return cls(tuple(names), tied, files, rest) if sound else None
+
+
+def card_of(model: nn.Module) -> ModelCard:
+    """The card of a model at this moment. Its parameters may be sharded over several processes; then the card has no
+    values."""
+    first = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    names, tied, rest = [], {}, {}
+    for full, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):  # the extra state of a module: it is not a value of the model
+            continue
+        name = plain_name(full)
+        names.append(name)
+        if first.get(id(value), name) != name:
+            tied[name] = first[id(value)]
+        elif id(value) not in trained:
+            rest[name] = value
+    return ModelCard(tuple(names), tied, dict(_files_of(model)), _copied(rest))
+
+
+@torch.no_grad()
+def _copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory; none if they have too many bytes, or can't be copied."""
+    nbytes = sum(value.numel() * value.element_size() for value in values.values())
+    sharded = any(hasattr(value, "placements") for value in values.values())
+    if nbytes > REST_BYTES_MAX or sharded:
+        return {}
+    try:
+        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
+    except (NotImplementedError, RuntimeError):  # some kinds of quantised tensor: an export names them as missing
+        return {}
+
+
+def _files_of(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """The configuration files of a Transformers model; none of any other model."""
+    for file, attribute in FILES.items():
+        write = getattr(getattr(model, attribute, None), "to_json_string", None)
+        if not callable(write):
+            continue
+        try:
+            text = write()
+            text = _with_class(text, model) if file == "config.json" else text
+        except Exception:  # another library's: training must not fail on a configuration that can't be written
+            log.warning("the model's %s can't be written, so an export of the run lacks it", file, exc_info=True)
+            continue
+        if _is_file(text):
+            yield file, text
+
+
+def _with_class(text: str, model: nn.Module) -> str:
+    """A configuration that names the model's class, as a saved model's does."""
+    content = json.loads(text)
+    return json.dumps({**content, "architectures": [type(model).__name__]}, indent=2, sort_keys=True) + "\n"
+
+
+def _is_file(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= FILE_LETTERS_MAX

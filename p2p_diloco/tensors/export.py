@@ -1,0 +1,230 @@
+"""Writes a run's global parameters as a model that other programs load.
+
+Law: every file is complete under its name or absent. Files are written under other names, flushed to disk and then
+renamed; an earlier file is replaced only if the caller allows it.
+
+    safetensors   model.safetensors; a tied parameter once, its further names in the metadata, as the library's
+                  `load_model` expects
+    torch         model.pt, a state_dict with all names; `torch.load(..., weights_only=True)` reads it
+    hf            config.json and model.safetensors, for `from_pretrained`; above `part_bytes` in several files
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.tensors.card import ModelCard
+from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
+
+PART_BYTES = 5 * 10**9
+"""The most bytes of tensors in one file of the format hf."""
+CONFIG = "config.json"
+_OURS = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|model\.pt|(generation_)?config\.json"
+)
+"""The names of files that an export writes."""
+_UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model to be written. `tensors`: by name, in the model's order, a tied parameter once; `dtypes`: those of the
+    trained ones in the run; `tied`: for each further name of a tied parameter the first one; `missing`: the names of
+    entries whose values are unknown."""
+
+    tensors: Mapping[str, Tensor]
+    dtypes: Mapping[str, torch.dtype]
+    tied: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained parameters."""
+        return sum(self.tensors[name].numel() for name in self.dtypes)
+
+
+def assemble(layout: Layout, theta: Tensor, card: ModelCard | None) -> Exported:
+    """Arrange the global parameters `theta` [layout.numel] as the entries of a state_dict. Without a card, these are
+    the trained parameters alone."""
+    card = card or ModelCard()
+    trained: dict[str, Tensor] = {}
+    for index, spec in enumerate(layout.params):
+        start = layout.offset(index)
+        trained[spec.name] = theta[start : start + spec.numel].view(spec.shape)
+    values = {**card.rest, **trained}
+    untied = [name for name in card.names if name not in card.tied]
+    tensors = {name: values[name] for name in (*untied, *trained) if name in values}
+    tied = {name: first for name, first in card.tied.items() if first in tensors and name not in tensors}
+    missing = tuple(name for name in card.names if name not in tensors and name not in tied)
+    dtypes = {spec.name: getattr(torch, spec.dtype) for spec in layout.params}
+    return Exported(tensors, dtypes, tied, card.files, missing)
+
+
+def check_folder(folder: Path, *, replace: bool) -> None:
+    """Check, before the work, that an export may go to this folder.
+
+    Raises:
+        ConfigError: it has files of an earlier export, or can't be a folder.
+    """
+    try:
+        found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    except OSError as error:
+        wrong = f"can't be a folder for the model ({reason(error)})"
+        raise ConfigError(wrong, key="--out", value=folder, mend="choose another") from None
+    ours = sorted(name for name in found if _OURS.fullmatch(name))
+    if ours and not replace:
+        mend = "choose another folder, or replace them with --force"
+        raise ConfigError(f"has {', '.join(ours[:3])} already", key="--out", value=folder, mend=mend)
+
+
+def write(
+    folder: Path,
+    model: Exported,
+    form: str,
+    dtype: str,
+    told: Mapping[str, str],
+    *,
+    replace: bool,
+    part_bytes: int = PART_BYTES,
+) -> dict[str, int]:
+    """Write the model in one of the forms above; return the lengths of its files in bytes, by name. `dtype`: of the
+    trained parameters, or `keep`; what is not trained keeps its own. `told`: further metadata, such as the run's
+    epoch.
+
+    Raises:
+        ConfigError: the form needs what is unknown of the model, or the folder can't be written.
+    """
+    kept = model.dtypes
+    dtypes = dict(kept) if dtype == "keep" else dict.fromkeys(kept, getattr(torch, dtype))
+    files = _config_files(model, dtypes) if form == "hf" else {}
+    check_folder(folder, replace=replace)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _tidy(folder)
+        if form == "torch":
+            names = [_write_state_dict(folder, model, dtypes)]
+        else:
+            metadata = {**model.tied, **told, "format": "pt"}
+            limit = part_bytes if form == "hf" else None
+            names = list(_write_parts(folder, model.tensors, dtypes, metadata, limit))
+            names += [_write_text(folder, name, text) for name, text in files.items()]
+        return _put_in_place(folder, names)
+    except OSError as error:
+        wrong = f"can't be written ({reason(error)})"
+        raise ConfigError(wrong, key="--out", value=folder, mend="free some space or choose another folder") from None
+    finally:
+        _tidy(folder)
+
+
+def _check_hf(model: Exported) -> None:
+    if CONFIG not in model.files:
+        raise ConfigError(
+            f"needs the model's {CONFIG}, which no peer of this run has told",
+            key="--format",
+            value="hf",
+            mend="use --format safetensors; the peers' model must be one of Transformers",
+        )
+    if model.missing:
+        raise ConfigError(
+            f"needs values that the run does not have: {_listed(model.missing)}",
+            key="--format",
+            value="hf",
+            mend="use --format safetensors, and load it into a model that has them",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _write_state_dict(folder: Path, model: Exported, dtypes: Mapping[str, torch.dtype]) -> str:
+    """Write model.pt. Each tensor has memory of its own, except that the names of a tied parameter share it."""
+    state = {
+        name: tensor.detach().to(dtypes.get(name, tensor.dtype), copy=True) for name, tensor in model.tensors.items()
+    }
+    state |= {name: state[first] for name, first in model.tied.items()}
+    with (folder / f"{_UNFINISHED}model.pt").open("xb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return "model.pt"
+
+
+def _write_parts(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    dtypes: Mapping[str, torch.dtype],
+    metadata: Mapping[str, str],
+    part_bytes: int | None,
+) -> Iterator[str]:
+    """Write the tensors into one file, or into several with an index if they have more than `part_bytes`. Yields the
+    names of the files."""
+    sizes = {n: t.numel() * dtypes.get(n, t.dtype).itemsize for n, t in tensors.items()}
+    parts: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if part_bytes is not None and parts[-1] and sum(sizes[n] for n in parts[-1]) + size > part_bytes:
+            parts.append([])
+        parts[-1].append(name)
+    of: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        name = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        write_tensors(folder / f"{_UNFINISHED}{name}", {n: tensors[n] for n in part}, dtypes, metadata)
+        of |= dict.fromkeys(part, name)
+        yield name
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": of}
+        yield _write_text(folder, "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
+
+
+def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[str, str]:
+    """The configuration files. config.json names the dtype in which the model is saved, if all parameters have one.
+
+    Raises:
+        ConfigError: the form hf needs what is unknown of the model.
+    """
+    _check_hf(model)
+    try:
+        config: dict[str, Any] = json.loads(model.files[CONFIG])
+    except ValueError:
+        config = {}
+    if type(config) is not dict or not config:
+        mend = "use --format safetensors"
+        raise ConfigError(f"needs a {CONFIG}, and the run's can't be read", key="--format", value="hf", mend=mend)
+    if len(kinds := set(dtypes.values())) == 1:
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(kinds.pop()).removeprefix("torch.")
+    return {**model.files, CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
+
+
+def _write_text(folder: Path, name: str, text: str) -> str:
+    write_file(folder / f"{_UNFINISHED}{name}", [text.encode()])
+    return name
+
+
+def _put_in_place(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    """Give the written files their names, and remove what is left of an earlier export."""
+    for path in [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in names]:
+        path.unlink()
+    for name in names:
+        (folder / f"{_UNFINISHED}{name}").replace(folder / name)
+    sync_folder(folder)
+    return {name: (folder / name).stat().st_size for name in names}
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what an interrupted export has left."""
+    for path in folder.glob(f"{_UNFINISHED}*") if folder.is_dir() else ():
+        path.unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""A fingerprint of what a model has beside its trainable parameters: frozen parameters and buffers.
+
+Law: reads a sample of each tensor, so it is quick for large models too. Values are compared as bf16, because peers may
+hold the same base in different dtypes. A model without frozen parameters has no fingerprint, and neither has one that
+is spread over several processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.tensors.layout import plain_name
+
+SAMPLED = 64
+"""The most values of a tensor that are read, at even distances."""
+OF_DATA = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that describe a peer's own data, and so differ."""
+
+
+def fingerprint(model: nn.Module) -> str:
+    """32 hex digits, which are equal for two models with equal frozen values; empty if there are none to compare."""
+    parameters = dict(model.named_parameters())
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad and p.numel()}
+    if not frozen or any(hasattr(p, "placements") for p in parameters.values()):
+        return ""
+    hasher = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted({**frozen, **dict(_buffers(model))}.items()):
+        hasher.update(f"{plain_name(name)} {tuple(tensor.shape)}\n".encode())
+        hasher.update(_sample(tensor))
+    return hasher.hexdigest()
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that are saved with the model and don't describe data."""
+    saved = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        if name in saved and name.rpartition(".")[2] not in OF_DATA and buffer.numel():
+            yield name, buffer
+
+
+@torch.no_grad()
+def _sample(tensor: Tensor) -> bytes:
+    count = min(SAMPLED, tensor.numel())
+    places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64).long().to(tensor.device)
+    try:
+        values = torch.take(tensor.detach(), places).to("cpu", torch.float32).to(torch.bfloat16)
+    except (NotImplementedError, RuntimeError, TypeError):  # a quantised kind of tensor: its name and shape must do
+        return b""
+    return bytes(values.view(torch.uint8).tolist())

@@ -1,0 +1,91 @@
+"""A limit on the length of a commit's mean, so that one wrong commit can't take a shard far away.
+
+Law: pure functions of the mean and of the shard's lengths: the lengths of its last means, a part of the outer state
+that all replicas share. `limits.square` gives the order of a sum; all that follows is in fp64, by single operations,
+and fp32 only where the formula says so. So all replicas get the same bits.
+
+    n ← ‖ḡ‖                        the L2 norm of the mean, as it is decoded
+    M ← median(lengths)            if there are LENGTHS_MIN or more; else ∞
+    f ← min(1, times · M / n)      rounded to fp32 at the end
+    ḡ ← f · ḡ                      skipped for f = 1
+    lengths ← the last LENGTHS_MAX of (lengths, min(n, max(times, GROWTH) · M))    rounded to fp32
+
+A length is remembered as it is before the cut, up to GROWTH times the median: so honest means that become longer raise
+the median as soon as they are the majority, and a few wrong ones can't.
+
+A mean of length 0, to which no peer has contributed progress, is neither cut nor remembered: it says nothing of the
+length of a step. Squares of elements above 1.8·10¹⁹ exceed fp32: then n = ∞ and f = 0.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2p_diloco.tensors.flat import Array, unheeded
+from p2p_diloco.tensors.limits import Room, square
+
+LENGTHS = "lengths"
+"""The name of the state tensor: fp32 [LENGTHS_MAX], the newest length last. 0: none yet."""
+LENGTHS_MAX = 9
+LENGTHS_MIN = 3
+"""Lengths from which on the limit applies: of fewer, one wrong length could be the median."""
+GROWTH = 3.0
+"""A mean is remembered with at most this many times the median length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What becomes of a mean: the factor for its elements, and the lengths after it."""
+
+    factor: float
+    lengths: Tensor
+
+    def of(self, mean: Iterable[Tensor]) -> Iterable[Tensor]:
+        """The mean's blocks, each multiplied by the factor."""
+        return mean if self.factor == 1 else _scaled(mean, np.float32(self.factor))
+
+
+def state_lengths(outer: Mapping[str, int], times: float) -> dict[str, int]:
+    """The number of elements of each state tensor of a shard, by name, in the order of storage: those of the outer
+    optimizer, then the lengths, if there is a limit."""
+    return {**outer, LENGTHS: LENGTHS_MAX} if times else dict(outer)
+
+
+def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapping[str, Tensor]:
+    """A shard's state tensors from a checkpoint, for a run with this limit. The lengths are dropped if there is no
+    limit, and none are known if they are to be forgotten or the checkpoint is of a version without them."""
+    if not times:
+        return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state
+    if LENGTHS in state and not forget:
+        return state
+    return {**state, LENGTHS: torch.zeros(LENGTHS_MAX)}
+
+
+@unheeded
+def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cut:
+    """What a limit of so many `times` the median makes of a mean, given in blocks, after means of these `lengths`.
+    `room`: memory for the products; new memory each time would cost as much as they do."""
+    kept = [length for length in lengths.tolist() if length > 0]
+    median = statistics.median(kept) if len(kept) >= LENGTHS_MIN else math.inf
+    norm = math.sqrt(square(mean, room))
+    factor = float(np.float32(times * median / norm)) if norm > times * median else 1.0
+    length = min(norm, max(times, GROWTH) * median)
+    if length == 0 or not math.isfinite(length):  # NaN also: then the factor is 1, and the caller refuses the result
+        return Cut(factor, lengths)
+    return Cut(factor, torch.cat([lengths[1:], torch.tensor([length], dtype=torch.float32)]))
+
+
+def _scaled(mean: Iterable[Tensor], factor: np.float32) -> Iterator[Tensor]:
+    """A block is valid until the next one is drawn."""
+    room: Array = np.empty(0, np.float32)
+    for block in mean:
+        if len(room) < block.numel():
+            room = np.empty(block.numel(), np.float32)
+        yield torch.from_numpy(np.multiply(block.numpy(), factor, out=room[: block.numel()]))

@@ -1,0 +1,297 @@
+"""`plan`: reads the user's machines and links, and shows the forecast in 80 columns, as JSON and as a PNG."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.cli import carry_out
+from p2p_diloco.cli.plan import inputs, measure, papers
+from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
+from p2p_diloco.cli.plan.view import duration
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.node.records import key_of
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.node.unowned import name_of
+from p2p_diloco.planning import paper
+from tests.net.memory import DeafInbox, MemoryNetwork
+
+FRIENDS = ["plan", "--params", "1B", "--peers", "4", "--bandwidth", "50mbit", "--latency", "60ms", "--step-time", "1"]
+SCRIPT = """
+import sys, time, torch
+layer = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+print("out of the script")
+for _ in range(int(sys.argv[1])):
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert carry_out(arguments) == 0
+    return capsys.readouterr().out
+
+
+# -- what is shown
+
+
+def test_four_friends_get_an_answer_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which H, what with fewer bits, what with overlap, and whether it pays."""
+    out = told([*FRIENDS, "--tokens", "10B", "--tokens-per-step", "16k"], capsys)
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+    assert "…" not in out
+    for text in (
+        "--sync-every 10081 suffices, or --codec int4 --reply-codec int4 --sync-every 2646",
+        "--num-fragments 4 --overlap-steps 126",
+        "1.94 times as much",
+        "10B tokens take 3.7 days",
+        "H=3,125 at most",
+    ):
+        assert text in " ".join(out.split())
+
+
+def test_json_has_the_same_figures_and_nothing_else_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(told([*FRIENDS, "--json"], capsys))
+    assert found["schema_version"] == 1
+    assert found["round"]["sent_bytes_per_peer"] == 3e9
+    assert found["advice"]["sync_every"] == 10081
+    assert found["ways"]["run"]["utilisation"] == pytest.approx(0.49, abs=0.005)
+    assert found["unit"] == "step"
+
+
+def test_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    told([*FRIENDS, "--png", str(tmp_path / "curves.png")], capsys)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert carry_out([*FRIENDS, "--png", str(tmp_path / "no" / "curves.png")]) == 3
+    assert "--png=" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_png_is_an_error_with_the_mend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert carry_out([*FRIENDS, "--png", "curves.png"]) == 2
+    assert "pip install 'p2p-diloco[plot]'" in capsys.readouterr().err
+
+
+def test_a_round_that_does_not_pay_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "It does not pay as it is" in told([*FRIENDS, "--sync-every", "20"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.5 s"), (119, "119 s"), (120, "2.0 min"), (7200, "2.0 h"), (2 * 86400, "2.0 days"), (1e9, "31.7 years")],
+)
+def test_times_have_a_fitting_unit(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# -- the papers
+
+
+def test_every_cell_of_the_papers_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(["plan", "--paper-check"], capsys)
+    assert out.count("/") >= 100 + 12
+    assert "100 of 100 cells" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert len(json.loads(told(["plan", "--paper-check", "--json"], capsys))["cells"]) == 100
+
+
+def test_a_missed_cell_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "PAYLOAD_FACTOR", 1.0)
+    assert carry_out(["plan", "--paper-check"]) == 1
+    assert not papers.all_fit()
+
+
+# -- what is asked
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"params": None}, "--params is missing"),
+        ({"params": "many"}, "--params=many is no number of parameters"),
+        ({"peers": None}, "--peers is missing"),
+        ({"peers": 5000}, "--peers=5000 must be at most 1000"),
+        ({"bandwidth": None}, "--bandwidth is missing"),
+        ({"bandwidth": "50"}, "--bandwidth=50 .* write e.g. 50mbit"),
+        ({"bandwidth": "50mbit,20mbit"}, "--bandwidth has 2 values for 4 peers; give one for all, or 4"),
+        ({"latency": "-1ms"}, "--latency=-1ms .* write e.g. 60ms"),
+        ({"step_time": None}, "--step-time is missing; .*--measure"),
+        ({"step_time": "0"}, "--step-time=0 "),
+        ({"tokens": "1B"}, "--tokens=1B needs --tokens-per-step"),
+        ({"tokens": "none", "tokens_per_step": "1k"}, "--tokens=none is no number of tokens"),
+        ({"utilisation": 95}, "--utilisation=95 is no share"),
+        ({"model": Path("there")}, "--model=there names the model's size as well"),
+        ({"command": ["python"]}, "--step-time=1 is measured already"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_value_and_a_mend(change: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error) as raised:
+        question(Asked(**{**FLAGS, **change}), {}, None)
+    assert raised.value.mend
+
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+FLAGS: dict[str, Any] = {"params": "1B", "peers": 4, "bandwidth": "50mbit", "step_time": "1"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"sync_every": 10, "num_fragments": 3}, "sync_every"),
+        ({"mode": "async"}, "mode=async"),
+        ({"codec": "x"}, "codec"),
+    ],
+)
+def test_settings_that_can_not_be_computed_are_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=error):
+        question(Asked(**FLAGS), settings, None)
+
+
+def test_a_value_for_each_peer_gives_the_number_of_peers() -> None:
+    asked = Asked(params="1M", bandwidth="50mbit,1gbit", step_time="0.5", latency="10ms,30ms")
+    machines = question(asked, {}, None).forecast.machines
+    assert [each.link for each in machines] == [50e6 / 8, 1e9 / 8]
+    assert [each.latency_s for each in machines] == [0.01, 0.03]
+    assert [each.step_s for each in machines] == [0.5, 0.5]
+
+
+def test_latency_that_is_not_given_is_said_to_be_taken_as_0() -> None:
+    assert "latency" in question(Asked(**FLAGS), {}, None).notes[0]
+    assert question(Asked(**FLAGS, latency="0ms"), {}, None).notes == ()
+
+
+def test_a_runs_records_fill_in_what_no_flag_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Size, settings, links and step times; a flag counts more, and an unmeasured link is taken as the slowest."""
+    seen = Seen(10**6, {"sync_every": 40}, (1e6, 0.0, 3e6), (0.1, 0.2, 0.0), ("ann", "ben", "cas"))
+    monkeypatch.setattr(inputs, "_seen", lambda *_: seen)
+    settings = {"initial_peers": [ADDRESS]}
+    found = question(Asked(latency="10ms"), settings, None)
+    assert (found.forecast.params, found.forecast.run.sync_every, found.names) == (10**6, 40, ("ann", "ben", "cas"))
+    assert [each.link for each in found.forecast.machines] == [1e6, 1e6, 3e6]
+    assert [each.step_s for each in found.forecast.machines] == [0.1, 0.2, 0.2]
+    changed = question(Asked(latency="10ms", params="2M", step_time="1"), {**settings, "sync_every": 80}, None)
+    assert (changed.forecast.params, changed.forecast.run.sync_every) == (2 * 10**6, 80)
+    assert {each.step_s for each in changed.forecast.machines} == {1.0}
+    more = question(Asked(latency="10ms", peers=5), settings, None)
+    assert [each.link for each in more.forecast.machines] == [2e6] * 5
+    assert (more.names[4], len(more.notes)) == ("peer 5", 2)
+    unmeasured = Seen(10**6, {}, (0.0, 0.0), (0.1, 0.1), ("ann", "ben"))
+    monkeypatch.setattr(inputs, "_seen", lambda *_: unmeasured)
+    with pytest.raises(UsageError, match="--bandwidth is missing, and the run's peers have not measured it"):
+        question(Asked(), settings, None)
+
+
+def test_a_runs_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of live workers alone; with the settings that the run has now. A run without peers is an error."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        eyes = network.join("eyes", DeafInbox())
+
+        @contextlib.asynccontextmanager
+        async def observer(*_: object) -> AsyncIterator[Any]:
+            yield eyes
+
+        monkeypatch.setattr("p2p_diloco.observe.look.observer", observer)
+        with pytest.raises(ConfigError, match="run_id=main has no record or no live peer"):
+            await inputs._look(PeerConfig(initial_peers=(ADDRESS,)))
+        run = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "ann-id", 0.0)
+        await eyes.store("main/config", name_of(run.pack()), run.pack(), 30.0, owned=False)
+        changed = {"revision": 1, "outer_lr": 0.7, "outer_momentum": 0.9, "changed": (("sync_every", 40.0),)}
+        for name, role, state in (
+            ("ann", "worker", "training"),
+            ("agg", "aggregator", ""),
+            ("bye", "worker", "leaving"),
+        ):
+            status = PeerStatus(
+                peer_id=f"{name}-id", name=name, role=role, state=state, time=time.time(), bandwidth=5000,
+                steps_per_second=4.0, **changed,  # type: ignore[arg-type]
+            )  # fmt: skip
+            await eyes.store(key_of("main", status.peer_id), status.peer_id, status.pack(), 30.0, owned=False)
+        found = await inputs._look(PeerConfig(initial_peers=(ADDRESS,)))
+        assert (found.params, found.config["sync_every"]) == (100, 40)
+        assert (found.links, found.steps_s, found.names) == ((5000.0,), (0.25,), ("ann",))
+        RunConfig(**found.config)  # type: ignore[arg-type]
+
+    asyncio.run(test())
+
+
+# -- the model's size
+
+
+def test_a_checkpoint_tells_its_size(tmp_path: Path) -> None:
+    """A checkpoint itself, or a folder of them; a broken one is an error."""
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    layout = {"params": [["a", [3, 4], "float32"], ["b", [5], "float32"]]}
+    (folder / "manifest.json").write_text(json.dumps({"layout": layout}))
+    assert size_of(folder) == size_of(tmp_path) == 17
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"--model=.* can't be read"):
+        size_of(folder)
+
+
+def test_a_config_of_transformers_tells_its_size(tmp_path: Path) -> None:
+    """GPT-2's has 124 million parameters, its tied ones counted once."""
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 64, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "n_positions": 32}))
+    embedding, block, last = 64 * (100 + 32), 12 * 64 * 64 + 13 * 64, 2 * 64
+    assert size_of(tmp_path) == size_of(tmp_path / "config.json") == embedding + 2 * block + last
+    (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
+    with pytest.raises(ConfigError, match="give the number of trained parameters with --params"):
+        size_of(tmp_path)
+
+
+def test_without_transformers_a_config_is_an_error_that_names_params(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"needs transformers.*--params"):
+        size_of(tmp_path)
+
+
+def test_a_path_that_is_neither_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a checkpoint"):
+        size_of(tmp_path)
+
+
+# -- steps that are measured
+
+
+@pytest.mark.real
+def test_a_scripts_steps_are_timed_and_it_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The script would make 100,000 steps of at least 0.02 s. What it prints does not go to stdout."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    found = measure.step_time([sys.executable, str(tmp_path / "train.py"), "100000"], 5)
+    assert 0.02 <= found < 5
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.real
+def test_a_script_with_too_few_steps_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with pytest.raises(UsageError, match=r"--measure=.* ended \(exit code 0\) before .*; mend it, or give --step-time"):
+        measure.step_time([sys.executable, str(tmp_path / "train.py"), "2"], 5)
+
+
+def test_a_script_that_makes_no_step_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "MEASURE_S", 0.5)
+    with pytest.raises(UsageError, match="made no step of a torch optimizer"):
+        measure.step_time([sys.executable, "-c", "import time; time.sleep(60)"], 5)

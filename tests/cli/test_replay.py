@@ -1,0 +1,106 @@
+"""`replay`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import carry_out
+from tests.history.recorded import RecordedWorld
+
+Replay = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Histories of a run in which p0 dies after 7 s, and the command on them."""
+    world = RecordedWorld(tmp_path, 1)
+    world.run(7.0)
+    world.crash("p0")
+    world.run(20.0)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*flags: str) -> tuple[int, str, str]:
+        code = carry_out(["replay", str(tmp_path), *flags])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+def test_the_story(replay: Replay) -> None:
+    """Fewer than 30 lines of at most 80 columns, with the death and what followed."""
+    code, told, _ = replay()
+    lines = told.splitlines()
+    assert code == 0
+    assert "run r: 3 histories" in lines[0]
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 80
+    assert "p0 dies: its history ends without a goodbye" in told
+
+
+def test_a_round(replay: Replay) -> None:
+    """Each peer's time in a round as a row of letters and in seconds, which add up to the round's, and the causes."""
+    code, told, _ = replay("--round", "4")
+    assert code == 0
+    lines = told.splitlines()
+    assert max(map(len, lines)) <= 80
+    took = float(lines[0].split(" took ")[1].split(" s")[0])
+    table = [line.split() for line in lines[lines.index(next(line for line in lines if line[:7] == "seconds")) :][1:4]]
+    assert [row[0] for row in table] == ["p0", "p1", "p2"]
+    for row in table:
+        assert sum(map(float, row[1:])) == pytest.approx(took, rel=0.05)
+    assert "inner steps" in told
+    assert "the others had the result later: " in told
+
+
+def test_events(replay: Replay) -> None:
+    """Every event, in order; with --peer those of one peer alone."""
+    _, told, _ = replay("--events")
+    _, alone, _ = replay("--events", "--peer", "p1")
+    assert {line.split()[1] for line in told.splitlines()} == {"p0", "p1", "p2"}
+    assert alone.splitlines() == [line for line in told.splitlines() if line.split()[1] == "p1"]
+
+
+def test_json(replay: Replay) -> None:
+    """The story and the rounds as one object."""
+    _, told, _ = replay("--json")
+    story = json.loads(told)
+    assert story["peers"] == ["p0", "p1", "p2"]
+    assert [line["kind"] for line in story["lines"]].count("death") == 1
+    assert [one["epoch"] for one in story["rounds"]] == list(range(1, len(story["rounds"]) + 1))
+
+
+def test_check(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is 0 if every effect is as recorded, and 1 if the core does something else today."""
+    code, told, _ = replay("--check")
+    assert code == 0
+    assert told.count("every effect is as recorded") == 3
+    from p2p_diloco.core.roster import Roster
+
+    monkeypatch.setattr(Roster, "failed", lambda self, peer: False)
+    code, told, _ = replay("--check")
+    assert code == 1
+    assert "has other effects than recorded. recorded: " in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (("--round", "99"), 2, "--round=99 is not in the histories; choose 1 to "),
+        (("--round", "1", "--check"), 2, "exclude each other"),
+        (("--peer", "p1"), 2, "--peer=p1 needs --events"),
+        (("--events", "--peer", "px"), 2, "--peer=px has no history here; choose p0, p1, p2"),
+        (("--run-id", "other"), 3, "has no history of the run other; runs there: r"),
+        (("/nowhere",), 3, "is no history"),
+    ],
+)
+def test_what_cannot_be_done(replay: Replay, flags: tuple[str, ...], code: int, says: str) -> None:
+    """One sentence that says why, and what to do."""
+    found, _, told = replay(*flags)
+    assert found == code
+    assert says in told
+    assert len(told.splitlines()) == 1

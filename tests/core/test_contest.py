@@ -1,0 +1,105 @@
+"""Which claim wins, and when a peer claims again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.contest import is_overruled, outbids, wins
+from p2p_diloco.core.events import Send
+from p2p_diloco.core.leadership import TERMS_AHEAD_MAX
+from p2p_diloco.core.messages import Outdated, Promise, TakeOver
+from tests.core.conftest import Peer, dies
+from tests.core.test_leadership import leadership
+
+
+@pytest.mark.parametrize(
+    ("sender", "term", "holder", "overruled"),
+    [
+        *[("d", 3, "a", True), ("d", 2, "c", True), ("b", 0, "a", True)],
+        *[("d", 0, "a", False), ("d", 2, "a", False), ("d", 1, "c", False), ("b", 0, "c", False)],
+    ],
+)
+def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
+    sender: str, term: int, holder: str, overruled: bool
+) -> None:
+    """Greater by term, if the term is that peer's turn. A holder that names another peer has forgotten its claim."""
+    lead = leadership("e")
+    lead.concede(1, "b")
+    assert is_overruled(lead, sender, Outdated(0, Peer.version(1), term, holder)) is overruled
+    assert not is_overruled(lead, sender, Outdated(0, Peer.version(2), term, holder))
+
+
+def test_a_peer_that_was_passed_over_wins_nothing_from_an_able_one() -> None:
+    """It could take each round anew. Once the holder is dead, its claim counts as any other."""
+    lead = leadership("e")
+    assert wins(lead, 2, "c")
+    lead.roster.passes_over("c", 0.0)
+    assert not wins(lead, 2, "c")
+    assert wins(lead, 1, "b")
+    assert not is_overruled(lead, "d", Outdated(0, Peer.version(1), 2, "c"))
+    dies(lead.roster, "a")
+    assert wins(lead, 2, "c")
+
+
+def test_a_peer_that_this_round_goes_on_without_wins_no_higher_term_in_it() -> None:
+    """Even if this peer knows no able holder. Its commit under a term that it has counts still."""
+    lead = leadership("e")
+    lead.passed_over.add("a")
+    assert not wins(lead, 3, "a")
+    assert lead.entitles("a", 0)
+
+
+def test_the_holder_wins_no_higher_term_for_itself(peer: Any) -> None:
+    """It is promised what it asks for. With a higher term it could outdo claims of peers that have passed it over."""
+    b = peer("b")
+    assert Send("a", Promise(0, b.held, 3)) in b.hear("a", TakeOver(0, b.held, 3))
+    assert b.replica.logs[0].lead.term == 0
+
+
+def test_a_claim_that_is_refused_for_a_passed_peer_is_raised(peer: Any) -> None:
+    """The peer that refuses has not passed the other one over yet. It promises to the higher claim."""
+    b = peer("b", group="abcd")
+    b.contribute()
+    b.lose("a")
+    b.replica.roster.passes_over("d", b.now)
+    assert Send("c", TakeOver(0, b.held, 9)) in b.hear("c", Outdated(0, b.held, 7, "d"))
+    assert b.replica.logs[0].unpromised() == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(Outdated(0, Peer.version(1), 5, "d"), id="its holder was not passed over"),
+        pytest.param(Outdated(0, Peer.version(1), 1, "c"), id="no higher term"),
+        pytest.param(Outdated(0, Peer.version(2), 5, "c"), id="another version"),
+        pytest.param(Outdated(0, Peer.version(1), 2 + TERMS_AHEAD_MAX * 4, "c"), id="a term that no peer can hold"),
+    ],
+)
+def test_no_other_refusal_raises_a_claim(refusal: Outdated) -> None:
+    """A refusal that a hostile peer makes up could raise it beyond any bound."""
+    lead = leadership("b")
+    lead.claim(1)
+    lead.roster.passes_over("c", 0.0)
+    assert not outbids(lead, refusal)
+    assert lead.term == 1
+
+
+def test_a_peer_without_a_claim_raises_none() -> None:
+    """It has nothing to write."""
+    lead = leadership("b")
+    lead.roster.passes_over("c", 0.0)
+    assert not outbids(lead, Outdated(0, Peer.version(1), 5, "c"))
+    assert lead.holder == "a"
+
+
+def test_each_peer_is_outbid_once_in_a_round() -> None:
+    """Two honest peers that have passed each other over would outbid each other for ever."""
+    lead = leadership("b")
+    lead.claim(1)
+    lead.roster.passes_over("c", 0.0)
+    assert outbids(lead, Outdated(0, Peer.version(1), 5, "c"))
+    term = lead.term
+    assert not outbids(lead, Outdated(0, Peer.version(1), term + 3, "c"))
+    assert lead.term == term

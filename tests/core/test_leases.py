@@ -1,0 +1,224 @@
+"""Each position is used at most once: the table agrees with a plain dictionary through random histories, whatever peers
+do, and every position is given out again until it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from p2p_diloco.core import leases
+from p2p_diloco.core.data_use import DataUse, Fate
+from p2p_diloco.core.leases import DataSet, Lease, Table, Tables, Use, after
+from p2p_diloco.core.spans import length, minus, taken, within
+
+DATA = DataSet("train", 100, epochs=3)
+RECALL = 8
+
+
+def check(table: Table) -> None:
+    """[0, next) is the disjoint union of used, leased and freed positions."""
+    assert not leases.fault((table,))
+    parts = [leases.used(table), *([lease.span] for lease in (*table.leases, *table.freed))]
+    assert sum(map(length, parts)) == table.next
+
+
+class History:
+    """Random peers: they train on what they hold, sometimes unseen or restarted, and sometimes miss states."""
+
+    def __init__(self, seed: int, epochs: int) -> None:
+        self.rng = Random(seed)
+        self.data = replace(DATA, epochs=epochs)
+        self.tables: Tables = ()
+        self.epoch = 0
+        self.used: dict[int, str] = {}
+        self.conflicts = 0
+        self.life = 0
+        self.seen: dict[str, Tables] = {}
+        self.peers = {name: self._new(name) for name in "abcd"}
+
+    def _new(self, name: str) -> DataUse:
+        self.life += 1
+        self.seen[name] = self.tables
+        return DataUse(self.data, name, self.life, wants=self.rng.choice([5, 20, 30]))
+
+    def commit(self) -> None:
+        claims: list[leases.Claim] = []
+        for name, use in self.peers.items():
+            if self.rng.random() < 0.7:  # the newest state is merged
+                self.seen[name] = self.tables
+                if use.conflicts(self.tables):
+                    self.conflicts += 1
+                    use.merge(Fate.DROPPED)
+            first, _ = taken(use.stock(self.seen[name]), self.rng.choice([0, 3, 10]))
+            use.stepped(first)
+            said = use.send()
+            if leases.objection(self.tables, name, use.life, (said,)):
+                continue
+            if self.rng.random() < 0.8:
+                claims.append((name, use.life, (said,)))
+        gone = {name for name in self.peers if self.rng.random() < 0.15}
+        before = self.tables
+        self.epoch += 1
+        self.tables = after(before, claims, gone, self.epoch, RECALL)
+        for name, _, uses in claims:
+            for start, stop in uses[0].used:
+                for x in range(start, stop):
+                    assert x not in self.used, f"{x} was used by {self.used[x]}, now by {name}"
+                    self.used[x] = name
+            self.peers[name].merge(Fate.COUNTED)
+            self.seen[name] = self.tables
+        if self.tables:
+            check(self.tables[0])
+            assert {x for s in leases.used(self.tables[0]) for x in range(*s)} == set(self.used)
+        for name in self.peers:
+            if self.rng.random() < 0.05:
+                self.peers[name] = self._new(name)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_position_is_used_once_and_all_end(seed: int) -> None:
+    """With peers that are taken for dead, restart, and miss commits, a data set of three epochs is complete after
+    bounded many commits, and no position was counted twice."""
+    history = History(seed, epochs=3)
+    for _ in range(600):
+        history.commit()
+        if history.tables and leases.complete(history.tables[0]):
+            break
+    assert leases.complete(history.tables[0])
+    assert set(history.used) == set(range(300))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_an_end_low_positions_are_used_first(seed: int) -> None:
+    """A data set without end is never complete, and no position stays unused while many others are given out."""
+    history = History(seed, epochs=0)
+    for _ in range(300):
+        history.commit()
+    table = history.tables[0]
+    assert not leases.complete(table)
+    assert table.next - leases.lowest(table) < 1000
+
+
+def test_the_sabotaged_history_is_found() -> None:
+    """Without the check at the aggregator and the conflict at the merge, a position is used twice in some history."""
+    found = 0
+    for seed in range(60):
+        history = History(seed, epochs=3)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(leases, "objection", lambda *_: "")
+                patch.setattr(DataUse, "conflicts", lambda *_: False)
+                for _ in range(100):
+                    history.commit()
+        except AssertionError:
+            found += 1
+    assert found
+
+
+def use(*spans: tuple[int, int], wants: int = 10, data: DataSet = DATA) -> Use:
+    return Use(data, spans, wants)
+
+
+def test_the_first_commit_opens_the_table_and_grants() -> None:
+    """An empty contribution asks; its commit gives each asker what it wants, lowest first."""
+    (table,) = after((), [("a", 1, (use(),)), ("b", 2, (use(wants=5),))], (), 1, RECALL)
+    assert table.leases == (Lease("a", 1, 0, 10, 1), Lease("b", 2, 10, 15, 1))
+    assert table.next == 15
+
+
+def test_a_claim_needs_a_lease_of_the_same_life() -> None:
+    """Positions of another peer, of another life, or of no one are refused; own ones, leased or freed, are not."""
+    table = Table(DATA, 30, (Lease("a", 1, 0, 10, 1),), (Lease("b", 2, 10, 20, 1),))
+    tables = (table,)
+    assert not leases.objection(tables, "a", 1, (use((0, 10)),))
+    assert not leases.objection(tables, "b", 2, (use((12, 14)),))
+    assert leases.objection(tables, "a", 2, (use((0, 10)),))
+    assert leases.objection(tables, "b", 2, (use((5, 15)),))
+    assert leases.objection(tables, "a", 1, (use((20, 25)),))
+    assert leases.objection(tables, "a", 1, (use((29, 31)),))
+    assert leases.objection(tables, "a", 1, (use((0, 5), data=replace(DATA, length=7)),))
+    assert leases.objection(tables, "a", 1, (use((5, 6), (3, 4)),))
+    assert leases.objection(tables, "a", 1, (use(), use()))
+    assert not leases.objection(tables, "a", 1, (use(data=replace(DATA, length=7)),))
+
+
+def test_a_restart_frees_the_old_lease() -> None:
+    """The first counted contribution of a new life frees what its earlier life held."""
+    tables = after((), [("a", 1, (use(),))], (), 1, RECALL)
+    (table,) = after(tables, [("a", 2, (use(),))], (), 2, RECALL)
+    assert table.freed == (Lease("a", 1, 0, 10, 2),)
+    assert table.leases == (Lease("a", 2, 10, 20, 2),)
+
+
+def test_a_freed_range_is_spared_for_two_commits() -> None:
+    """A peer taken for dead by mistake may still claim what it had; then it is granted before any new position."""
+    tables = after((), [("a", 1, (use(),)), ("b", 2, (use(),))], (), 1, RECALL)
+    tables = after(tables, [("b", 2, (use((10, 20)),))], ("a",), 2, RECALL)
+    assert not leases.objection(tables, "a", 1, (use((0, 10)),))
+    assert tables[0].leases == (Lease("b", 2, 20, 30, 2),)
+    tables = after(tables, [("b", 2, (use((20, 30)),))], (), 3, RECALL)
+    tables = after(tables, [("b", 2, (use((30, 40)),))], (), 4, RECALL)
+    assert leases.held(tables[0], "b", 2) == ((0, 10),)
+    assert leases.objection(tables, "a", 1, (use((0, 10)),))
+
+
+def test_at_the_end_each_asker_gets_an_equal_part() -> None:
+    """With less left than wanted, no peer gets much more than another."""
+    table = Table(replace(DATA, epochs=1), 90)
+    data = table.data
+    claims = [(name, i, (use(wants=60, data=data),)) for i, name in enumerate("abc")]
+    (table,) = after((table,), claims, (), 5, RECALL)
+    assert [length([lease.span]) for lease in table.leases] == [4, 4, 2]
+
+
+def test_a_lease_that_is_never_used_is_recalled_at_the_end() -> None:
+    """Once all positions are given out, a live peer that makes no use of its lease loses it."""
+    data = replace(DATA, epochs=1)
+    tables = after((), [("a", 1, (use(wants=50, data=data),)), ("b", 2, (use(wants=50, data=data),))], (), 1, RECALL)
+    tables = after(tables, [("a", 1, (use((0, 50), data=data),))], (), 2, RECALL)
+    for epoch in range(3, 11):
+        assert not leases.held(tables[0], "a", 1)
+        tables = after(tables, [("a", 1, (use(wants=50, data=data),))], (), epoch, RECALL)
+    assert leases.held(tables[0], "a", 1) == ((50, 100),)
+
+
+def test_a_peer_that_wants_all_gets_a_bounded_part() -> None:
+    """A peer can't hold more than some times what the others want or hold."""
+    data = replace(DATA, length=10**9)
+    claims = [("a", 1, (use(data=data),)), ("b", 2, (use(data=data),)), ("liar", 3, (use(wants=2**32, data=data),))]
+    (table,) = after((), claims, (), 1, RECALL)
+    assert length(leases.held(table, "liar", 3)) == leases.UNUSUAL * 10
+
+
+def test_pending_follows_the_progress() -> None:
+    """Each fate of the local progress is that of its positions."""
+    one = DataUse(DATA, "a", 1)
+    one.stepped(((0, 10),))
+    assert one.send().used == ((0, 10),)
+    one.stepped(((10, 15),))
+    one.merge(Fate.COUNTED)
+    assert one.pending == ((10, 15),)
+    one.merge(Fate.RESTORED)
+    assert one.pending == ((0, 15),)
+    one.merge(Fate.SENT)
+    assert one.pending == ((0, 10),)
+    one.merge(Fate.COUNTED_ALONE)
+    assert not one.pending
+    one.merge(Fate.RESTORED)
+    assert one.pending == ((0, 10),)
+    one.merge(Fate.DROPPED)
+    one.merge(Fate.RESTORED)
+    assert not one.pending
+
+
+def test_stock_is_what_is_held_and_not_pending() -> None:
+    """A position that leaves the progress without being counted comes again."""
+    tables = after((), [("a", 1, (use(),))], (), 1, RECALL)
+    one = DataUse(DATA, "a", 1)
+    one.stepped(((0, 4),))
+    assert one.stock(tables) == ((4, 10),)
+    one.merge(Fate.DROPPED)
+    assert one.stock(tables) == ((0, 10),)
+    assert within(minus(((0, 10),), ()), one.stock(tables))

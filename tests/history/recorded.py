@@ -1,0 +1,68 @@
+"""Simulated worlds whose processes write histories, as nodes do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from p2p_diloco import __version__
+from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.reading import Life, read
+from p2p_diloco.node.history import FORM, History
+from p2p_diloco.simulate.process import Process
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
+
+RUN = {"history": FORM, "version": __version__, "run_id": "r", "founder": "p0", "founded": 0.0}
+CALM = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": (), "interval": 2}
+
+
+class _Written(list[Entry]):
+    """A trace that is written to histories as it grows."""
+
+    def __init__(self, world: RecordedWorld) -> None:
+        super().__init__()
+        self._world = world
+
+    def append(self, entry: Entry) -> None:
+        super().append(entry)
+        if not isinstance(entry.what, str):
+            process = self._world.alive[entry.peer]
+            self._world.histories[process].write(process.clock(self._world.now), entry.what, entry.effects)
+
+
+class RecordedWorld(World):
+    """Each process writes a history. `wrong`: by how many seconds the wall clock of a peer is wrong."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int = 0,
+        settings: Settings | None = None,
+        bytes_max: int = 2**24,
+        wrong: dict[str, float] | None = None,
+    ) -> None:
+        self.folder, self.bytes_max, self.wrong = folder, bytes_max, wrong or {}
+        self.histories: dict[Process, History] = {}
+        super().__init__(seed, settings or Settings(**CALM), trace=True)  # type: ignore[arg-type]
+        self.trace = _Written(self)
+
+    def say(self, who: str, what: str) -> None:
+        super().say(who, what)
+        if what.startswith("starts"):
+            self._begin(self.alive[who])
+
+    def _begin(self, process: Process) -> None:
+        name, now, mine = process.name, process.clock(self.now), process.replica.roster.mine
+        head = {**RUN, "peer": name, "name": name, "role": mine.role, "eligible": mine.eligible,
+                "incarnation": mine.incarnation, "started": self.now, "began": now,
+                "rules": dataclasses.asdict(self.rules)}  # fmt: skip
+        self.histories[process] = history = History(lambda: 1e9 + self.now + self.wrong.get(name, 0.0))
+        history.begin(self.folder / f"{name}-{self.now:07.2f}", head, self.bytes_max, now, history._wall())
+
+    def lives(self) -> list[Life]:
+        """What is read of the histories now. Those of killed processes lack what was not written yet."""
+        for process, history in self.histories.items():
+            if self.alive.get(process.name) is process:
+                history._write_out(process.clock(self.now))
+        return read([self.folder])

@@ -1,0 +1,65 @@
+"""A history leads to the effects that it records: the core has no clock, no randomness and no other input."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.core.events import Send
+from p2p_diloco.history.check import check
+from p2p_diloco.node import history
+from p2p_diloco.simulate.check import check as play
+from p2p_diloco.simulate.check import drawn
+from tests.history.recorded import RecordedWorld
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_every_life_plays_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In worlds of every kind, with faults of every kind, each life of each peer is written, read, and played again
+    with the same effects."""
+    monkeypatch.setattr(history, "WAITS_S", 0.0)  # so that killed processes have written all
+    world = RecordedWorld(tmp_path, seed, drawn(seed))
+    play(world)
+    lives = world.lives()
+    assert len(lives) == len(world.histories)
+    for life in lives:
+        verdict = check(life)
+        assert (verdict.played, verdict.at, life.gap) == (len(life.entries), None, "")
+    told = sum(not isinstance(entry.what, str) for entry in world.trace or ())
+    assert sum(len(life.entries) for life in lives) == told
+
+
+def test_a_changed_effect_is_found(tmp_path: Path) -> None:
+    """If one recorded effect differs in one field, the check names the event, and both effects."""
+    world = RecordedWorld(tmp_path)
+    world.run(10.0)
+    life = world.lives()[0]
+    at, entry = next((at, entry) for at, entry in enumerate(life.entries) if at > 50 and entry.effects)
+    sent = next(number for number, effect in enumerate(entry.effects) if isinstance(effect, Send))
+    effects = list(entry.effects)
+    effects[sent] = dataclasses.replace(effects[sent], to="p9")
+    life.entries[at] = dataclasses.replace(entry, effects=tuple(effects))
+    verdict = check(life)
+    assert verdict.at == verdict.played == at
+    assert "p9" in verdict.why
+
+
+def test_a_left_out_event_is_found(tmp_path: Path) -> None:
+    """A history without one of its messages leads to other effects soon."""
+    world = RecordedWorld(tmp_path)
+    world.run(10.0)
+    life = world.lives()[1]
+    at = next(at for at, entry in enumerate(life.entries) if any("averages" in line for line in entry.lines()))
+    del life.entries[at], life.clocks[at]
+    assert check(life).at is not None
+
+
+def test_a_history_without_its_beginning_is_not_played(tmp_path: Path) -> None:
+    """Once its first files are gone, a history can't be played, and the reason is said."""
+    world = RecordedWorld(tmp_path, bytes_max=20_000)
+    world.run(120.0)
+    verdict = check(world.lives()[0])
+    assert (verdict.played, verdict.at) == (0, None)
+    assert "first files are gone" in verdict.why

@@ -1,0 +1,137 @@
+"""Histories are read as far as they are whole, and only those of one run together."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.history.reading import naming, read
+from p2p_diloco.node import history
+from p2p_diloco.node.history import FILES
+from tests.history.recorded import RUN, RecordedWorld
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event is written at once, because a file ends with the batch by which it has its length."""
+    monkeypatch.setattr(history, "WAITS_S", 0.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> RecordedWorld:
+    made = RecordedWorld(tmp_path)
+    made.run(15.0)
+    return made
+
+
+def test_a_history_may_end_at_any_byte(world: RecordedWorld, tmp_path: Path) -> None:
+    """Of a file that is cut off, all whole records are read, and that is no error."""
+    path = sorted(tmp_path.glob("p1*"))[0]
+    whole, (life,) = path.read_bytes(), read([path])
+    cut = tmp_path / "cut.history"
+    for length in (*range(len(whole) - 60, len(whole)), len(whole) // 2, len(whole) // 3):
+        cut.write_bytes(whole[:length])
+        (part,) = read([cut])
+        assert not part.gap
+        assert part.entries == life.entries[: len(part.entries)]
+        assert len(part.entries) >= len(life.entries) * length // len(whole) // 2
+
+
+def test_damage_is_said_and_what_comes_before_it_is_read(world: RecordedWorld, tmp_path: Path) -> None:
+    """A file that is damaged in its middle is read up to there, and the life says so."""
+    path = sorted(tmp_path.glob("p1*"))[0]
+    content, before = bytearray(path.read_bytes()), len(read([path])[0].entries)
+    content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+    path.write_bytes(content)
+    (life,) = read([path])
+    assert path.name in life.gap
+    assert 0 < len(life.entries) < before
+    assert not life.whole
+
+
+def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
+    """Under many events a history stays within its bound: whole files are deleted, the oldest first, and what is left
+    is one piece that ends with the last event."""
+    bound = 20_000
+    world = RecordedWorld(tmp_path, bytes_max=bound)
+    world.run(200.0)
+    for life in world.lives():
+        paths = sorted(tmp_path.glob(f"{life.peer}-*"))
+        assert 2 <= len(paths) <= FILES
+        assert bound / 2 < sum(path.stat().st_size for path in paths) < 1.1 * bound
+        assert life.head["file"] > 1
+        assert not life.gap
+        assert not life.whole
+        told = [entry.what for entry in world.trace or () if entry.peer == life.peer]
+        assert [entry.what for entry in life.entries] == told[-len(life.entries) :]
+
+
+def test_a_missing_file_is_a_gap(tmp_path: Path) -> None:
+    """If a file between two others is missing, the life says so."""
+    world = RecordedWorld(tmp_path, bytes_max=20_000)
+    world.run(200.0)
+    sorted(tmp_path.glob("p0*"))[1].unlink()
+    assert [life.peer for life in world.lives() if "missing" in life.gap] == ["p0"]
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        ({"run_id": "other"}, "is of the run other, but .*p0.* is of the run r"),
+        ({"founded": 7.0}, "is of another founding of the run r"),
+        ({"history": 99}, "in form 99; this version reads form 1"),
+    ],
+)
+def test_another_runs_history_is_refused(
+    world: RecordedWorld, tmp_path: Path, head: dict[str, object], says: str
+) -> None:
+    """A file of another run, of another founding of this one, or of another form is refused, and named."""
+    values = {**RUN, "peer": "px", "name": "px", "started": 0.0, "file": 1, **head}
+    (tmp_path / "x.history").write_bytes(zlib.compress(msgpack.packb([values])))
+    with pytest.raises(ConfigError, match=says) as raised:
+        read([*sorted(tmp_path.glob("p0*")), tmp_path / "x.history"])
+    assert "x.history" in str(raised.value)
+
+
+def test_of_a_folder_one_run_is_taken(world: RecordedWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a folder with several runs, or several foundings of one, the newest is taken, or the one that is named. A
+    warning names the histories of other foundings. An unknown name lists those there."""
+    for number, changed in enumerate(({"run_id": "other", "started": -1.0}, {"founded": -5.0, "started": -5.0})):
+        values = {**RUN, "peer": "px", "name": "px", "now": 0.0, "time": 0.0, "names": {}, "file": 1, **changed}
+        (tmp_path / f"{number}.history").write_bytes(zlib.compress(msgpack.packb([values])))
+    for wanted in (None, "r"):
+        assert {life.peer for life in read([tmp_path], wanted)} == {"p0", "p1", "p2"}
+        assert caplog.messages.pop() == "left out, because they are of other foundings of the run r: 1.history"
+    assert {life.peer for life in read([tmp_path], "other")} == {"px"}
+    with pytest.raises(ConfigError, match=r"no history of the run third; runs there: other, r"):
+        read([tmp_path], "third")
+
+
+@pytest.mark.parametrize("content", [b"", b"no history", zlib.compress(b"no map"), zlib.compress(msgpack.packb([1]))])
+def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Any other file is refused in one sentence that names it."""
+    path = tmp_path / "other.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"other.txt is no history"):
+        read([path])
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no history"):
+        read([tmp_path])
+
+
+def test_peers_are_called_by_their_names(world: RecordedWorld) -> None:
+    """Names stand in place of ids; of two peers of one name, and of one without a name, the id's last letters are
+    shown."""
+    lives = world.lives()
+    ids = [f"12D3KooW{letter * 44}" for letter in "abc"]
+    for life, peer in zip(lives, ids, strict=False):
+        life.head = {**life.head, "peer": peer, "name": "box" if peer != ids[2] else "alice"}
+    other = "12D3KooW" + "z" * 44
+    named = naming(lives)
+    assert named(" ".join([*ids, other])) == "box-aaaaaa box-bbbbbb alice …zzzzzz"

@@ -1,0 +1,90 @@
+"""A story is short, and right in order and cause."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.history.order import DIED, ordered
+from p2p_diloco.history.story import LINES_MAX, Story
+from p2p_diloco.simulate.check import check as play
+from p2p_diloco.simulate.check import drawn
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
+from tests.history.recorded import CALM, RecordedWorld
+from tests.simulate.stories import carry, fork, join, takeover
+
+WIDTH = 80
+
+
+def told(world: World) -> list[str]:
+    return list(Story(world.trace or (), world.rules.fragments).text(str, WIDTH))
+
+
+def after(world: World, until: float) -> str:
+    world.run(until)
+    return " ".join(" ".join(told(world)).split())
+
+
+def test_a_takeover_is_told() -> None:
+    """Who died, who noticed and when, who went on in its place, and which rounds followed: in this order."""
+    text = after(takeover(), 20.0)
+    order = [r"p0 founds the run", r"p1 joins at epoch 2", r"p0 crashes; p2 notices within 0.17 s, p1 within 0.26 s",
+             r"p2 aggregates shard 0 from epoch 7 on, because p0 is gone",
+             r"epoch 7 took 1.12 s, .*before the death of p0 0.89 s, p2 notices the death of p0 0.17 s"]  # fmt: skip
+    assert re.search(".*".join(order), text), text
+
+
+def test_a_fork_is_told_with_its_cause() -> None:
+    """Both versions are named, with the peers that made them, and the peer that gives its own up."""
+    text = after(fork(), 30.0)
+    order = [r"p0 is cut off", r"p0 takes p1 for dead",
+             r"fork: shard 0 has two versions of epoch 4, one made by p0 from p0 and one made by p2 from p1, p2",
+             r"p0 notes fork: joined the lineage of p1"]  # fmt: skip
+    assert re.search(".*".join(order), text), text
+
+
+def test_a_slow_round_names_the_peer_that_it_waited_for() -> None:
+    """A round that waits until its time limit says for whom; one that waits for a newcomer names it."""
+    assert "epoch 7 took 2.30 s, usually 1.00 s: p0's inner steps 0.73 s, p0 waits in vain for p2 1.50 s" in after(
+        carry(), 20.0
+    )
+    assert "usually 1.00 s: until p2 may train 0.75 s, p2's inner steps 1.00 s" in after(join(), 20.0)
+
+
+def test_the_causes_of_a_round_fill_its_time() -> None:
+    """What a round's time went to adds up to that time, except for the first round."""
+    world = takeover()
+    world.run(20.0)
+    rounds = Story(world.trace or (), world.rules.fragments).rounds
+    assert len(rounds) > 15
+    for one in rounds[1:]:
+        assert sum(hop.until - hop.since for hop in one.why) == pytest.approx(one.took, abs=1e-6)
+        assert all(early.until == late.since for early, late in zip(one.why, one.why[1:], strict=False))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_story_is_short(seed: int) -> None:
+    """Whatever happens, a story has at most `LINES_MAX` lines, none too wide, and their times never fall."""
+    world = World(seed, drawn(seed), trace=True)
+    play(world)
+    lines = told(world)
+    assert 0 < len(lines) <= LINES_MAX < 30
+    assert all(len(line) <= WIDTH or " " not in line.strip() for line in lines)
+    times = [float(line[:8]) for line in lines if re.match(r" *\d+\.\d\d ", line[:9])]
+    assert times == sorted(times)
+
+
+def test_histories_tell_what_the_world_tells(tmp_path: Path) -> None:
+    """Real peers' histories and a simulated world's trace give the same story: one vocabulary, one view."""
+    world = RecordedWorld(tmp_path, 1, Settings(**CALM))  # type: ignore[arg-type]
+    world.run(7.0)
+    world.crash("p0")
+    world.run(20.0)
+    lives = world.lives()
+    seen = Story(world.trace or (), world.rules.fragments)
+    read = Story(ordered(lives).entries, lives[0].head["rules"]["fragments"])
+    masked = [[re.sub(r"\d+\.\d+ s", "N s", str(line)) for line in story.lines] for story in (seen, read)]
+    assert [line.replace(DIED, "crashes") for line in masked[1]] == masked[0]

@@ -1,0 +1,156 @@
+"""`DilocoCallback` in Lightning's Trainer, with a peer that a test controls."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning", reason="lightning isn't installed: pip install 'p2p-diloco[lightning]'")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from p2p_diloco.integrations.lightning import DilocoCallback
+from tests.integrations.fake import GLOBAL, FakePeer, Model, data
+from tests.integrations.fake import fake_peer as fake_peer
+
+
+class Module(LightningModule):
+    """The small model, with a schedule of the run's steps."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.inner, self.fails_at = Model(), fails_at
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = self.inner(batch["x"])["loss"]
+        if len(self.inner.trained) == self.fails_at:
+            raise ZeroDivisionError
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor]) -> None:
+        self.log("val_loss", self.inner(batch["x"])["loss"])
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.SGD([self.inner.weight], lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def fitted(
+    folder: Path,
+    steps: int,
+    *,
+    module: Module | None = None,
+    others: tuple[Callback, ...] = (),
+    resume: str | None = None,
+    workers: int = 0,
+    batch_size: int = 4,
+    **settings: Any,
+) -> tuple[Trainer, Model, FakePeer]:
+    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's."""
+    peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
+    module, callback = module or Module(), DilocoCallback(**{"start": 0, **peer})
+    training = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers)
+    plain = {"logger": False, "enable_checkpointing": bool(others), "enable_progress_bar": False, "accelerator": "cpu"}
+    plain |= {"enable_model_summary": False, "default_root_dir": folder, "log_every_n_steps": 5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(max_steps=steps, callbacks=[callback, *others], **{**plain, **settings})
+        try:
+            trainer.fit(module, training, DataLoader(data(8), batch_size=8), ckpt_path=resume)
+        finally:
+            assert isinstance(callback.peer, FakePeer)
+            module.peer = callback.peer
+    return trainer, module.inner, callback.peer
+
+
+def test_validation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
+    """Each validation within the run sees the global values; the step after it goes on with the peer's own, to the bit.
+    The model then holds the global values. Lightning's trial before training is no pause."""
+    every = {"val_check_interval": 4, "check_val_every_n_epoch": None}
+    _, model, peer = fitted(tmp_path, 10, **every)
+    _, plain, _ = fitted(tmp_path, 10, limit_val_batches=0)
+    assert [(step, value) for step, value in model.evaluated if step] == [(4, GLOBAL), (8, GLOBAL), (10, GLOBAL)]
+    assert [value for value, _ in model.trained] == [value for value, _ in plain.trained]
+    assert peer.happened("pause", "go on", "left") == [*["pause", "go on"] * 3, "left"]
+    assert peer.happened("held-out loss") == ["held-out loss"] * 3
+    assert model.weight.item() == GLOBAL
+    assert model.frozen.item() == 3.0
+
+
+def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path) -> None:
+    """A checkpoint within the run, and the one at its end. A Trainer that resumes gives the counters to its peer, which
+    is in the run already, and has the run's learning rate."""
+    kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1, save_last=True)
+    fitted(tmp_path, 8, others=(kept,))
+    for name in ("step=3", "step=6", "last"):
+        state = torch.load(tmp_path / f"{name}.ckpt", weights_only=False)
+        assert state["state_dict"]["inner.weight"].item() == GLOBAL
+        assert state["state_dict"]["inner.frozen"].item() == 3.0
+    _, _, first = fitted(tmp_path, 30)
+    _, model, peer = fitted(tmp_path, 30, resume=str(tmp_path / "step=3.ckpt"), peer_start=18)
+    assert peer.counters == {"local_step": 3, "bytes_of_the_run": 5.0}
+    assert len(model.trained) == 12
+    assert peer.rates == pytest.approx({step: first.rates[step] for step in range(18, 30)})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_peers_draw_other_batches_with_one_script(tmp_path: Path, workers: int) -> None:
+    """The order of the data follows from the peer's seed, also if workers load the first batches ahead."""
+    orders = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(42)
+        orders.append([x for _, x in fitted(tmp_path, 5, peer_seed=seed, workers=workers)[1].trained])
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+
+
+def test_a_late_joiner_follows_the_runs_steps(tmp_path: Path) -> None:
+    """One that comes at step 23 of 40 has the learning rates of a peer from the beginning, and ends with the run."""
+    _, _, first = fitted(tmp_path, 40)
+    trainer, _, late = fitted(tmp_path, 40, peer_start=23)
+    assert late.rates == pytest.approx({step: first.rates[step] for step in range(23, 40)})
+    assert len(set(late.rates.values())) == 17
+    assert trainer.global_step == 17
+
+
+def test_a_jump_of_the_runs_step_is_followed(tmp_path: Path) -> None:
+    """If a round goes on without this peer, its learning rate is that of the run's step."""
+    _, _, first = fitted(tmp_path, 40)
+    _, _, peer = fitted(tmp_path, 40, peer_jump=(5, 12))
+    assert list(peer.rates) == [0, 1, 2, 3, 4, *range(17, 40)]
+    assert peer.rates == pytest.approx({step: first.rates[step] for step in peer.rates})
+
+
+def test_training_ends_when_the_run_has_finished(tmp_path: Path) -> None:
+    """No step is made after the run's end."""
+    _, model, peer = fitted(tmp_path, 40, peer_ends_at=7)
+    assert len(model.trained) == 7
+    assert peer.events[-1] == "left"
+
+
+def test_samples_and_losses_are_reported(tmp_path: Path) -> None:
+    """A step's samples are those of all its batches, a short last batch included."""
+    settings = {"accumulate_grad_batches": 2, "batch_size": 16, "log_every_n_steps": 2}
+    _, _, peer = fitted(tmp_path, 4, **settings)
+    reported = [event for event in peer.events if "samples" in event]
+    assert reported == ["32 samples", "8 samples", "32 samples", "8 samples"]
+    assert "loss" in peer.events
+
+
+def test_an_exception_makes_no_last_exchange(tmp_path: Path) -> None:
+    """The peer leaves with the exception, and the model keeps this peer's own parameters."""
+    module = Module(fails_at=3)
+    with pytest.raises(ZeroDivisionError):
+        fitted(tmp_path, 10, module=module)
+    assert module.peer.events[-1] == "left after ZeroDivisionError"
+    assert module.inner.weight.item() not in (GLOBAL, 1.0)

@@ -1,0 +1,188 @@
+"""`DilocoCallback` in Transformers' Trainer, with a peer that a test controls."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers isn't installed: pip install 'p2p-diloco[hf]'")
+pytest.importorskip("accelerate", reason="accelerate isn't installed: pip install 'p2p-diloco[hf]'")
+
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator
+
+from p2p_diloco.integrations.transformers import DilocoCallback
+from tests.integrations.fake import GLOBAL, FakePeer, Model, data
+from tests.integrations.fake import fake_peer as fake_peer
+
+
+def trained(
+    folder: Path,
+    steps: int,
+    *,
+    resume: str | None = None,
+    others: tuple[Any, ...] = (),
+    collator: Any = None,
+    **settings: Any,
+) -> tuple[Trainer, Model, FakePeer]:
+    """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's."""
+    peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
+    plain = {"per_device_train_batch_size": 4, "learning_rate": 0.1, "logging_steps": 5, "report_to": "none"}
+    plain |= {"save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "eval_on_start": False}
+    args = TrainingArguments(str(folder), max_steps=steps, **{**plain, **settings})
+    model, callback = Model(), DilocoCallback(**{"start": 0, **peer})
+    batches = {"train_dataset": data(40), "eval_dataset": data(8), "data_collator": collator}
+    trainer = Trainer(model, args, callbacks=[callback, *others], **batches)
+    trainer.train(resume_from_checkpoint=resume)
+    assert isinstance(callback.peer, FakePeer)
+    return trainer, model, callback.peer
+
+
+def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) -> None:
+    """Each evaluation sees the global values; the step after it goes on with the peer's own, to the bit; the last one
+    comes after this peer has left. The model then holds the global values."""
+    _, model, peer = trained(tmp_path, 12, eval_strategy="steps", eval_steps=4)
+    _, plain, _ = trained(tmp_path, 12)
+    assert {value for _, value in model.evaluated} == {GLOBAL}
+    assert sorted({step for step, _ in model.evaluated}) == [4, 8, 12]
+    assert [value for value, _ in model.trained] == [value for value, _ in plain.trained]
+    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "pause", "go on", "left"]
+    assert model.weight.item() == GLOBAL
+    assert model.frozen.item() == 3.0
+
+
+def test_evaluations_and_checkpoints_of_each_epoch_are_of_the_global_parameters(tmp_path: Path) -> None:
+    """An epoch has ten steps here. Training goes on with the peer's own parameters after each."""
+    _, model, peer = trained(tmp_path, 20, eval_strategy="epoch", save_strategy="epoch")
+    assert sorted({step for step, _ in model.evaluated}) == [10, 20]
+    assert {value for _, value in model.evaluated} == {GLOBAL}
+    assert load_file(tmp_path / "checkpoint-10" / "model.safetensors")["weight"].item() == GLOBAL
+    assert model.trained[10][0] not in (1.0, GLOBAL)
+    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
+
+
+def test_an_evaluation_before_the_first_step_uses_the_global_parameters(tmp_path: Path) -> None:
+    """`eval_on_start` evaluates within a pause, too."""
+    _, model, peer = trained(tmp_path, 2, eval_strategy="steps", eval_steps=2, eval_on_start=True)
+    assert {value for _, value in model.evaluated} == {GLOBAL}
+    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "left"]
+
+
+def test_checkpoints_hold_the_global_parameters_and_the_counters(tmp_path: Path) -> None:
+    """A checkpoint within the run, and the one at its end. A Trainer that resumes gives the counters to its peer, which
+    is in the run already."""
+    trained(tmp_path, 6, save_strategy="steps", save_steps=3)
+    for step in (3, 6):
+        folder = tmp_path / f"checkpoint-{step}"
+        assert load_file(folder / "model.safetensors")["weight"].item() == GLOBAL
+        kept = json.loads((folder / "trainer_state.json").read_text())["stateful_callbacks"]["p2p_diloco"]
+        assert kept == {"local_step": step, "bytes_of_the_run": 5.0}
+    trainer, model, peer = trained(tmp_path, 12, resume=str(tmp_path / "checkpoint-3"), peer_start=8)
+    assert peer.counters == {"local_step": 3, "bytes_of_the_run": 5.0}
+    assert peer.global_step == 12
+    assert len(model.trained) == 4
+    assert trainer.state.global_step == 7
+
+
+def test_two_peers_draw_other_batches_with_one_script(tmp_path: Path) -> None:
+    """The order of the data follows from the peer's seed, also with a `data_seed`, and in each epoch of the data."""
+    orders = [[x for _, x in trained(tmp_path, 15, peer_seed=seed, data_seed=3)[1].trained] for seed in (1, 2, 1)]
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert orders[0][:10] != orders[0][10:] + orders[0][:5]
+    epoch = [value for batch in orders[0][:10] for value in batch]
+    assert sorted(epoch) == [each["x"].item() for each in data(40)]
+
+
+def test_random_numbers_are_the_peers_own(tmp_path: Path) -> None:
+    """Trainer sets the same seed in every process; what a collator or dropout draws must differ from peer to peer."""
+
+    def drawn(seed: int) -> list[float]:
+        found = []
+
+        def collate(rows: Any) -> Any:
+            found.append(torch.rand(1).item())
+            return default_data_collator(rows)
+
+        trained(tmp_path, 3, collator=collate, peer_seed=seed)
+        return found
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_a_late_joiner_follows_the_runs_steps(tmp_path: Path) -> None:
+    """One that comes at step 23 of 40 has the learning rates of a peer from the beginning, evaluates at the run's
+    steps, and ends with the run. Trainer counts its own steps: it divides losses and names checkpoints by them."""
+    settings = {"eval_strategy": "steps", "eval_steps": 10, "lr_scheduler_type": "cosine", "warmup_steps": 5}
+    _, _, first = trained(tmp_path, 40, **settings)
+    trainer, model, late = trained(tmp_path, 40, peer_start=23, **settings)
+    assert late.rates == {step: first.rates[step] for step in range(23, 40)}
+    assert len(set(late.rates.values())) == 17
+    assert sorted({23 + step for step, _ in model.evaluated}) == [30, 40]
+    assert trainer.state.global_step == 17
+    logged = [(each["step"], each["run_step"], each["run_epoch"]) for each in trainer.state.log_history]
+    assert logged[0] == (5, 28, 2)
+
+
+def test_a_jump_of_the_runs_step_is_followed(tmp_path: Path) -> None:
+    """If a round goes on without this peer, its learning rate and the next evaluation are those of the run's step."""
+    settings = {"eval_strategy": "steps", "eval_steps": 10, "lr_scheduler_type": "cosine"}
+    _, _, first = trained(tmp_path, 40, **settings)
+    _, model, peer = trained(tmp_path, 40, peer_jump=(5, 12), **settings)
+    assert list(peer.rates) == [0, 1, 2, 3, 4, *range(17, 40)]
+    assert peer.rates == {step: first.rates[step] for step in peer.rates}
+    assert sorted({step for step, _ in model.evaluated}) == [5, 8, 18, 28]  # the run's steps 17, 20, 30 and 40
+
+
+def test_training_ends_when_the_run_has_finished(tmp_path: Path) -> None:
+    """No step is made after the run's end."""
+    _, model, peer = trained(tmp_path, 40, peer_ends_at=7)
+    assert len(model.trained) == 7
+    assert peer.events[-1] == "left"
+
+
+def test_the_best_checkpoint_is_loaded_after_leaving(tmp_path: Path) -> None:
+    """`load_best_model_at_end` and an early stop change the model only when this peer is out of the run."""
+    kept = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    stop = EarlyStoppingCallback(early_stopping_patience=1)
+    _, model, peer = trained(tmp_path, 40, others=(stop,), load_best_model_at_end=True, **kept)
+    assert len(model.trained) == 4  # the loss of the global parameters never changes
+    assert peer.happened("pause", "go on", "left") == ["pause", "go on", "pause", "go on", "left"]
+    assert peer.left_with["weight"] not in (1.0, GLOBAL)
+
+
+def test_samples_and_losses_are_reported(tmp_path: Path) -> None:
+    """A step's samples are those of all its passes, a short last batch included; evaluations don't count."""
+    settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 16, "logging_steps": 2}
+    _, _, peer = trained(tmp_path, 4, eval_strategy="steps", eval_steps=1, **settings)
+    reported = [event for event in peer.events if "samples" in event]
+    assert reported == ["32 samples", "8 samples", "32 samples", "8 samples"]
+    assert peer.happened("loss") == ["loss"]  # the second one comes after leaving
+    assert peer.happened("held-out loss") == ["held-out loss"] * 3
+
+
+def test_an_evaluation_without_training_works(tmp_path: Path) -> None:
+    """Before training the callback does nothing."""
+    args = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    model = Model()
+    assert "eval_loss" in Trainer(model, args, eval_dataset=data(8), callbacks=[DilocoCallback()]).evaluate()
+    assert {value for _, value in model.evaluated} == {1.0}
+
+
+@pytest.mark.parametrize("library", ["transformers", "accelerate", "lightning"])
+def test_a_missing_library_is_named_with_its_extra(library: str) -> None:
+    """One sentence says what is missing and how to install it."""
+    extra = "lightning" if library == "lightning" else "hf"
+    module = f"p2p_diloco.integrations.{'lightning' if library == 'lightning' else 'transformers'}"
+    code = f"import sys; sys.modules[{library!r}] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {module} needs {library}")
+    assert last.endswith(f"which isn't installed; install it with: pip install 'p2p-diloco[{extra}]'")

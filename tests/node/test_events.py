@@ -1,0 +1,34 @@
+"""The log of the replica's notes."""
+
+from __future__ import annotations
+
+from p2p_diloco.core.events import Finished, Note
+from p2p_diloco.net.signing import SigningKey
+from p2p_diloco.node.events import EventLog, gathered
+
+
+def test_peers_of_one_name_are_told_apart() -> None:
+    """All peer ids begin alike, so a note shows the last letters of an id beside the peer's name. A peer without a name
+    is shown by its whole id, and this peer as such."""
+    me, a, b, unnamed = (SigningKey(bytes([number]) * 32).peer_id for number in range(4))
+    log = EventLog(me)
+    for peer in (a, b):
+        log.name(peer, "box")
+    texts = {peer: log.named(f"{peer} joined") for peer in (me, a, b, unnamed)}
+    assert texts[me] == "this peer joined"
+    assert texts[a].startswith("box (")
+    assert len(set(texts.values())) == 4
+    assert texts[unnamed] == f"{unnamed} joined"
+
+
+def test_notes_on_many_shards_become_one() -> None:
+    """If they say the same; the others, and other effects, stay as they are and in their order."""
+    gone = [Note("takeover", f"shard {shard}: bob is gone") for shard in range(12)]
+    other = [Note("takeover", "shard 12: carol is gone"), Note("left", "bob left"), Finished()]
+    assert gathered([other[1], *gone, *other]) == [
+        Note("left", "bob left"),
+        Note("takeover", "shards 0, 1, 2, 3, 4, 5, 6, 7 and 4 more: bob is gone"),
+        *other,
+    ]
+    assert gathered(gone[:2]) == [Note("takeover", "shards 0, 1: bob is gone")]
+    assert gathered(gone[:1]) == gone[:1]

@@ -1,0 +1,128 @@
+"""What a node writes of its history, and what it does if it can't."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Wakeup
+from p2p_diloco.history.check import check
+from p2p_diloco.history.reading import Life, read
+from p2p_diloco.node import history
+from tests.net.memory import MemoryNetwork
+from tests.node.conftest import MemoryPeer
+
+ROUNDS = 3
+
+
+async def trained(names: str, config: dict[str, Any], **local: Any) -> None:
+    """Nodes of these names train for some rounds, and leave."""
+    network = MemoryNetwork()
+    peers = [MemoryPeer(network, name, {**config, "start_peers": len(names)}, **local) for name in names]
+    await asyncio.gather(*(peer.enter() for peer in peers))
+    for _ in range(ROUNDS):
+        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    for peer in peers:
+        await peer.stop()
+
+
+def lives(folder: Path) -> list[Life]:
+    return read([folder])
+
+
+def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> None:
+    """It is whole from the first event to the last record, plays again with the same effects, and only its user may
+    read the file."""
+    asyncio.run(trained("ab", quick, history_path=tmp_path))
+    found = lives(tmp_path)
+    assert sorted(life.head["name"] for life in found) == ["a", "b"]
+    for life in found:
+        assert life.ended
+        assert life.whole
+        verdict = check(life)
+        assert (verdict.played, verdict.at) == (len(life.entries), None)
+        assert any("averages" in line for life in found for entry in life.entries for line in entry.lines())
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("r/*")} == {0o600}
+
+
+def test_a_payload_is_recorded_as_its_length(quick: dict[str, Any], tmp_path: Path) -> None:
+    """Contributions and commits have the number of their bytes, and no bytes."""
+    asyncio.run(trained("ab", quick, history_path=tmp_path))
+    payloads = [
+        entry.what.message.payload
+        for life in lives(tmp_path)
+        for entry in life.entries
+        if type(getattr(entry.what, "message", None)).__name__ in ("Contribution", "Commit")
+    ]
+    assert {payload.nbytes for payload in payloads} == {16}  # four numbers in fp32
+
+
+@pytest.mark.parametrize("broken", ["no folder", "full disk"])
+def test_a_history_that_cannot_be_written_ends_with_one_warning(
+    broken: str,
+    quick: dict[str, Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether its folder can't be made or the disk becomes full: one warning, and the run goes on."""
+    if broken == "no folder":
+        (tmp_path / "file").write_text("")
+        folder = tmp_path / "file" / "below"
+    else:
+        folder, put = tmp_path, history.History._put
+        calls = iter(range(1))
+
+        def full(self: history.History, records: list[object]) -> None:
+            if next(calls, None) is None:
+                raise OSError(28, "No space left on device")
+            put(self, records)
+
+        monkeypatch.setattr(history.History, "_put", full)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(trained("a", quick, history_path=folder))
+    assert sum("history ends here" in record.message for record in caplog.records) == 1
+
+
+def test_no_history_is_kept_if_none_is_wanted(quick: dict[str, Any], tmp_path: Path) -> None:
+    asyncio.run(trained("a", quick, history_path=tmp_path, history_bytes=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_lies_in_the_users_state_folder(
+    quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless told otherwise, in a folder of the run's name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    asyncio.run(trained("a", quick))
+    (path,) = (tmp_path / "p2p_diloco" / "history").glob("*/*")
+    assert path.parent.name == "r"
+    assert path.name.startswith("a-")
+
+
+def test_a_young_peers_events_wait_less(tmp_path: Path) -> None:
+    """Events wait for a quarter of the peer's life, and for 10 s at most."""
+    kept = history.History(lambda: 0.0)
+    head = {"history": 1, "run_id": "r", "founder": "p", "founded": 0.0, "peer": "p", "name": "p", "started": 0.0}
+    kept.begin(tmp_path / "p", head, 2**20, 0.0, 0.0)
+    written = []
+    for now in (4.0, 4.9, 5.1, 100.0, 105.0, 109.9, 110.1):
+        kept.write(now, Wakeup(), [])
+        written.append(len(lives(tmp_path)[0].entries))
+    assert written == [0, 0, 3, 3, 3, 3, 7]
+
+
+def test_old_histories_make_room(quick: dict[str, Any], tmp_path: Path) -> None:
+    """When a peer starts, the oldest files of all runs are deleted until the rest is within the bound."""
+    folder, size = tmp_path / "earlier", 100_000
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"{number}.history").write_bytes(bytes(size))
+        os.utime(folder / f"{number}.history", (1000 + number, 1000 + number))
+    asyncio.run(trained("a", quick, history_path=tmp_path, history_bytes=size))
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number}.history" for number in (6, 7, 8, 9)]

@@ -1,0 +1,166 @@
+"""Metrics for Prometheus: every field that has a value, under documented names, at an address of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, served
+from p2p_diloco.node.status import LastRound, PeerStatus, Submissions, Ways
+from tests.net.memory import MemoryNetwork
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "bootstrap" / "prometheus"
+FULL = PeerStatus(
+    name="alice", peer_id="id-alice", state="training", time=1000.0, epoch=12, step=6100, steps_per_second=3.5,
+    loss=2.25, held_out_loss=2.75, samples=48800, bytes_sent=1000, bytes_received=2000, revision=1, outer_lr=0.5,
+    outer_momentum=0.8, waiting_s=12.5, memory_bytes=810_000_000,
+    last_round=LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0),
+    bandwidth=11_900_000, ways=Ways(2, 1, 0), aggregates=(0, 2), aggregates_count=2, sync_every=500,
+    submissions=Submissions(9, 1, (4, 0, 5)),
+)  # fmt: skip
+
+
+def scraped(*peers: PeerStatus) -> str:
+    with served("main", "127.0.0.1", 0, lambda: peers) as port:
+        return at(port)
+
+
+def at(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        return str(answer.read().decode())
+
+
+def values(text: str) -> dict[tuple[str, str], float]:
+    """By name and the further label's value."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert (sample.labels["run"], sample.labels["peer"], sample.labels["peer_id"]) == (
+                "main",
+                "alice",
+                "id-alice",
+            )
+            (further,) = [value for label, value in sample.labels.items() if label not in LABELS] or [""]
+            found[sample.name.removeprefix(PREFIX), further] = sample.value
+    return found
+
+
+def test_each_value_of_the_status_is_told() -> None:
+    found = values(scraped(FULL))
+    assert {name for name, _ in found} == {told.name for told in METRICS}
+    assert found["epoch", ""] == 12
+    assert found["inner_steps_total", ""] == 6100
+    assert found["waiting_seconds_total", ""] == 12.5
+    assert found["last_round_seconds", "transfer"] == 0.3
+    assert found["reached_peers", "libp2p"] == 1
+    assert found["submissions_total", "counted"] == 9
+    assert {state: found["state", state] for state in STATES} == {state: float(state == "training") for state in STATES}
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    """A peer that has just started has no loss and no epoch; 0 would be wrong."""
+    found = values(scraped(PeerStatus(name="alice", peer_id="id-alice", state="joining", time=1.0)))
+    assert {name for name, _ in found} == {"state", "aggregated_shards", "record_timestamp_seconds"}
+
+
+def test_every_metric_is_documented() -> None:
+    """By its name, type and label, as they are served."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\w+) \| `?(\w*)`? \| (.*) \|$", (ROOT / "docs" / "metrics.md").read_text(), re.M
+    )
+    kinds = {True: "counter", False: "gauge"}
+    told = [(PREFIX + t.name, kinds[t.name.endswith("_total")], t.by or "", t.help) for t in METRICS]
+    assert rows == told
+
+
+@pytest.mark.parametrize("name", ["alerts.yml", "board.json"])
+def test_rules_and_board_use_metrics_that_exist(name: str) -> None:
+    used = set(re.findall(rf"{PREFIX}\w+", (PROMETHEUS / name).read_text()))
+    assert used
+    assert used <= {PREFIX + told.name for told in METRICS}
+    if name.endswith("json"):
+        assert json.loads((PROMETHEUS / name).read_text())["panels"]
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="metrics_port") as raised, served("main", "127.0.0.1", port, list):
+            pass
+    assert str(port) in str(raised.value)
+
+
+def test_a_peer_answers_while_it_lives(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """With the values of its own status; after it has left, the port is free again."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def life() -> str:
+        peer = memory_peer(MemoryNetwork(), "a", quick, metrics_port=port)
+        await peer.enter()
+        try:
+            await peer.exchange(1.0)
+            for _ in range(200):
+                text = await asyncio.to_thread(at, port)
+                if f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' in text:
+                    return text
+                await asyncio.sleep(0.05)
+            return text
+        finally:
+            await peer.stop()
+
+    assert f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' in asyncio.run(asyncio.wait_for(life(), 100.0))
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_prometheus_accepts_the_metrics_and_the_rules(tmp_path: Path) -> None:
+    """Names and types by Prometheus's own linter; and the alerts fire on a peer that is gone, on a run that makes no
+    outer step, and on a loss that rises by 6 %, and not before."""
+    subprocess.run(["promtool", "check", "metrics"], input=scraped(FULL), text=True, check=True, timeout=60.0)
+    alerts = tmp_path / "alerts.yml"
+    alerts.write_text((PROMETHEUS / "alerts.yml").read_text())
+    labels = 'run="main",peer="{0}",peer_id="id-{0}"'
+    a, b = labels.format("a"), labels.format("b")
+    series = {
+        f"{PREFIX}epoch{{{a}}}": "0+1x60 60x120",  # no outer step after an hour
+        f"{PREFIX}epoch{{{b}}}": "0+1x30 stale",  # gone after half an hour
+        f'{PREFIX}state{{{a},state="training"}}': "1x180",
+        f'{PREFIX}state{{{b},state="training"}}': "1x30 stale",
+        f"{PREFIX}loss{{{a}}}": "2x119 2.12x60",  # higher by 6 % after two hours
+    }
+    told = {name: re.search(rf"alert: {name}\n(?:.*\n)*?\s+summary: \"(.*)\"", alerts.read_text())[1]  # type: ignore[index]
+            for name in ("PeerGone", "RunStalled", "LossRises")}  # fmt: skip
+    text = {name: summary.replace("{{ $labels.run }}", "main").replace("{{ $labels.peer }}", "b")
+            for name, summary in told.items()}  # fmt: skip
+    gone = {"run": "main", "peer": "b", "peer_id": "id-b"}
+    cases = [("29m", "PeerGone", None), ("33m", "PeerGone", gone), ("80m", "RunStalled", None),
+             ("100m", "RunStalled", {"run": "main"}), ("118m", "LossRises", None),
+             ("140m", "LossRises", {"run": "main"})]  # fmt: skip
+    expected = [
+        {"eval_time": at_, "alertname": name,
+         "exp_alerts": [] if fired is None else [{"exp_labels": fired, "exp_annotations": {"summary": text[name]}}]}
+        for at_, name, fired in cases
+    ]  # fmt: skip
+    tests = {
+        "rule_files": [str(alerts)],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "alert_rule_test": expected,
+                   "input_series": [{"series": key, "values": value} for key, value in series.items()]}],
+    }  # fmt: skip
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps(tests))  # JSON is YAML
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60.0)
+    assert done.returncode == 0, done.stdout + done.stderr

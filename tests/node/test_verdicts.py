@@ -1,0 +1,89 @@
+"""Verdicts: a finding of one peer expels an aggregator only if another peer finds the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2p_diloco.node.cases import Case
+from p2p_diloco.node.verdicts import CLAIMED_MAX, PROOFS_BYTES, PROOFS_MAX, Verdicts
+
+
+def case(aggregator: str, nbytes: int = 1, *, proves: bool = True) -> Case:
+    """A commit of this aggregator."""
+    sealed: Any = None
+    return Case(0, "base", f"of {aggregator}", 3, aggregator, (), sealed, nbytes, proves=proves)
+
+
+def found(verdicts: Verdicts, *aggregators: str, now: float = 0.0) -> list[str]:
+    """Record findings about these aggregators, while others live. Returns the peers that are expelled now."""
+    for aggregator in aggregators:
+        verdicts.finds(case(aggregator), "a lie", now)
+    return [finding.case.aggregator for finding in verdicts.settle(lambda aggregator: {"z"})]
+
+
+def test_a_finding_expels_once_another_peer_has_found_the_same() -> None:
+    verdicts = Verdicts(10.0)
+    assert found(verdicts, "b") == []
+    verdicts.accused("b", "c")
+    assert found(verdicts) == ["b"]
+    assert verdicts.expelled == {"b": "a lie"}
+    assert found(verdicts, "b") == []
+
+
+def test_no_accusation_expels_without_a_finding_of_this_peer() -> None:
+    verdicts = Verdicts(10.0)
+    verdicts.accused("b", "c")
+    assert found(verdicts) == []
+    assert found(verdicts, "d") == []
+    assert found(verdicts, "b") == ["b"]
+
+
+def test_where_no_other_peer_could_find_it_a_finding_expels_at_once() -> None:
+    verdicts = Verdicts(10.0)
+    verdicts.finds(case("b"), "a lie", 0.0)
+    assert [finding.case.aggregator for finding in verdicts.settle(lambda aggregator: set())] == ["b"]
+
+
+def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_it_is() -> None:
+    verdicts = Verdicts(10.0)
+    found(verdicts, "b", "c")
+    assert verdicts.overdue(10.0) == []
+    assert verdicts.overdue(10.1) == ["b", "c"]
+    verdicts.doubt = "this machine"
+    verdicts.accused("c", "d")
+    assert found(verdicts) == ["c"]
+    assert verdicts.doubt == ""
+    assert verdicts.overdue(10.1) == ["b"]
+
+
+def test_a_peer_that_accused_wrongly_confirms_nothing() -> None:
+    verdicts = Verdicts(10.0)
+    verdicts.accused("b", "c")
+    verdicts.acquitted("b", {"c"})
+    assert verdicts.mistaken == {"c"}
+    assert found(verdicts, "b") == []
+
+
+def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
+    """The newest is kept however long it is. A lie that nothing shows is told only while others can find it."""
+    verdicts = Verdicts(10.0)
+    for n in range(PROOFS_MAX + 2):
+        verdicts.accused(f"p{n}", "c")
+        found(verdicts, f"p{n}")
+    assert [kept.aggregator for kept in verdicts.to_tell()] == [f"p{n}" for n in range(2, PROOFS_MAX + 2)]
+    assert verdicts.proof((0, "of p2")) is not None
+    assert verdicts.proof((0, "of p1")) is None
+    verdicts.finds(case("long", PROOFS_BYTES + 1), "a lie", 0.0)
+    verdicts.finds(case("silent", proves=False), "a lie", 0.0)
+    assert [told.aggregator for told in verdicts.to_tell()][:2] == ["long", "silent"]
+    verdicts.settle(lambda aggregator: set())
+    assert [kept.aggregator for kept in verdicts.to_tell()] == ["long"]
+    assert len(verdicts.expelled) == PROOFS_MAX + 4
+
+
+def test_accusations_are_remembered_for_so_many_aggregators_only() -> None:
+    verdicts = Verdicts(10.0)
+    for n in range(CLAIMED_MAX + 1):
+        verdicts.accused(f"p{n}", "c")
+    assert found(verdicts, "p0") == []
+    assert found(verdicts, "p1") == ["p1"]

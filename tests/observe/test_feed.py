@@ -1,0 +1,71 @@
+"""What browsers are sent: everything at first, then only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+from p2p_diloco.node.status import LastRound, PeerStatus
+from p2p_diloco.observe import feed as module
+from p2p_diloco.observe.feed import Feed
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
+
+ROUND = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
+ALICE = PeerStatus(
+    name="alice", peer_id="id-a", time=1.0, state="training", epoch=1, step=10, samples=80, loss=2.5,
+    steps_per_second=3.0, held_out_loss=2.75, last_round=ROUND,
+)  # fmt: skip
+
+
+def seen(*peers: PeerStatus) -> Snapshot:
+    return snapshot("main", None, peers, 5.0)
+
+
+def read(text: str) -> tuple[str, dict[str, Any]]:
+    event, data, *rest = text.split("\n")
+    assert rest == ["", ""]
+    return event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def test_a_reader_gets_all_and_then_what_is_new() -> None:
+    """A reader that comes later gets the whole curves, too; a record that has not changed adds no point."""
+
+    async def life() -> list[tuple[str, dict[str, Any]]]:
+        feed = Feed()
+        first = feed.follow()
+        waiting = asyncio.create_task(anext(first))
+        await asyncio.sleep(0)
+        feed.saw(seen(ALICE))
+        told = [await waiting]
+        for peer in (ALICE, replace(ALICE, time=2.0, step=20, loss=2.25)):
+            following = asyncio.create_task(anext(first))
+            await asyncio.sleep(0)
+            feed.saw(seen(peer))
+            told.append(await following)
+        told.append(await anext(feed.follow()))
+        return [read(text) for text in told]
+
+    (one, whole), (two, same), (three, news), (four, later) = asyncio.run(asyncio.wait_for(life(), 10.0))
+    assert [one, two, three, four] == ["all", "look", "look", "all"]
+    assert whole["curves"]["points"] == {"id-a": [[1.0, 10, 80, 2.5, 1, 3.0, 2.75]]}
+    assert whole["curves"]["rounds"]["id-a"] == [{"epoch": 1, **asdict(ROUND)}]
+    assert same["curves"] == {"points": {}, "rounds": {}}
+    assert news["curves"] == {"points": {"id-a": [[2.0, 20, 80, 2.25, 1, 3.0, 2.75]]}, "rounds": {}}
+    assert later["curves"]["points"]["id-a"] == [[1.0, 10, 80, 2.5, 1, 3.0, 2.75], [2.0, 20, 80, 2.25, 1, 3.0, 2.75]]
+    assert later["seen"] == json.loads(seen(replace(ALICE, time=2.0, step=20, loss=2.25)).to_json())
+
+
+def test_curves_are_bounded(monkeypatch: Any) -> None:
+    """The oldest points are forgotten."""
+    monkeypatch.setattr(module, "POINTS_KEPT", 3)
+
+    async def life() -> str:
+        feed = Feed()
+        for time in range(10):
+            feed.saw(seen(replace(ALICE, time=float(time))))
+        return await anext(feed.follow())
+
+    _, told = read(asyncio.run(life()))
+    assert [point[0] for point in told["curves"]["points"]["id-a"]] == [7.0, 8.0, 9.0]

@@ -1,0 +1,227 @@
+"""The dashboard: who gets in, and what a browser shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvicorn
+
+from p2p_diloco.cli.dashboard import Server, _listening
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
+from p2p_diloco.observe.controls import Controls
+from p2p_diloco.observe.feed import Feed
+from p2p_diloco.observe.snapshot import snapshot
+from p2p_diloco.observe.web import COOKIE, Door, application
+
+Answer = tuple[int, dict[str, str], str]
+NASTY = "<script>document.title='broken'</script>"
+
+
+class Browser:
+    """Asks an application as a browser does, without a network."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.feed = Feed()
+        self.wishes: list[object] = []
+        self.app = application(self.feed, Door(self.tokens.append), cast(Controls, self))
+
+    offered = ("set", "save", "stop", "kick")
+
+    async def carry_out(self, wish: object) -> str:
+        self.wishes.append(wish)
+        if wish == {"do": "fail"}:
+            raise UsageError("can't be done", key="do", value="fail")
+        return f"done {NASTY}"
+
+    def session(self) -> str:
+        """A cookie that lets in."""
+        return self.get("/", f"token={self.tokens[-1]}")[1]["set-cookie"].partition(";")[0]
+
+    def get(self, path: str, query: str = "", method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
+        sent = {"host": "127.0.0.1:9465", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()], "http_version": "1.1",
+            "scheme": "http", "server": ("127.0.0.1", 9465), "client": ("127.0.0.1", 1), "root_path": "", "state": {},
+        }  # fmt: skip
+        told: list[Any] = []
+        gone = asyncio.Event()
+
+        bodies = [body]
+
+        async def receive() -> dict[str, Any]:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            told.append(message)
+            if message.get("body"):
+                gone.set()  # an endless answer ends after its first part
+
+        async def ask() -> None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.app(scope, receive, send), 10.0)
+
+        asyncio.run(ask())
+        found = {name.decode(): value.decode() for name, value in told[0]["headers"]}
+        return told[0]["status"], found, b"".join(message.get("body", b"") for message in told[1:]).decode()
+
+
+@pytest.fixture
+def browser() -> Browser:
+    made = Browser()
+    peers = [
+        PeerStatus(
+            name=name, peer_id=f"id-{name}", time=100.0 + number, state="training", role="worker", epoch=3, step=60,
+            loss=2.5, held_out_loss=2.75, samples=480,
+            last_round=LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0),
+            events=(Event(90.0, f"{NASTY} joined"),), refused=(RefusedPeer("mallory", 3, NASTY),),
+            waits_for="waiting for the contributions of carol",
+        )
+        for number, name in enumerate(("alice", "bob", NASTY))
+    ]  # fmt: skip
+    run = RunRecord({"mode": "sync", "sync_every": 20}, "model", "cut", 4, 10, 1, "id-alice", 0.0)
+    for second in range(30):
+        moved = [replace(peer, time=peer.time + second, step=60 + second, loss=2.5 - second / 50) for peer in peers]
+        made.feed.saw(snapshot("main", run, moved, 140.0))
+    return made
+
+
+def test_without_the_link_there_is_nothing(browser: Browser) -> None:
+    """Neither the page nor its data, nor whether a path exists."""
+    for path in ("/", "/events"):
+        for query, headers in (("", {}), ("token=wrong", {}), ("", {"cookie": f"{COOKIE}=wrong"})):
+            status, _, text = browser.get(path, query, **headers)
+            assert status == 401
+            assert "alice" not in text
+            assert "svg" not in text
+
+
+def test_a_link_works_once_and_leaves_a_cookie(browser: Browser) -> None:
+    """The cookie is for this site alone and hidden from scripts; the next link is told when one is used."""
+    (token,) = browser.tokens
+    status, headers, _ = browser.get("/", f"token={token}")
+    assert (status, headers["location"]) == (303, "/")
+    cookie = headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert browser.get("/", f"token={token}")[0] == 401
+    assert len(set(browser.tokens)) == 2
+    session = cookie.partition(";")[0]
+    status, headers, page = browser.get("/", cookie=session)
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["content-security-policy"].count("NONCE") == page.count("NONCE") == 0
+    assert NASTY not in page
+    assert '"alice"' in page
+    status, headers, text = browser.get("/events", cookie=session)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert text.startswith("event: all\ndata: {")
+    assert '"alice"' in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"sec_fetch_site": "cross-site"}, 403), ({"sec_fetch_site": "same-site"}, 403),
+     ({"sec_fetch_site": "same-origin"}, 200), ({"host": "evil.example:9465"}, 403), ({"host": ""}, 403),
+     ({"host": "[::1"}, 403), ({"host": "[::1]:9465"}, 200), ({"host": "localhost"}, 200)],
+)  # fmt: skip
+def test_other_sites_are_refused(browser: Browser, headers: dict[str, str], status: int) -> None:
+    """Even with the cookie: a page elsewhere can neither ask in the user's name nor point a name of its own here."""
+    _, answer, _ = browser.get("/", f"token={browser.tokens[0]}")
+    assert browser.get("/", cookie=answer["set-cookie"].partition(";")[0], **headers)[0] == status
+
+
+OWN = {"origin": "http://127.0.0.1:9465", "content_type": "application/json"}
+
+
+def test_a_button_does_what_its_browser_asks_for(browser: Browser) -> None:
+    """The outcome, or why not, comes back as JSON."""
+    session = browser.session()
+    wish = {"do": "set", "values": {"outer_lr": 0.5}}
+    status, _, told = browser.get("/change", "", "POST", json.dumps(wish).encode(), cookie=session, **OWN)
+    assert (status, json.loads(told), browser.wishes) == (200, {"done": f"done {NASTY}"}, [wish])
+    for body, why in ((b'{"do": "fail"}', "do=fail can't be done"), (b"{", "Expecting"), (bytes(5000), "too long")):
+        status, _, told = browser.get("/change", "", "POST", body, cookie=session, **OWN)
+        assert status == 400
+        assert why in json.loads(told)["refused"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{**OWN, "cookie": ""}, {"content_type": "application/json"}, {**OWN, "origin": "http://evil.example"},
+     {**OWN, "content_type": "text/plain"}, {**OWN, "sec_fetch_site": "cross-site"}, {**OWN, "host": "evil.example"}],
+)  # fmt: skip
+def test_no_other_page_can_press_a_button(browser: Browser, headers: dict[str, str]) -> None:
+    """Without the cookie, from another origin, or as a form of another site would ask."""
+    headers = {"cookie": browser.session(), **headers}
+    assert browser.get("/change", "", "POST", b'{"do": "save"}', **headers)[0] in (401, 403)
+    assert browser.wishes == []
+
+
+def test_a_dashboard_without_a_key_changes_nothing(browser: Browser) -> None:
+    browser.app = application(browser.feed, Door(browser.tokens.append))
+    status, _, told = browser.get("/change", "", "POST", b'{"do": "save"}', cookie=browser.session(), **OWN)
+    assert (status, told) == (403, "this dashboard only shows the run")
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    """The page works without internet."""
+    page = Path(application.__code__.co_filename).with_name("page.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "innerHTML" not in page
+
+
+def test_a_port_in_use_is_named() -> None:
+    with _listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="--port"), _listening("127.0.0.1", port):
+            pass
+
+
+@contextlib.contextmanager
+def served(browser: Browser) -> Iterator[Callable[[], str]]:
+    """Within the block, a function that returns the next link."""
+    with _listening("127.0.0.1", 0) as listener:
+        server = Server(uvicorn.Config(browser.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        yield lambda: f"http://127.0.0.1:{listener.getsockname()[1]}/?token={browser.tokens[-1]}"
+        server.should_exit = True
+        thread.join(20.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed (Debian: chromium)")
+@pytest.mark.parametrize("width", [400, 820, 1400])
+def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Path) -> None:
+    """At three widths: every peer, curve and round, no error in the console, and a hostile name is only text."""
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--timeout=5000", "--dump-dom")
+    with served(browser) as link:
+        done = subprocess.run(
+            ["chromium", *flags, f"--user-data-dir={tmp_path}", f"--window-size={width},1200", link()],
+            capture_output=True, text=True, timeout=120.0,
+        )  # fmt: skip
+    assert "<title>main: outer step 3</title>" in done.stdout
+    assert "CONSOLE" not in done.stderr
+    for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every=20"):
+        assert told in done.stdout
+    assert done.stdout.count("<polyline") == 2 * 3
+    assert "Stop for all" in done.stdout
+    assert done.stdout.count("<circle") == 3
+    assert done.stdout.count("<rect") == 3 * 6

@@ -1,0 +1,146 @@
+"""`export` and observers against real runs: what they read is a peer's global state, to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco import Peer, PeerConfig, UsageError
+from tests.peer.trainee import Tied, gpt2
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+EXPORT_S = 90.0
+
+
+def export(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "p2p_diloco", "export", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_S)
+
+
+def exported(*arguments: str) -> dict[str, Any]:
+    """What an export that succeeds prints."""
+    done = export(*arguments)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+def epoch_of(peers: Sequence[Any], number: int) -> dict[str, Any]:
+    """What a peer said of its global state at this epoch."""
+    line: dict[str, Any] = peers[0].wait_for("epoch", epoch=number)
+    return line
+
+
+def parameters(state: Mapping[str, Tensor | Any]) -> dict[str, Any]:
+    """The values of what is trained; buffers are each peer's own."""
+    trained = {name: value for name, value in state.items() if ".running_" not in name and "num_batches" not in name}
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in trained.items()}
+
+
+def two(swarm: Any, config: dict[str, Any], kind: str, **options: Any) -> list[Any]:
+    """Two peers in a run of rounds that last some tenths of a second."""
+    config = {**config, "start_peers": 2}
+    a = swarm.start("a", 1.0, config=config, kind=kind, step_s=0.2, **options)
+    return [a, swarm.start("b", 3.0, config={}, kind=kind, step_s=0.2)]
+
+
+def observe(swarm: Any, peers: Sequence[Any]) -> None:
+    """Follow the run for some rounds. `refresh` brings the state of a later epoch, which is a peer's; the run goes on
+    without the observer, which afterwards still has what it read."""
+    model = Tied()
+    local = PeerConfig(role="observer", name="eye", wait_timeout=60.0)
+    with Peer(model, None, run_id="test", initial_peers=swarm.addresses, local=local) as observer:
+        first = observer.epoch
+        assert parameters(model.state_dict()) == parameters(epoch_of(peers, first)["theta"])
+        give_up_at = time.monotonic() + 60.0
+        while not observer.refresh():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.1)
+        assert observer.epoch > first
+        line = epoch_of(peers, observer.epoch)
+        assert parameters(observer.global_state_dict()) == parameters(model.state_dict()) == parameters(line["theta"])
+        assert (observer.digest, observer.finished, observer.metrics.local_step) == (line["digest"], False, 0)
+        assert len(observer.peers) == 2
+        for needs_training in (observer.force_sync, observer.report):
+            with pytest.raises(UsageError, match="trains nothing"):
+                needs_training()
+        last = observer.epoch
+    assert parameters(observer.global_state_dict()) == parameters(epoch_of(peers, last)["theta"])
+    peers[1].wait_for("epoch", epoch=last + 2)
+
+
+def test_a_run_is_read_while_it_goes_on_and_after_its_end(
+    swarm: Any, run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """By exports and by an observer, and from a checkpoint: the parameters are those that a peer had at the same epoch,
+    bit by bit, with the same digest."""
+    saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000}
+    peers = two(swarm, {**run_config, "stop_after_epochs": 400}, "tied", local=saved, stays=True)
+    peers[0].wait_for("epoch", epoch=1)
+    run = ["--initial-peers", *swarm.addresses, "--run-id", "test", "--logs", "plain"]
+
+    told = exported(*run, "--out", str(tmp_path / "live"))
+    assert not told["finished"]
+    fresh = Tied()
+    assert safetensors.torch.load_model(fresh, str(tmp_path / "live" / "model.safetensors")) == (set(), [])
+    line = epoch_of(peers, told["epoch"])
+    assert (parameters(fresh.state_dict()), told["digest"]) == (parameters(line["theta"]), line["digest"])
+    assert fresh.norm.running_mean.min() > 0, "the statistics are those of a peer that trains"
+    again = export(*run, "--out", str(tmp_path / "live"))
+    assert (again.returncode, again.stdout) == (3, "")
+    assert "--force" in again.stderr
+    observe(swarm, peers)
+
+    for peer in peers:
+        peer.hurry()
+    end = peers[0].wait_for("finished")
+    told = exported(*run, "--out", str(tmp_path / "ended"), "--format", "torch")
+    assert (told["finished"], told["epoch"], told["digest"]) == (True, end["epoch"], end["digest"])
+    last = torch.load(tmp_path / "ended" / "model.pt", weights_only=True)
+    assert parameters(last) == parameters(epoch_of(peers, end["epoch"])["theta"])
+
+    peers[0].process.stdin.close()
+    assert [peer.status() for peer in peers] == [0, 0]
+    told = exported(
+        "--checkpoint", str(tmp_path / "saved"), "--out", str(tmp_path / "saved-model"), "--format", "torch"
+    )
+    assert (told["finished"], told["digest"], told["missing"]) == (True, end["digest"], [])
+    assert parameters(torch.load(tmp_path / "saved-model" / "model.pt", weights_only=True)) == parameters(last)
+
+
+def test_from_pretrained_gives_the_logits_of_the_global_state(
+    swarm: Any, run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """With nothing but an address of the run; tied weights are tied, and the logits are the same in every bit."""
+    transformers = pytest.importorskip("transformers")
+    peers = two(swarm, run_config, "gpt2")
+    peers[0].wait_for("epoch", epoch=1)
+    told = exported(
+        "--initial-peers", *swarm.addresses, "--run-id", "test", "--out", str(tmp_path / "hf"), "--format", "hf"
+    )
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    model = gpt2()
+    state = epoch_of(peers, told["epoch"])["theta"]
+    model.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    tokens = torch.arange(12).view(1, -1)
+    assert logits(loaded, tokens).dtype == torch.float32
+    assert torch.equal(logits(loaded, tokens), logits(model, tokens))
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+@torch.no_grad()
+def logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    out: Tensor = model.eval()(tokens).logits
+    return out

@@ -1,0 +1,36 @@
+"""What is said of a model and its optimizers before their peer enters a run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco import ConfigError, Peer
+from p2p_diloco.peer.fitness import check
+
+
+def test_a_tensor_without_values_is_refused_by_name() -> None:
+    """A parameter or a buffer on the meta device would found the run with garbage; nothing is started."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"), nn.BatchNorm1d(2, device="meta"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        ConfigError, match=r"model=1.weight, 1.bias, 2.weight and \d more is on the meta device.*to_empty"
+    ):
+        Peer(model, optimizer).__enter__()
+
+
+def test_parameters_that_no_optimizer_trains_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """With their number and the mend. Frozen ones need no optimizer, and all optimizers count."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
+    check(model, [first, second])
+    assert caplog.messages == []
+    check(model, [first])
+    (message,) = caplog.messages
+    assert "2 of 4 trainable parameters are in no given optimizer" in message
+    assert "1.weight, 1.bias" in message
+    model[1].requires_grad_(False)
+    caplog.clear()
+    check(model, [first])
+    assert caplog.messages == []

@@ -1,0 +1,170 @@
+"""A peer that leaves: its last exchange, its warnings, and the global parameters after that. The node is scripted."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import ConfigError, NodeDied
+from p2p_diloco.peer.leaving import AT_ONCE_S, broken_off, leave
+from tests.peer.scripted import ScriptedNode, hooked, step
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings on lost steps so far."""
+    return [record.getMessage() for record in caplog.records if "in no commit" in record.getMessage()]
+
+
+def leaves(hook: Any, why: str = "", **local: Any) -> None:
+    leave(hook, PeerConfig(**local), why)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"overlap_steps": 1}, {"mode": "async"}])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_normal_end_exchanges_all_uncounted_steps(
+    fragments: int, settings: dict[str, Any], steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the last exchange every step is counted in every fragment, without a warning, and the model has the global
+    parameters. So it is in both modes, with fragments, and while an exchange is under way."""
+    hook, node, model = hooked(fragments=fragments, merge="rebase", **settings)
+    if "mode" in settings:
+        node.asynchronous = {"staleness": 0, "refused": 0, "steps": 4}
+    step(hook, model, steps)
+    assert hook.merger.uncounted
+    leaves(hook)
+    assert hook.merger.uncounted == 0
+    assert node.memory.theta.tolist() == [float(steps)] * 4
+    assert model.u.tolist() == model.v.tolist() == [float(steps)] * 2
+    assert warnings(caplog) == []
+
+
+def test_counted_steps_need_no_last_exchange() -> None:
+    """A peer that leaves right after an exchange contributes nothing more, and asks no other peer to exchange."""
+    hook, node, model = hooked()
+    step(hook, model, 4)
+    leaves(hook)
+    assert len(node.contributed()) == 1
+    assert "nudge" not in [kind for kind, _ in node.log]
+
+
+def test_the_last_exchange_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """No wait is longer than `exit_timeout`. Then a warning names the number of steps, the setting and the mend, and
+    leaving goes on."""
+    hook, node, model = hooked()
+    step(hook, model, 3)
+    node.releases = [None]
+    leaves(hook, exit_timeout=7.0)
+    (warning,) = warnings(caplog)
+    assert warning.startswith("3 of this peer's inner steps")
+    assert "exit_timeout=7 has passed" in warning
+    assert "force_sync()" in warning
+    assert 0 < node.waited_s[-1] <= 7.0
+
+
+def test_progress_that_rounds_do_not_count_is_offered_again_and_then_named(caplog: pytest.LogCaptureFixture) -> None:
+    """If the group closes its round without this peer, the peer tries again, a few times, and then warns."""
+    hook, node, model = hooked()
+    node.fate = "keep"
+    step(hook, model, 3)
+    leaves(hook)
+    assert len(node.contributed()) == 3
+    assert "no round has counted them" in warnings(caplog)[0]
+
+
+def test_interrupting_the_last_exchange_skips_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """^C skips the wait with a warning, and the program goes on. A signal that ends programs still does."""
+
+    def interrupted(number: int) -> Any:
+        def wait(self: ScriptedNode, kind: str, **_: Any) -> None:
+            raise KeyboardInterrupt(number)
+
+        return wait
+
+    hook, _, model = hooked()
+    step(hook, model, 3)
+    monkeypatch.setattr(ScriptedNode, "wait_for", interrupted(signal.SIGINT))
+    leaves(hook)
+    assert "^C skipped" in warnings(caplog)[0]
+    hook, _, model = hooked()
+    step(hook, model, 3)
+    monkeypatch.setattr(ScriptedNode, "wait_for", interrupted(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        leaves(hook)
+
+
+@pytest.mark.parametrize(
+    ("why", "local", "warns"),
+    [
+        ("KeyError ended training", {}, True),
+        ("KeyError ended training", {"on_exit": "drop"}, False),
+        ("", {"on_exit": "warn"}, True),
+        ("", {"on_exit": "drop"}, False),
+    ],
+)
+def test_without_a_last_exchange_uncounted_steps_are_named(
+    why: str, local: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an exception, or with `on_exit="warn"`, nothing is exchanged or waited for, and the warning has the number
+    of steps. `on_exit="drop"` says nothing."""
+    hook, node, model = hooked()
+    step(hook, model, 3)
+    leaves(hook, why, **local)
+    assert node.contributed() == []
+    assert [warning.split()[0] for warning in warnings(caplog)] == ["3"] * warns
+    assert all((why or "on_exit=warn") in warning for warning in warnings(caplog))
+    assert node.answer_s == (AT_ONCE_S if why else 60.0)  # a node that hangs is given up soon
+
+
+def test_after_the_runs_end_there_is_nothing_to_count(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that has ended counts no more progress: no exchange, no warning, and the model gets the last state."""
+    hook, node, model = hooked()
+    step(hook, model, 4)
+    node.memory.finished = 1
+    with torch.no_grad():
+        model.u.add_(9.0)
+    node.memory.steps += 1
+    leaves(hook)
+    assert len(node.contributed()) == 1
+    assert model.u.tolist() == node.memory.theta[:2].tolist()
+    assert warnings(caplog) == []
+
+
+def test_a_fault_of_the_node_does_not_keep_a_peer_from_leaving(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error during the last exchange becomes a warning that names the lost steps."""
+
+    def died(*_: object, **__: object) -> None:
+        raise NodeDied("the node was killed")
+
+    hook, _, model = hooked()
+    step(hook, model, 3)
+    monkeypatch.setattr(ScriptedNode, "ask", died)
+    leaves(hook)
+    assert "the node was killed" in warnings(caplog)[0]
+
+
+def test_the_global_parameters_stay_after_the_nodes_end() -> None:
+    """The copy is the state that was merged last, also in shards whose newer values had come but were not merged."""
+    hook, node, model = hooked()
+    step(hook, model, 4)
+    node.overwrite(9.0)
+    leaves(hook, "", on_exit="drop")
+    node.memory.theta.fill_(-1.0)
+    node.memory.base.fill_(-1.0)
+    kept = hook._local.global_values()
+    assert kept["u"].tolist() == kept["v"].tolist() == [4.0, 4.0]
+
+
+def test_which_ends_are_normal() -> None:
+    """The end of the block and `sys.exit()` are normal. Exceptions, signals and failing exits are not."""
+    assert broken_off(None) == broken_off(SystemExit()) == broken_off(SystemExit(0)) == ""
+    for error in (SystemExit(1), SystemExit("wrong"), KeyboardInterrupt(), ValueError(), ConfigError("is wrong")):
+        assert "ended training" in broken_off(error)

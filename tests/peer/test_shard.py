@@ -1,0 +1,199 @@
+"""A peer's part of a shared data set, against a run that grants what the test says: nothing is trained on twice, and
+nothing that was drawn is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from p2p_diloco.core.leases import DataSet
+from p2p_diloco.core.spans import Spans, joined, length, minus, taken, union
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.shard import Shard, data_set
+
+LENGTH, EPOCHS = 100, 2
+
+
+class Samples(Dataset[int]):
+    """Each sample is its number; one of them can't be read."""
+
+    def __init__(self, broken: int = -1) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.broken:
+            raise RuntimeError("unreadable")
+        return index
+
+
+class Run:
+    """A run of this peer alone: it grants `each` positions at a time, and counts all that was trained on."""
+
+    def __init__(self, each: int = 30, broken: int = -1) -> None:
+        self.each, self.next = each, 0
+        self.leased: Spans = ()
+        self.used: Spans = ()
+        self.shard = Shard(DataSet("train", LENGTH, EPOCHS), Samples(broken), "run/train", self.refill)
+
+    def merge(self) -> None:
+        spans, _ = self.shard.say(1)
+        assert not minus(spans, self.leased), "trained on what it does not hold"
+        assert length(union(self.used, spans)) == length(self.used) + length(spans), "trained on it twice"
+        self.used, self.leased = union(self.used, spans), minus(self.leased, spans)
+        self.tell()
+
+    def tell(self) -> None:
+        done = length(self.used)
+        told = {"stock": self.leased, "complete": done == LENGTH * EPOCHS, "used": done, "next": self.next}
+        self.shard.hear({**told, "lowest": done, "freed": 0, "theirs": None})
+
+    def refill(self, shard: Shard) -> bool:
+        self.merge()
+        if self.shard.complete:
+            return False
+        stop = min(LENGTH * EPOCHS, self.next + self.each)
+        self.leased, self.next = union(self.leased, joined([(self.next, stop)])), stop
+        self.tell()
+        return True
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 7, 32])
+def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
+    """The loader ends after all epochs, whatever the batches and the workers."""
+    run, seen = Run(), list[int]()
+    for batch in run.shard.loader(size, num_workers=workers):
+        seen += batch.tolist()
+        run.shard.stepped()
+    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+    assert run.shard.complete
+    assert run.shard.epoch == EPOCHS
+
+
+def test_steps_over_several_batches_use_them_all() -> None:
+    """With accumulated gradients, all batches since the last step count with it."""
+    run = Run()
+    for number, _ in enumerate(run.shard.loader(5), 1):
+        if number % 4 == 0:
+            run.shard.stepped()
+    assert length(run.used) == LENGTH * EPOCHS
+
+
+def test_a_loop_that_is_left_loses_nothing() -> None:
+    """After `break`, a new loop gets what was drawn and not delivered; the batch of the broken turn is used with the
+    next step."""
+    run, seen = Run(), list[int]()
+    while not run.shard.complete:
+        for number, batch in enumerate(run.shard.loader(4, num_workers=2)):
+            seen += batch.tolist()
+            run.shard.stepped()
+            if number == 9:
+                break
+    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+
+
+def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
+    """The error reaches the loop; what was drawn with the sample stays in the stock."""
+    run = Run(broken=17)
+
+    def train() -> None:
+        for _ in run.shard.loader(10):
+            run.shard.stepped()
+
+    with pytest.raises(RuntimeError, match="unreadable"):
+        train()
+    run.merge()
+    assert not minus(run.leased, run.shard.free)
+
+
+def test_a_recalled_batch_is_not_delivered() -> None:
+    """What the run took back while it was being read is skipped."""
+    run, seen = Run(each=20), list[Any]()
+    loader = iter(run.shard.loader(5, num_workers=1))
+    seen += next(loader).tolist()
+    run.shard.stepped()
+    run.merge()
+    run.leased = minus(run.leased, ((5, 10),))
+    run.tell()
+    seen += next(loader).tolist()
+    assert seen[5:] == run.shard.indices(((10, 15),))
+
+
+def test_a_wrapper_that_fetches_ahead() -> None:
+    """With `ahead=1` the last delivered batch belongs to the next step."""
+    run = Run(each=50)
+    loader = iter(run.shard.loader(5, ahead=1))
+    next(loader), next(loader)
+    run.shard.stepped()
+    assert run.shard.say(1)[0] == ((0, 5),)
+
+
+def test_as_a_sampler() -> None:
+    """Without workers, a DataLoader can take the shard as its sampler."""
+    run, seen = Run(), list[int]()
+    for batch in torch.utils.data.DataLoader(Samples(), batch_size=8, sampler=run.shard):
+        seen += batch.tolist()
+        run.shard.stepped()
+    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+
+
+def test_wants_cover_two_rounds() -> None:
+    """A peer asks for what it uses in two rounds, with accumulated gradients, too."""
+    run = Run(each=100)
+    run.shard.batch_size = 8
+    assert run.shard.say(10)[1] == 160
+    loader = iter(run.shard.loader(8))
+    next(loader), next(loader)
+    run.shard.stepped()
+    assert run.shard.say(10)[1] == 320
+
+
+def test_wrong_arguments_are_named() -> None:
+    """Each error names the key."""
+    shard = Run().shard
+    with pytest.raises(UsageError, match="shuffle"):
+        shard.loader(4, shuffle=True)
+    with pytest.raises(ConfigError, match="batch_size"):
+        shard.loader(0)
+    with pytest.raises(TypeError):
+        len(shard)
+    with pytest.raises(ConfigError, match="epochs"):
+        data_set(Samples(), "train", 0, "")
+    with pytest.raises(ConfigError, match="dataset"):
+        data_set(0, "train", None, "")
+    with pytest.raises(UsageError, match="dataset"):
+        data_set(iter([1]), "train", None, "")
+    with pytest.raises(UsageError, match="shard"):
+        Shard(DataSet("train", 5), None, "", lambda shard: False).loader(2)
+    with pytest.raises(ConfigError, match="length"):
+        shard.hear({"theirs": [7, EPOCHS, ""]})
+
+
+def test_a_step_uses_the_lowest_positions_first() -> None:
+    """The stock is used in order, so that epochs end."""
+    run = Run(each=40)
+    run.refill(run.shard)
+    batch = next(iter(run.shard.batches(10)))
+    assert batch == run.shard.indices(taken(((0, 40),), 10)[0])
+
+
+def test_outside_a_run_one_peer_has_all() -> None:
+    """A script that `join` didn't start trains on every sample of each epoch, and its loader ends."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    parameter.grad = torch.zeros(1)
+    peer, seen = AbsentPeer(None, optimizer), list[int]()
+    shard = peer.shard(Samples(), epochs=2)
+    for batch in shard.loader(7):
+        seen += batch.tolist()
+        optimizer.step()
+    assert sorted(seen) == sorted([*range(LENGTH)] * 2)
+    assert shard.complete
+    assert len([*zip(range(50), peer.shard(LENGTH, name="endless"), strict=False)]) == 50

@@ -1,0 +1,127 @@
+"""The model of our exchange: identities of bytes, and the rounds that were measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.node.run import reply_codec_of
+from p2p_diloco.planning.exchange import (
+    FEEDS_BACK,
+    HEADERS,
+    WIRE_BYTES,
+    Codecs,
+    Exchange,
+    Machine,
+    data_parallel,
+    of_model,
+)
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+M = 10**6
+ON_LINKS = [
+    # peers, parameters, Mbit/s, round trip in s, measured round in s (docs/performance.md, quiet machine)
+    (2, 25 * M, (100,), 0, 4.28),
+    (3, 25 * M, (100,), 0, 5.74),
+    (4, 25 * M, (100,), 0, 6.63),
+    (3, 25 * M, (100, 100, 20), 0, 22.6),
+    (3, M, (20,), 0, 1.327),
+    (8, 4 * M, (20,), 0, 7.445),
+    (2, 25 * M, (500,), 0.1, 1.034),
+    (2, M, (100,), 0.1, 0.229),
+    (3, M, (20,), 0.2, 1.337),
+    (4, 10 * M, (100,), 0.05, 3.058),
+]
+
+
+def exchange(
+    peers: int, numel: int, mbit: tuple[float, ...] = (100,), rtt_s: float = 0, codec: str = "bf16"
+) -> Exchange:
+    links = mbit * peers if len(mbit) == 1 else mbit
+    return of_model(numel, 1, [Machine(each * 1e6 / 8, rtt_s) for each in links], Codecs.of(codec))
+
+
+@pytest.mark.parametrize(("peers", "numel", "mbit", "rtt_s", "measured_s"), ON_LINKS)
+def test_measured_rounds_are_met_within_a_tenth(
+    peers: int, numel: int, mbit: tuple[float, ...], rtt_s: float, measured_s: float
+) -> None:
+    assert exchange(peers, numel, mbit, rtt_s).seconds == pytest.approx(measured_s, rel=0.1)
+
+
+@pytest.mark.parametrize("codec", codecs.CODECS)
+def test_bytes_of_a_parameter_are_the_codecs(codec: str) -> None:
+    numel = 2**20
+    assert WIRE_BYTES[codec] * numel == pytest.approx(codecs.nbytes(codec, numel), rel=1e-6)
+    assert (codec in FEEDS_BACK) == codecs.feeds_back(codec)
+    assert Codecs.of(codec).reply == reply_codec_of(RunConfig(codec=codec))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("numel", "fragments"), [(1000, 1), (M, 1), (25 * M, 4), (3 * M, 7), (10**8, 1)])
+def test_shards_are_those_of_the_layout(numel: int, fragments: int) -> None:
+    """For fragments of equal length."""
+    each = -(-numel // fragments)
+    specs = [ParamSpec(f"w{number}", (each,), "float32") for number in range(fragments)]
+    found = of_model(numel, fragments, [Machine(1e6)] * 2, Codecs()).shards
+    assert found * fragments == len(Layout.build(specs, fragments).shards)
+
+
+def test_one_peer_sends_nothing_and_takes_no_time() -> None:
+    alone = exchange(1, M)
+    assert (alone.mean_sent, alone.sent, alone.seconds) == (0, (0,), 0)
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4, 8])
+def test_a_round_sends_what_an_all_reduce_sends(peers: int) -> None:
+    """2 (1 − 1/K) times the model's bytes, on equal links, in bf16: as data-parallel training in a step."""
+    found = exchange(peers, 24 * M)
+    assert found.mean_sent == pytest.approx(2 * (1 - 1 / peers) * 2 * 24 * M)
+    assert found.mean_sent == pytest.approx(data_parallel(24 * M, found.machines, 2)[0])
+    assert found.sent == pytest.approx([found.mean_sent] * peers)
+
+
+def test_the_bytes_sent_are_the_bytes_received() -> None:
+    """Over all peers, whatever their links and codecs."""
+    found = exchange(3, 24 * M, (100, 50, 20), codec="int4")
+    assert sum(found.sent) == pytest.approx(sum(found.received))
+
+
+def test_bf16_sends_half_of_fp32_and_int4_less() -> None:
+    sent = {codec: exchange(4, 24 * M, codec=codec).mean_sent for codec in ("fp32", "bf16", "int8", "int4")}
+    assert sent["bf16"] * 2 == sent["fp32"]
+    assert sent["int4"] < sent["int8"] < sent["bf16"]
+
+
+def test_time_falls_with_bandwidth_and_grows_with_latency_peers_and_size() -> None:
+    usual = exchange(3, 10 * M).seconds
+    assert exchange(3, 10 * M, (200,)).seconds < usual
+    assert exchange(3, 10 * M, rtt_s=0.1).seconds > usual
+    assert exchange(4, 10 * M).seconds > usual
+    assert exchange(3, 11 * M).seconds > usual
+
+
+def test_a_slow_link_aggregates_nothing_and_ends_last() -> None:
+    found = exchange(3, 25 * M, (100, 100, 20))
+    assert found.shares[2] == 0
+    assert max(found.ends) == found.ends[2]
+
+
+def test_a_peer_that_aggregates_nothing_waits_for_its_last_means() -> None:
+    """Its contributions take P / b; then a round trip, and one shard of each of the two aggregators at b."""
+    near, far = exchange(3, 24 * M, (100, 100, 10)), exchange(3, 24 * M, (100, 100, 10), 0.1)
+    assert far.ends[2] - near.ends[2] == pytest.approx(0.1)
+    contributions_s = 2 * 24 * M * HEADERS / (10 * M / 8)
+    assert near.ends[2] == pytest.approx(contributions_s * 1.015 + contributions_s * 2 / 24)
+
+
+def test_the_node_limits_a_round_where_the_link_is_fast() -> None:
+    """5 s of the node's processor for each GB sent."""
+    found = exchange(2, 100 * M, (1e6,))
+    assert found.hideable_s == pytest.approx(5 * 0.2, rel=0.2)
+
+
+def test_distances_are_of_pairs() -> None:
+    """The round trip between two peers is the mean of theirs; the most distant one counts."""
+    machines = [Machine(1e6, 0.1), Machine(1e6, 0.02), Machine(1e6, 0.04)]
+    found = of_model(M, 1, machines, Codecs())
+    assert [found.round_trip_s(number) for number in range(3)] == pytest.approx([0.07, 0.06, 0.07])

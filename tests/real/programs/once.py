@@ -1,0 +1,71 @@
+"""A peer whose use of each sample can be found in θ: sample i has the element i, and each inner step an element of its
+own.
+
+With lr 1, η = 1 and no momentum, an inner step subtracts 1 from the elements of its samples and from its own. So θ
+shows which steps are counted, and what all counted steps together have used. Each step is printed before it is made.
+At the end θ is written to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from train import say
+
+from p2p_diloco import Peer, PeerConfig
+
+
+class Numbers(Dataset[int]):
+    """Each sample is its own number."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def main(options: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    torch.set_num_threads(1)
+    samples, life, ticks = options["samples"], options["life"], options["ticks"]
+    numel = samples + options["lives"] * ticks
+    model = nn.Module()
+    weight = nn.Parameter(torch.zeros(numel))
+    model.register_parameter("weight", weight)
+    weight.grad = torch.zeros(numel)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    config = {"codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0, "aggregation": "mean", "weighting": "uniform"}
+    config |= {"step_limit": 0.0, "shard_elements": options.get("shard_elements", numel), **options["config"]}
+    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
+    with Peer(
+        model, optimizer, run_id=options["run_id"], initial_peers=options["initial_peers"], config=config, local=local
+    ) as peer:
+        say("in", life=life)
+        shard = peer.shard(Numbers(samples), epochs=options["epochs"])
+        loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0))
+        for tick, batch in enumerate(loader):
+            say("step", tick=tick, batch=batch.tolist(), used=shard.used, epoch=peer.epoch)
+            weight.grad.zero_()
+            weight.grad[batch] = 1.0
+            weight.grad[samples + life * ticks + tick] = 1.0
+            optimizer.step()
+            time.sleep(options["step_s"])
+        say("end", complete=shard.complete, used=shard.used, dropped=peer.metrics.dropped_samples)
+        np.save(options["out"], peer.global_state_dict()["weight"].numpy())
+        say("theta")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,185 @@
+"""The examples for other libraries' training loops, as peers of real runs: one peer is killed, another joins late."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from swarm import PROGRAMS, ROOT, Member, Swarm, agree
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+HELD_AT = 3
+"""The founder's epoch when the late joiner comes and the second peer dies."""
+STEPS, EVERY = 240, 20
+CONFIG = {
+    "sync_every": EVERY, "start_peers": 2, "outer_lr": 0.7, "outer_momentum": 0.6, "heartbeat_interval": 0.2,
+    "heartbeat_timeout": 6.0, "pause_timeout": 200.0,
+}  # fmt: skip
+LOADS = {
+    "lora": ["transformers", "peft", "p2p_diloco.integrations.transformers"],
+    "causal_lm": ["transformers", "accelerate"],
+    "image_classifier": ["lightning", "p2p_diloco.integrations.lightning"],
+}
+
+
+def installed(example: str) -> None:
+    """Skip the test where a library of the example is missing."""
+    for module in LOADS[example]:
+        if find_spec(module.split(".")[0]) is None:
+            pytest.skip(f"{module} isn't installed: pip install 'p2p-diloco[hf,lightning]'")
+
+
+def options_of(swarm: Swarm, name: str, example: str) -> dict[str, Any]:
+    folder = swarm.folder / name
+    folder.mkdir()
+    return {"path": str(ROOT / "examples" / f"{example}.py"), "loads": LOADS[example], "folder": str(folder)}
+
+
+def start(swarm: Swarm, name: str, example: str, **options: Any) -> Member:
+    return swarm.start(name, "example.py", **options_of(swarm, name, example), **options)
+
+
+def played(swarm: Swarm, example: str) -> tuple[Member, Member, Member]:
+    """A founder and a second peer; at `HELD_AT` a late one joins, then the second dies. The others end the run. Beside
+    them one trains alone. Returns founder, late one and lone one."""
+    installed(example)
+    swarm.bootstrap()
+    founder = start(swarm, "founder", example, config=CONFIG, holds_at=HELD_AT)
+    second = start(swarm, "second", example, waits=True)
+    late = start(swarm, "late", example, waits=True)
+    founder.wait_for("in")
+    second.tell("go")
+    founder.wait_for("holds")
+    late.wait_for("ready")
+    late.tell("go")
+    assert late.wait_for("in")["epoch"] == HELD_AT
+    second.die()
+    founder.tell("go")
+    alone = start(swarm, "alone", example, run_id=None)
+    for member in (founder, late, alone):
+        member.wait_for("result", 120.0)
+        assert member.status() == 0, member.log()
+    return founder, late, alone
+
+
+def check(founder: Member, late: Member, alone: Member) -> None:
+    """What holds of every example: the two that ended the run have one result, had the same learning rates, and are
+    better than the one alone."""
+    first, last, lone = (member.last("result") for member in (founder, late, alone))
+    agree([founder, late], HELD_AT)
+    for key in ("digest", "step", "epoch"):
+        assert first[key] == last[key]
+    assert first["epoch"] == STEPS // EVERY
+    assert lone["local"] == first["local"] == STEPS
+    assert last["local"] == STEPS - HELD_AT * EVERY
+    rates, others = dict(map(tuple, first["rates"])), dict(map(tuple, last["rates"]))
+    assert others.keys() == set(range(HELD_AT * EVERY, STEPS))
+    assert {step: rates[step] for step in others} == pytest.approx(others, rel=1e-9)
+    assert len(set(rates.values())) > STEPS // 2
+    assert max(first["loss"], last["loss"]) < lone["loss"]
+
+
+def parameters(result: dict[str, Any]) -> dict[str, float]:
+    """The sum of each parameter's values, without BatchNorm's statistics."""
+    local = ("running_mean", "running_var", "num_batches_tracked")
+    return {name: value for name, value in result["model"].items() if not name.endswith(local)}
+
+
+def cosine(step: int) -> float:
+    """The learning rate of examples/lora.py at a step of the run, after its warm-up."""
+    return 5e-3 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) / 2
+
+
+def test_trainer_with_lora(swarm: Swarm) -> None:
+    """Transformers' Trainer with PEFT: the adapters of both are equal, saved, and better than one peer's alone."""
+    founder, late, alone = played(swarm, "lora")
+    check(founder, late, alone)
+    first, last = (member.last("result") for member in (founder, late))
+    assert first["loss"] == last["loss"]
+    assert "lora-adapter/adapter_model.safetensors" in last["files"]
+
+
+def test_accelerate(swarm: Swarm) -> None:
+    """A loop with Accelerate, and a model of Transformers from random weights."""
+    founder, late, alone = played(swarm, "causal_lm")
+    check(founder, late, alone)
+    assert founder.last("result")["loss"] == late.last("result")["loss"]
+
+
+def test_lightning_with_batch_norm(swarm: Swarm) -> None:
+    """Lightning's Trainer; the parameters are equal, BatchNorm's statistics are each peer's own."""
+    founder, late, alone = played(swarm, "image_classifier")
+    check(founder, late, alone)
+    first, last = (member.last("result") for member in (founder, late))
+    assert parameters(first) == parameters(last)
+    assert first["model"] != last["model"]
+
+
+def ended_under_torchrun(swarm: Swarm, example: str, **changed: Any) -> None:
+    """Two ranks found a run as one peer, make its exchanges together, and end with the same parameters; both have the
+    learning rates of a peer alone."""
+    installed(example)
+    config = {"sync_every": 80, "outer_momentum": 0.0, "heartbeat_timeout": 10.0}
+    options = {"name": "group", "run_id": "group", "initial_peers": [], "config": config}
+    options |= {**options_of(swarm, "group", example), **changed}
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAMS / "example.py")]
+    group = swarm.launch("group", [*command, json.dumps(options)], fresh=True)
+    first, other = (group.wait_for("result", 150.0, rank=rank) for rank in (0, 1))
+    assert group.status() == 0, group.log()
+    for key in ("rates", "step", "epoch"):
+        assert first[key] == other[key]
+    assert parameters(first) == parameters(other)
+    assert (first["step"], first["epoch"], first["local"]) == (STEPS, STEPS // 80, STEPS)
+    assert [step for step, _ in first["rates"]] == list(range(STEPS))
+    assert group.lines("in", rank=0)[0]["seed"] == group.lines("in", rank=1)[0]["seed"]
+
+
+def test_trainer_under_torchrun_is_one_peer(swarm: Swarm) -> None:
+    """Transformers' Trainer with DistributedDataParallel, of which it shows callbacks only the model inside."""
+    ended_under_torchrun(swarm, "lora")
+
+
+@pytest.mark.chaos
+def test_accelerate_under_torchrun_is_one_peer(swarm: Swarm) -> None:
+    """The loop with Accelerate, as it is."""
+    ended_under_torchrun(swarm, "causal_lm")
+
+
+@pytest.mark.chaos
+def test_lightning_under_torchrun_is_one_peer(swarm: Swarm) -> None:
+    """Lightning's Trainer with its strategy `ddp`."""
+    script = swarm.folder / "with_ddp.py"
+    text = (ROOT / "examples" / "image_classifier.py").read_text()
+    script.write_text(text.replace('accelerator="auto"', 'accelerator="cpu", strategy="ddp", devices=2'))
+    assert script.read_text() != text
+    ended_under_torchrun(swarm, "image_classifier", path=str(script))
+
+
+@pytest.mark.chaos
+def test_a_killed_trainer_resumes_from_both_checkpoints(swarm: Swarm) -> None:
+    """Trainer's checkpoint has the inner optimizer and this peer's counters, `checkpoint_dir` the run's state. The run
+    goes on after its last epoch saved, with its learning rate, and ends at its last step."""
+    installed("lora")
+    text = (ROOT / "examples" / "lora.py").read_text()
+    text = text.replace('save_strategy="no"', 'save_strategy="steps", save_steps=50')
+    script, again = swarm.folder / "first.py", swarm.folder / "again.py"
+    script.write_text(text)
+    again.write_text(text.replace("trainer.train()", "trainer.train(resume_from_checkpoint=True)"))
+    local = {"checkpoint_dir": str(swarm.folder / "run"), "save_every": 1, "restart_wait": 0.0}
+    options = {**options_of(swarm, "peer", "lora"), "local": local, "config": {**CONFIG, "start_peers": 1}}
+    first = swarm.start("first", "example.py", **{**options, "path": str(script), "holds_at": 6})
+    first.wait_for("holds")
+    first.die()
+    second = swarm.start("second", "example.py", **{**options, "path": str(again)})
+    at = second.wait_for("in")
+    assert at["epoch"] in (5, 6)
+    result = second.wait_for("result", 150.0)
+    assert result["step"] == STEPS
+    assert result["local"] == 100 + STEPS - at["step"]  # Trainer's last checkpoint was made at step 100
+    assert [step for step, _ in result["rates"]] == list(range(at["step"], STEPS))
+    assert result["rates"][0][1] == pytest.approx(cosine(at["step"]))
+    assert second.status() == 0, second.log()

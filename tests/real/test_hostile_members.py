@@ -1,0 +1,274 @@
+"""A member of a private run with a client of its own: what it sends is refused, clipped or passed over, with a reason
+in the status, and the honest members go on with equal digests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from liar import STATE_ZEROS, ZEROS, Liar, liar
+from nodes import RUN_ID, SHARDS, Field, RealNode
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.messages import Counted, Fetch, State, TakeOver, Versions
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import Bulk, Message, encode
+from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.net.relay import RELAY
+from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.unowned import fetch, name_of, store
+from p2p_diloco.node.wire import Nudge, pack
+from tests.net.members import invitation
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TRIES = 40
+
+
+async def until_told(member: Liar, why: str, say: Any) -> None:
+    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
+    commits without a reason, and bases change."""
+    telling = asyncio.create_task(member.field.tells(member.name, why))
+    try:
+        for _ in range(TRIES):
+            await say()
+            await asyncio.wait({telling}, timeout=0.2)
+            if telling.done():
+                break
+        await telling
+    finally:
+        telling.cancel()
+
+
+def test_a_state_that_was_not_asked_for_is_ignored(field: Field) -> None:
+    """θ = 0, with more samples than any honest state."""
+
+    async def row() -> None:
+        async with liar(field, "stately") as member:
+
+            async def say() -> None:
+                version, term, plan = await member.look()
+                forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1, digest="0" * 32)
+                history = {version.epoch: version.digest, forged.epoch: forged.digest}
+                await member.tell_all(State(0, forged, term, plan, {}, history), STATE_ZEROS)
+
+            await until_told(member, "a state of shard 0 is ignored: it was not asked for", say)
+            await field.goes_on()
+        for node in field.nodes:
+            assert node.memory.theta.abs().min() > 0
+
+    field.do(row())
+
+
+def test_a_commit_from_outside_the_plan_is_ignored(field: Field) -> None:
+    """In the member's own name, on the present base."""
+
+    async def row() -> None:
+        async with liar(field, "outsider") as member:
+
+            async def say() -> None:
+                await member.look()
+                await member.tell_all(member.commit(0, member.id), ZEROS)
+
+            await until_told(member, "may not write it under term 0", say)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_a_commit_in_an_aggregators_name_is_ignored(field: Field) -> None:
+    """It counts an incarnation of 2^62 of an honest peer, after which no contribution of that peer would fit."""
+
+    async def row() -> None:
+        async with liar(field, "forger") as member:
+
+            async def say() -> None:
+                base, _, plan = await member.look()
+                listed = (Counted(field.nodes[1].id, ContributionId(2**62, 1), 1.0, 1),)
+                version = replace(base, samples=base.samples + 1, epoch=base.epoch + 1, digest="0" * 32)
+                forged = member.commit(0, plan.succession[0], version=version, contributions=listed)
+                await member.tell_all(forged, ZEROS)
+
+            await until_told(member, "the Commit isn't sealed by its author", say)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_a_claim_of_an_enormous_term_is_refused(field: Field) -> None:
+    """No later claim could exceed 2^40."""
+
+    async def row() -> None:
+        async with liar(field, "claimant") as member:
+
+            async def say() -> None:
+                await member.tell_all(TakeOver(0, (await member.look())[0], 2**40))
+
+            await until_told(member, "a claim to shard 0 is refused", say)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_versions_that_were_not_asked_for_are_ignored(field: Field) -> None:
+    """Of the next generation, which would win against every state of this one."""
+
+    async def row() -> None:
+        async with liar(field, "prophet") as member:
+            for shard in range(SHARDS):
+                await member.look(shard)
+            versions = tuple(replace(v, generation=v.generation + 1) for v, _, _ in member.known.values())
+            await member.tell_all(Versions(versions, forked=True))
+            await field.tells(member.name, "its versions are ignored: they were not asked for", nodes=3)
+            assert not any(fetch.whole for fetch in member.got(Fetch))
+            await field.goes_on()
+
+    field.do(row())
+
+
+@pytest.mark.parametrize(("weight", "samples"), [(1e9, 1), (1.0, 2**40)])
+def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field, weight: float, samples: int) -> None:
+    """The honest peers' states don't list the member, and their samples don't grow by more than theirs."""
+
+    async def row() -> None:
+        async with liar(field, f"boaster-{samples}") as member:
+            member.weight, member.samples = weight, samples
+
+            async def say() -> None:
+                _, _, plan = await member.look()
+                await member.tell(plan.succession[0], member.contribution(0), member.gradient())
+
+            await until_told(member, "a contribution to shard 0 is refused: it has a number out of range", say)
+            version, _, plan = await member.look()
+            assert member.id not in plan.group
+            assert version.samples <= len(field.nodes) * version.epoch
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
+    """However often they come, and from however many peers with one invitation: so H stays at half at least."""
+
+    async def row() -> None:
+        async with contextlib.AsyncExitStack() as members:
+            invited = invitation(name="hasty")
+            hasty = [await members.enter_async_context(liar(field, "hasty", invited)) for _ in range(3)]
+            began = [len(node.brought_forward) for node in field.nodes]
+            answers = list[str]()
+            while any(len(node.brought_forward) < begin + 24 for node, begin in zip(field.nodes, began, strict=True)):
+                for member in hasty:
+                    answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
+            await field.tells("hasty", "the last nudge came less than a round ago", nodes=3)
+            assert "" in answers
+            for node, begin in zip(field.nodes, began, strict=True):
+                assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
+    """A member gets the whole model sixteen times, and then once a second; rounds go on meanwhile."""
+
+    async def row() -> None:
+        async with liar(field, "greedy") as member:
+            have, answers, before = (None,) * SHARDS, list[str](), field.epoch
+            while len(answers) < 400 or field.epoch < before + 5:
+                answers += await member.tell_all(Fetch(have, True))
+            assert "" in answers
+            await field.tells("greedy", "this peer has asked for too many states lately", nodes=3)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_streams_of_one_byte_a_second_are_cut(field: Field) -> None:
+    """Frames that come so slowly, and payloads: rounds go on meanwhile, and no stream stays longer than a payload of
+    its length may take."""
+
+    async def row() -> None:
+        async with liar(field, "snail") as member:
+            await member.look()
+            header = pack(member.contribution(0), member.token)
+            said = encode(Bulk(header, len(ZEROS)))
+            streams = []
+            for node in field.nodes:
+                for begun in (1, 1, len(said), len(said)):
+                    frames, _ = await member.transport._exchange.sender._open(node.id)
+                    frames.pipe.write(said[:begun])
+                    streams.append((frames.pipe, begun))
+            began = field.epoch
+            for passed_s in range(30):
+                for pipe, begun in streams:
+                    if pipe.ended is None:
+                        pipe.write((said + ZEROS)[begun + passed_s :][:1])
+                await asyncio.sleep(1.0)
+                if field.epoch >= began + 5 and all(pipe.ended is not None for pipe, _ in streams):
+                    break
+            assert field.epoch >= began + 5
+            assert all(pipe.ended is not None for pipe, _ in streams)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_junk_in_the_dht_hides_nothing(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    """1 KiB of junk, and a run's record with other settings and a lower name than the true one, beside the true record;
+    junk beside the peers' records. A newcomer joins the true run, and all statuses are read."""
+
+    async def row() -> None:
+        first = field.nodes[0]
+        async with liar(field, "litterer") as member:
+            true = min(await fetch(first.transport, f"{RUN_ID}/config"))
+            for number in range(10_000):
+                run = Run(RUN_ID, RunConfig(**{**field.config, "outer_lr": number / 7}), field.layout)
+                false = RunRecord.founding(run, member.id, 0.0).pack()
+                if name_of(false) < true:
+                    break
+            assert name_of(false) < true
+            for value in (os.urandom(900), false):
+                assert await store(member.transport, f"{RUN_ID}/config", value, 60.0)
+            for bucket in range(4):
+                await member.transport.store(f"{RUN_ID}/peers/{bucket}", member.id, os.urandom(900), 60.0)
+            newcomer = RealNode("newcomer", invitation(name="newcomer"), {})
+            await newcomer.begin(field.addresses)
+            found = next(message for message in newcomer.said if message["kind"] == "run")
+            assert found["config"]["outer_lr"] == field.config["outer_lr"]
+            assert {node.id for node in field.nodes} <= set(await field.statuses())
+            await field.goes_on()
+            await newcomer.end()
+        await field.goes_on()
+
+    field.do(row())
+    assert "the run key did not sign it" in caplog.text
+
+
+def test_a_member_has_no_other_host_dialled_back(field: Field) -> None:
+    """A request to be dialled back at another IP address than its own is answered, and not followed."""
+
+    async def row() -> None:
+        dialled = list[str]()
+        server = await asyncio.start_server(lambda *_: dialled.append("dialled"), "127.0.0.3", 0)
+        address = f"/ip4/127.0.0.3/tcp/{server.sockets[0].getsockname()[1]}"
+        async with liar(field, "caller") as member:
+            asked = {"check": [address], "member": member.transport.membership.hello}
+            for node in field.nodes:
+                pipe, _ = await member.transport._dht.daemon.open_stream(node.id, RELAY, timeout_s=20.0)
+                pipe.write(encode(Message(msgpack.packb(asked))))
+                frames = FrameStream(pipe, node.id, Limits(), Traffic())
+                answer = await frames.read(idle_s=20.0, frame_s=20.0)
+                assert isinstance(answer, Message)
+                assert "it isn't at 127.0.0.1" in str(msgpack.unpackb(answer.header))
+                pipe.abort()
+        assert dialled == []
+        server.close()
+        await field.goes_on()
+
+    field.do(row())

@@ -1,0 +1,135 @@
+"""A stranger in a private run that knows an address, the run's name and its token: it reads and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
+from nodes import RUN_ID, SHARDS, Field
+
+from p2p_diloco.core.messages import Counted, Fetch, Probe, State, TakeOver, Versions
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.net.framing import VERSION, Bulk, Message
+from p2p_diloco.net.hivemind import DIRECT
+from p2p_diloco.node.records import bucket_key
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.wire import Describe, Nudge
+from tests.net.attacker import attacker
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STREAMS = f"/p2p-diloco/{VERSION}/{RUN_ID}"
+FLOODS = [
+    (STREAMS, Message(b"?" + bytes(900)), Bulk(b"contribution", 1 << 30)),
+    (STREAMS + DIRECT,),
+    (STREAMS, Message(bytes(100))),
+    (STREAMS,),
+]
+"""The protocol and the frames of each connection's flood."""
+
+
+async def informed(field: Field, member: Liar) -> None:
+    """Give a stranger what only members can know: the present versions, terms and plans."""
+    async with liar(field, "informant") as known:
+        for shard in range(SHARDS):
+            await known.look(shard)
+        member.known, member.states = known.known, known.states
+
+
+def refused(answers: list[str]) -> None:
+    """Each message was turned away, or its stream is closed, because an earlier message on it was turned away."""
+    assert all("not a member of this run" in answer or "the stream was closed" in answer for answer in answers), answers
+
+
+def test_a_stranger_reads_nothing(field: Field) -> None:
+    """It is told no version, state or description, and its copies of the run's records show nothing, though it knows
+    the keys under which they lie."""
+
+    async def row() -> None:
+        async with stranger(field) as outside:
+            for message in (Describe(), Fetch((None,) * SHARDS), Fetch((None,) * SHARDS, True), Fetch((), shards=())):
+                refused(await outside.tell_all(message))
+            assert outside.came == []
+            member = field.nodes[0].access.member
+            for key in (f"{RUN_ID}/config", *(bucket_key(RUN_ID, bucket) for bucket in range(4))):
+                assert await outside.transport.fetch(key) == {}
+                for value, _ in (await outside.transport.fetch(member.hidden(key))).values():
+                    assert not any(word in value for word in (b"sync_every", b"training", b"/ip4/", b"peer_id"))
+            assert any([await outside.transport.fetch(member.hidden(bucket_key(RUN_ID, b))) for b in range(4)])
+
+    field.do(row())
+
+
+def test_a_stranger_says_nothing(field: Field) -> None:
+    """Whatever a hostile member could send is refused with one text before it is read, and no status names it."""
+
+    async def row() -> None:
+        async with stranger(field) as outside:
+            await informed(field, outside)
+            base, term, plan = outside.known[0]
+            version = replace(base, samples=base.samples + 1, epoch=base.epoch + 1, digest="0" * 32)
+            listed = (Counted(field.nodes[1].id, ContributionId(2**62, 1), 1.0, 1),)
+            history = {base.epoch: base.digest, version.epoch: version.digest}
+            raised = tuple(replace(v, generation=v.generation + 1) for v, _, _ in outside.known.values())
+            said: list[tuple[Any, memoryview | None]] = [
+                (State(0, version, term, plan, {}, history), STATE_ZEROS),
+                (outside.commit(0, outside.id), ZEROS),
+                (outside.commit(0, plan.succession[0]), ZEROS),
+                (outside.commit(0, plan.succession[0], version=version, contributions=listed), ZEROS),
+                (outside.contribution(0), ZEROS),
+                (TakeOver(0, base, 2**40), None),
+                (Versions(raised, forked=True), None),
+                (Probe(outside.summary()), None),
+                (Nudge(base.epoch + 2), None),
+            ]
+            for message, payload in said:
+                refused(await outside.tell_all(message, payload))
+            await field.goes_on()
+            told = [refused.peer for status in (await field.statuses()).values() for refused in status.refused]
+            assert not any(outside.id[-6:] in peer for peer in told)
+
+    field.do(row())
+
+
+def test_a_stranger_s_records_are_left_out(field: Field) -> None:
+    """1 KiB of junk, and a run's record, under the keys where the members' records lie: members read their own."""
+
+    async def row() -> None:
+        async with stranger(field) as outside:
+            member, first = field.nodes[0].access.member, field.nodes[0].transport
+            config = member.hidden(f"{RUN_ID}/config")
+            before = set(await first.fetch(f"{RUN_ID}/config"))
+            record = RunRecord.founding(field.run(b""), outside.id, 0.0).pack()
+            for name, value in (("0" * 32, record), (outside.id, record), (f"{outside.id}/~{'0' * 32}", bytes(1000))):
+                await outside.transport.store(config, name, value, 60.0, owned=name.startswith(outside.id))
+            for bucket in range(4):
+                await outside.transport.store(member.hidden(bucket_key(RUN_ID, bucket)), outside.id, bytes(1000), 60.0)
+            assert set(await first.fetch(f"{RUN_ID}/config")) == before
+            assert set(await field.statuses()) >= {node.id for node in field.nodes}
+            assert outside.id not in await field.statuses()
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_commits_go_on_under_a_flood_from_four_connections(field: Field) -> None:
+    """Of streams with bytes that are no certificate, with nothing, and with requests for direct connections."""
+
+    async def row() -> None:
+        async with contextlib.AsyncExitStack() as strangers:
+            floods = []
+            for protocol, *said in FLOODS:
+                one = await strangers.enter_async_context(attacker(field.nodes[0].transport))
+                floods.append(asyncio.create_task(one.flood(protocol, *said)))
+            await field.goes_on(20)
+            for task in floods:
+                task.cancel()
+            opened = [await flood for flood in floods]
+        assert min(opened) > 0
+        await field.goes_on()
+
+    field.do(row())

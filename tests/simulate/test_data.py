@@ -1,0 +1,91 @@
+"""Each broken rule of the data's leases is detected: one of the first worlds with a data set breaks an invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core import leases, state
+from p2p_diloco.core.data_use import DataUse
+from p2p_diloco.simulate.check import check, drawn
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
+from tests.simulate.test_sabotage import first_to_break
+
+SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, int, int]] = [
+    # the broken rule, its place, old text, new text, number of seeds, a seed that shows it
+    (
+        "no conflict is seen at the merge",
+        DataUse,
+        "conflicts",
+        "return not within",
+        "return False and not within",
+        60,
+        1,
+    ),
+    ("dropped progress keeps its positions", DataUse, "merge", "self.pending = self.sent = ()", "pass", 40, 1),
+    ("restored progress forgets its positions", DataUse, "merge", "union(self.pending, self.sent)", "()", 60, 1),
+    ("what was made under way counts, too", DataUse, "merge", "minus(self.pending, self.sent)", "()", 60, 20),
+    (
+        "a restart goes on with the old lease",
+        leases,
+        "_of",
+        "(e.peer, e.life) == (peer, life)",
+        "e.peer == peer",
+        40,
+        9,
+    ),
+    ("what is used stays leased", leases, "_marked", "_without(leases, use.used, (peer, life))", "leases", 10, 0),
+    (
+        "freed positions are granted and stay free",
+        leases,
+        "_granted",
+        "_without(table.freed, given)",
+        "table.freed",
+        20,
+        1,
+    ),
+    ("nothing is freed", leases, "_released", "not (returned or", "True or not (returned or", 20, 3),
+    ("a commit forgets the tables", state, "append", "tables=tables", "tables=state.tables", 10, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "old", "new", "seeds", "shown_by"), [pytest.param(*rest, id=what) for what, *rest in SABOTAGES]
+)
+def test_a_broken_rule_shows(
+    kinds: dict[str, Callable[[int], None]],
+    sabotage: Any,
+    owner: type | ModuleType,
+    method: str,
+    old: str,
+    new: str,
+    seeds: int,
+    shown_by: int,
+) -> None:
+    """One of the first seeds breaks an invariant, though all of them hold without the sabotage."""
+    sabotage(owner, method, old, new)
+    assert first_to_break(kinds["data"], seeds, shown_by) is not None
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_without_faults_no_progress_is_dropped(mode: str) -> None:
+    """If no peer fails, no position is leased to two peers one after the other, so there is no conflict; all data is
+    used."""
+    quiet = {"faults": ("pause",), "drop": 0.0, "duplicate": 0.0, "round_timeout": 1000.0}
+    world = World(5, Settings(peers=4, mode=mode, samples=200, data_epochs=2, **quiet))
+    check(world)
+    assert world.data is not None
+    assert world.data.used_up_to(400)
+    assert not world.happened["conflict"]
+
+
+def test_kinds_of_worlds_with_data() -> None:
+    """The worlds with data are of both modes, with and without an end."""
+    drawn_ones = [drawn(seed, "data") for seed in range(40)]
+    assert {world.mode for world in drawn_ones} == {"sync", "async"}
+    assert {bool(world.data_epochs) for world in drawn_ones} == {True, False}
+    assert all(world.samples for world in drawn_ones)

@@ -1,0 +1,115 @@
+"""A model's card: what it says of the model, and that a card from a stranger does no harm."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco.tensors import card as cards
+from p2p_diloco.tensors.card import CARD_BYTES_MAX, ModelCard, card_of
+
+
+class Tied(nn.Module):
+    """An embedding tied to the output, a normalisation with running statistics, a frozen scale, a local buffer."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.full((2,), 3.0), requires_grad=False)
+        self.register_buffer("cache", torch.ones(9), persistent=False)
+
+
+class Config:
+    def to_json_string(self) -> str:
+        return json.dumps({"model_type": "tied", "architectures": None})
+
+
+def test_a_card_names_what_the_state_dict_has() -> None:
+    """All entries in order, the tied name with the first one, and the values of what is not trained."""
+    model = Tied()
+    card = card_of(model)
+    assert card.names == tuple(model.state_dict())
+    assert card.tied == {"head.weight": "embed.weight"}
+    assert {name: value.tolist() for name, value in card.rest.items()} == {
+        "scale": [3.0, 3.0],
+        "norm.running_mean": [0.0] * 4,
+        "norm.running_var": [1.0] * 4,
+        "norm.num_batches_tracked": 0,
+    }
+    assert card.files == {}
+
+
+def test_the_values_are_copies() -> None:
+    """The card stays as it is while the model trains."""
+    model = Tied()
+    card = card_of(model)
+    model.norm(torch.randn(8, 4))
+    assert card.rest["norm.num_batches_tracked"].item() == 0
+
+
+def test_a_configuration_is_in_the_card_with_the_models_class() -> None:
+    model: Any = Tied()
+    model.config = Config()
+    assert json.loads(card_of(model).files["config.json"]) == {"model_type": "tied", "architectures": ["Tied"]}
+
+
+def test_a_configuration_that_cannot_be_written_is_left_out() -> None:
+    model: Any = Tied()
+    model.config = type("Bad", (), {"to_json_string": lambda self: "{no json"})()
+    assert card_of(model).files == {}
+
+
+def test_a_card_comes_back_as_it_was_packed() -> None:
+    card = card_of(Tied())
+    back = ModelCard.unpack(card.pack())
+    assert back is not None
+    assert (back.names, back.tied, back.files) == (card.names, card.tied, card.files)
+    assert {name: value.tolist() for name, value in back.rest.items()} == {n: v.tolist() for n, v in card.rest.items()}
+    assert back.rest["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_many_values_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names stay, so that an export can say what it lacks."""
+    monkeypatch.setattr(cards, "REST_BYTES_MAX", 8)
+    card = card_of(Tied())
+    assert not card.rest
+    assert "scale" in card.names
+
+
+def test_a_card_that_is_too_long_is_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "CARD_BYTES_MAX", 50)
+    assert card_of(Tied()).pack() == b""
+
+
+def packed(*fields: object) -> bytes:
+    return bytes(msgpack.packb(list(fields)))
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        b"",
+        b"\xc1",
+        None,
+        b"x" * (CARD_BYTES_MAX + 1),
+        packed(1, [], {}, {}),
+        packed(2, [], {}, {}, b""),
+        packed(1, [7], {}, {}, b""),
+        packed(1, [""], {}, {}, b""),
+        packed(1, ["x" * 5000], {}, {}, b""),
+        packed(1, [], {"a": 1}, {}, b""),
+        packed(1, [], {}, {"../x": "{}"}, b""),
+        packed(1, [], {}, {"config.json": b"{}"}, b""),
+        packed(1, [], {}, {}, b"no tensors"),
+    ],
+)
+def test_what_is_no_card_is_none(stranger: object) -> None:
+    assert ModelCard.unpack(stranger) is None

@@ -1,0 +1,209 @@
+"""A written model loads as what it was: names, tied parameters, buffers, dtypes; and nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import export
+from p2p_diloco.tensors.card import ModelCard, card_of
+from p2p_diloco.tensors.layout import Layout, specs_of
+from tests.tensors.test_card import Config, Tied
+
+TOLD = {"run_id": "r", "epoch": "3", "digest": "d"}
+
+
+def parts(model: nn.Module, fragments: int = 2) -> tuple[Layout, Tensor]:
+    """The layout of a model, and global parameters that count 0, 1, 2, …"""
+    layout = Layout.build(specs_of(model), fragments, "strided")
+    return layout, torch.arange(layout.numel, dtype=torch.float32) / 7
+
+
+def expected(model: nn.Module) -> dict[str, Tensor]:
+    """The state_dict of the model once it has the global parameters."""
+    layout, theta = parts(model)
+    named = dict(model.named_parameters())
+    with torch.no_grad():
+        for index, spec in enumerate(layout.params):
+            start = layout.offset(index)
+            named[spec.name].copy_(theta[start : start + spec.numel].view(spec.shape))
+    return model.state_dict()
+
+
+def written(folder: Path, form: str, dtype: str = "keep", model: nn.Module | None = None, **more: Any) -> list[str]:
+    """Write a model's global parameters; the names of the files."""
+    model = model or Tied()
+    layout, theta = parts(model)
+    exported = export.assemble(layout, theta, more.pop("card", card_of(model)))
+    return list(export.write(folder, exported, form, dtype, TOLD, **{"replace": False, **more}))
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+
+
+def test_safetensors_loads_into_the_model(tmp_path: Path) -> None:
+    """The library's own `load_model` is satisfied: nothing is missing, the tied parameter is there once."""
+    assert written(tmp_path, "safetensors") == ["model.safetensors"]
+    fresh = Tied()
+    assert safetensors.torch.load_model(fresh, str(tmp_path / "model.safetensors")) == (set(), [])
+    assert same(fresh.state_dict(), expected(Tied()))
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert {"head.weight": "embed.weight", "epoch": "3", "run_id": "r"}.items() <= file.metadata().items()
+        assert "head.weight" not in file.keys()  # noqa: SIM118 - not a dictionary
+
+
+def test_a_state_dict_has_all_names(tmp_path: Path) -> None:
+    """It loads strictly and without pickle; the names of a tied parameter share memory, and no other tensors do."""
+    assert written(tmp_path, "torch") == ["model.pt"]
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    fresh = Tied()
+    fresh.load_state_dict(state, strict=True)
+    assert same(fresh.state_dict(), expected(Tied()))
+    assert state["head.weight"].data_ptr() == state["embed.weight"].data_ptr()
+    assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state) - 1
+
+
+def test_the_dtype_is_that_of_the_trained_parameters(tmp_path: Path) -> None:
+    """Buffers keep theirs: a count of batches is no fraction."""
+    written(tmp_path, "torch", "bfloat16")
+    state = torch.load(tmp_path / "model.pt", weights_only=True)
+    wanted = expected(Tied())
+    trained = {"embed.weight", "head.weight", "norm.weight", "norm.bias"}
+    assert {name for name, value in state.items() if value.dtype == torch.bfloat16} == trained
+    assert all(torch.equal(state[name], wanted[name].bfloat16()) for name in trained)
+    assert state["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_keep_is_the_dtype_in_the_run(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2).to(torch.bfloat16)
+    written(tmp_path, "safetensors", model=model)
+    state = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {torch.bfloat16}
+
+
+def test_without_a_card_the_trained_parameters_are_written(tmp_path: Path) -> None:
+    """And with a card without values, what is missing is named."""
+    written(tmp_path / "a", "safetensors", card=None)
+    assert set(safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")) == set(
+        dict(Tied().named_parameters())
+    ) - {"scale"}
+    whole = card_of(Tied())
+    layout, theta = parts(Tied())
+    exported = export.assemble(layout, theta, ModelCard(whole.names, whole.tied))
+    assert exported.missing == ("scale", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+    assert exported.parameters == layout.numel
+
+
+def with_config(model: Any) -> Any:
+    model.config = Config()
+    return model
+
+
+def test_hf_is_cut_into_files_with_an_index(tmp_path: Path) -> None:
+    """Each tensor is in the file that the index names, and the configuration names the dtype of the parameters."""
+    names = written(tmp_path, "hf", "float16", model=with_config(Tied()), part_bytes=60)
+    parts_written = [name for name in names if name.startswith("model-")]
+    assert len(parts_written) > 1
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    found: dict[str, Tensor] = {}
+    for part in parts_written:
+        tensors = safetensors.torch.load_file(tmp_path / part)
+        assert {index["weight_map"][name] for name in tensors} == {part}
+        found |= tensors
+    assert found.keys() == expected(Tied()).keys() - {"head.weight"}
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in found.values())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float16"
+
+
+def gpt2(transformers: Any) -> Any:
+    config = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert(transformers: Any) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def untied_llama(transformers: Any) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def t5(transformers: Any) -> Any:
+    config = transformers.T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def resnet(transformers: Any) -> Any:
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
+    return transformers.ResNetForImageClassification(config)
+
+
+@pytest.mark.parametrize("build", [gpt2, bert, untied_llama, t5, resnet])
+@pytest.mark.parametrize(("dtype", "part_bytes"), [("keep", 1000), ("bfloat16", 10**9)])
+def test_from_pretrained_restores_the_state_dict(build: Any, dtype: str, part_bytes: int, tmp_path: Path) -> None:
+    """Every entry of it, in the dtype that was asked for: tied or not, with buffers, in one file or several."""
+    transformers = pytest.importorskip("transformers")
+    model = build(transformers)
+    written(tmp_path, "hf", dtype, model=model, part_bytes=part_bytes)
+    loaded, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    wanted = expected(model if dtype == "keep" else model.to(torch.bfloat16))
+    assert same(loaded.state_dict(), wanted)
+
+
+def test_hf_needs_a_configuration_and_all_values(tmp_path: Path) -> None:
+    """A folder that `from_pretrained` would fill up with random values is never written."""
+    with pytest.raises(ConfigError, match=r"--format=hf needs the model's config\.json"):
+        written(tmp_path, "hf")
+    whole = card_of(with_config(Tied()))
+    with pytest.raises(ConfigError, match="needs values that the run does not have: scale, norm"):
+        written(tmp_path, "hf", card=ModelCard(whole.names, whole.tied, whole.files))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_export_stays_unless_it_may_be_replaced(tmp_path: Path) -> None:
+    """With permission its other files go too: a reader would take them for parts of the new one."""
+    written(tmp_path, "hf", model=with_config(Tied()), part_bytes=60)
+    (tmp_path / "README.md").write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"--out=.* has config\.json, .* already; choose another folder"):
+        written(tmp_path, "safetensors")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    written(tmp_path, "safetensors", replace=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "model.safetensors"}
+
+
+def test_a_failed_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the earlier model is whole, and nothing half-written is left."""
+    written(tmp_path, "safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        (tmp_path / ".unfinished-model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "write_tensors", full)
+    with pytest.raises(ConfigError, match="no space left on device"):
+        written(tmp_path, "safetensors", replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ConfigError, match="can't be a folder for the model"):
+        written(tmp_path / "x", "safetensors")

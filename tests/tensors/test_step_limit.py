@@ -1,0 +1,309 @@
+"""No mean counts for more than a multiple of the median length of the shard's last means, on all replicas alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.tensors import codec, step_limit
+from p2p_diloco.tensors.delayed import DelayedNesterov
+from p2p_diloco.tensors.flat import BLOCK
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.limits import Room, square
+from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.step_limit import GROWTH, LENGTHS, LENGTHS_MAX, LENGTHS_MIN
+from p2p_diloco.tensors.store import Proposal, ShardStore
+
+NUMEL = 40
+TIMES = 2.0
+PLAIN = OuterOptimizer(lr=1.0, momentum=0.0)
+OUTERS = [OuterOptimizer(), OuterOptimizer("adam", lr=0.1), DelayedNesterov(OuterOptimizer(), 2)]
+lengths_of_honest_means = st.lists(st.floats(1.0, 2.0), min_size=LENGTHS_MIN, max_size=15)
+
+
+def layout(numel: int = NUMEL) -> Layout:
+    return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+
+
+def store(outer: OuterOptimizer | DelayedNesterov = PLAIN, limit: float = TIMES, numel: int = NUMEL) -> ShardStore:
+    return ShardStore(layout(numel), outer, torch.zeros(numel), limit)
+
+
+def of_length(length: float, seed: int = 0, numel: int = NUMEL) -> Tensor:
+    """A mean of this length, in a direction of its own."""
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+    return (values / values.norm() * length).to(torch.float32)
+
+
+def step(held: ShardStore, mean: Tensor, name: str = "fp32", buffered: int = 0) -> Proposal:
+    """Take the outer step on a mean."""
+    made = held.propose(0, codec.encode(mean, name), name, b"meta", 1, buffered)
+    held.accept(0, made)
+    return made
+
+
+def moved(held: ShardStore, mean: Tensor) -> float:
+    """How far θ moves with one step on a mean."""
+    before = held.theta(0).clone()
+    step(held, mean)
+    return (held.theta(0) - before).norm().item()
+
+
+# -- how far one mean can move a shard
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths_of_honest_means, st.floats(1e-3, 1e15), st.sampled_from([1.0, 1.5, 4.0]))
+def test_no_mean_moves_a_shard_further_than_the_limit(lengths, wrong, times):
+    held = store(limit=times)
+    for length in lengths:
+        step(held, of_length(length))
+    median = statistics.median(value for value in held.state(0)[LENGTHS].tolist() if value > 0)
+    assert moved(held, -of_length(wrong, 1)) <= times * median * (1 + 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1.0, 2.0), min_size=LENGTHS_MIN, max_size=15), st.integers(0, 1000))
+def test_means_of_like_length_are_taken_to_the_bit_as_without_a_limit(lengths, seed):
+    """None is longer than twice another: the limit changes no bit of θ nor of the momentum."""
+    free, held = (store(OuterOptimizer(), limit) for limit in (0.0, TIMES))
+    for index, length in enumerate(lengths):
+        mean = of_length(length, seed + index)
+        step(free, mean)
+        assert step(held, mean).factor == 1
+    assert torch.equal(free.theta(0), held.theta(0))
+    assert torch.equal(free.state(0)["m"], held.state(0)["m"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), min_size=LENGTHS_MAX + 20, max_size=LENGTHS_MAX + 20))
+def test_while_fewer_than_half_of_the_last_means_are_wrong_the_limit_stays_that_of_the_honest_ones(wrong):
+    """Of any nine, four at most: no step is longer than the limit times the longest honest mean."""
+    held = store()
+    for _ in range(LENGTHS_MAX):
+        step(held, of_length(1.0))
+    recent = [False] * LENGTHS_MAX
+    for lies in wrong:
+        lies = lies and sum(recent[1:]) < LENGTHS_MAX // 2
+        recent = [*recent[1:], lies]
+        assert moved(held, of_length(1e6 if lies else 1.0)) <= TIMES * (1 + 1e-5)
+
+
+def test_a_mean_that_stays_long_is_taken_in_full_in_the_end():
+    """Cutting does not stop a run whose means are long: each five rounds the limit is GROWTH times as high, however
+    low it is."""
+    for times in (1.0, TIMES):
+        held = store(limit=times)
+        for _ in range(LENGTHS_MAX):
+            step(held, of_length(1.0))
+        factors = [step(held, of_length(50.0)).factor for _ in range(25)]
+        assert factors[:6] == pytest.approx([times / 50] * 5 + [times * GROWTH / 50])
+        assert factors[-1] == 1
+
+
+# -- what counts as a length
+
+
+def test_the_first_means_are_not_cut_and_the_next_one_is():
+    held = store()
+    assert [step(held, of_length(length)).factor for length in (1.0, 500.0, 1.0)] == [1, 1, 1]
+    assert step(held, of_length(4.0)).factor == pytest.approx(0.5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8))
+def test_rounds_without_progress_change_neither_lengths_nor_the_limit(idle):
+    """Means of length 0, of rounds in which all peers are idle, however many, wherever they fall."""
+    held, plain = store(), store()
+    for index, count in enumerate(idle):
+        for _ in range(count):
+            assert step(held, torch.zeros(NUMEL)).factor == 1
+        for each in (held, plain):
+            step(each, of_length(1.0 + index / 4, index))
+    assert torch.equal(held.state(0)[LENGTHS], plain.state(0)[LENGTHS])
+    assert step(held, of_length(100.0)).factor == step(plain, of_length(100.0)).factor
+
+
+def test_a_mean_is_remembered_with_its_length_before_the_cut_up_to_three_times_the_median():
+    held = store(limit=1.0)
+    for length in (1.0, 2.0, 3.0, 1000.0, 4.0):
+        step(held, of_length(length))
+    assert held.state(0)[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 3, 6, 4])
+
+
+def test_a_mean_whose_squares_exceed_fp32_counts_for_nothing():
+    """Finite values all the same; it is remembered like any other that is too long, before the limit applies not at
+    all."""
+    held, long = store(), torch.full((NUMEL,), 1e30)
+    step(held, long)
+    assert not held.state(0)[LENGTHS].any()
+    held.theta(0).zero_()
+    for _ in range(LENGTHS_MIN):
+        step(held, of_length(1.0))
+    assert moved(held, long) == 0
+    assert held.state(0)[LENGTHS][-4:].tolist() == pytest.approx([1, 1, 1, GROWTH])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_mean_that_is_not_finite_is_refused_with_lengths_and_without(value):
+    held = store()
+    for length in (None, 1.0, 1.0, 1.0):
+        if length is not None:
+            step(held, of_length(length))
+        bad = torch.ones(NUMEL)
+        bad[7] = value
+        with pytest.raises(ValueError, match="not finite"):
+            held.propose(0, codec.encode(bad, "fp32"), "fp32", b"")
+
+
+def test_other_rates_change_no_limit():
+    """The mean is limited, not the step: ten times the learning rate makes a step ten times as long."""
+    held, mean = store(), of_length(1.0)
+    for _ in range(4):
+        step(held, mean)
+    before = held.theta(0).clone()
+    made = held.propose(0, codec.encode(mean, "fp32"), "fp32", b"", rates=(10.0, 0.0))
+    assert made.factor == 1
+    assert (before - made.theta).norm().item() == pytest.approx(10.0)
+
+
+def test_with_delayed_nesterov_the_mean_of_each_commit_is_limited_before_it_enters_the_buffer():
+    held = store(DelayedNesterov(OuterOptimizer(lr=1.0), 2))
+    for index in range(6):
+        step(held, of_length(1.0), buffered=index % 2)
+    step(held, of_length(100.0, 1))
+    assert held.state(0)["b"].norm().item() == pytest.approx(TIMES)
+
+
+def test_each_shard_has_lengths_of_its_own():
+    """The mean of one shard says nothing of another's: fragments and shards may have means of unlike length."""
+    held = ShardStore(
+        Layout.build((ParamSpec("p", (8,), "float32"),), 1, shard_elements=4), PLAIN, torch.zeros(8), TIMES
+    )
+    for _ in range(4):
+        for shard, length in enumerate((1.0, 100.0)):
+            raw = codec.encode(of_length(length, numel=4), "fp32")
+            made = held.propose(shard, raw, "fp32", b"")
+            assert made.factor == 1
+            held.accept(shard, made)
+
+
+# -- the same bits on all replicas
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "int8", "int4", "e3m0"])
+@pytest.mark.parametrize("numel", [NUMEL, BLOCK + 5000])
+def test_the_cut_is_the_documented_formula_to_the_bit(name, numel):
+    """f = times · median / ‖ḡ‖ in fp64, rounded to fp32; each element times f, rounded to fp32; after decoding."""
+    held = store(numel=numel)
+    for length in (1.0, 1.5, 2.0, 2.5):
+        step(held, of_length(length, numel=numel))
+    known = [value for value in held.state(0)[LENGTHS].tolist() if value > 0]
+    raw, before = codec.encode(of_length(70.0, 3, numel), name), held.theta(0).clone()
+    decoded = codec.decode(raw, name, numel)
+    norm = math.sqrt(square(iter(decoded.split(BLOCK)), Room()))
+    factor = np.float32(TIMES * statistics.median(known) / norm)
+    made = held.propose(0, raw, name, b"")
+    assert made.factor == factor
+    assert torch.equal(made.theta, before - torch.from_numpy(decoded.numpy() * factor))
+    assert made.state[LENGTHS][-1].item() == np.float32(GROWTH * statistics.median(known))
+
+
+@pytest.mark.parametrize("outer", OUTERS, ids=["sgd", "adam", "delayed"])
+def test_a_replica_that_loads_a_state_goes_on_to_the_bit(outer):
+    """Exported with the lengths, loaded elsewhere: the digest is the same, and the next long mean is cut alike."""
+    giver, taker = store(outer), store(outer)
+    for index in range(5):
+        step(giver, of_length(1.0 + index / 3, index), "bf16", index % 2)
+    raw = b"".join(giver.export(0))
+    assert len(raw) == giver.state_nbytes(0)
+    loaded = taker.load(0, raw, b"meta")
+    assert loaded.digest == giver.digest(0, b"meta")
+    taker.accept(0, loaded)
+    steps = [step(held, of_length(80.0, 9), "bf16", 1) for held in (giver, taker)]
+    assert steps[0].factor == steps[1].factor < 1
+    assert steps[0].digest == steps[1].digest == giver.digest(0, b"meta") == taker.digest(0, b"meta")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.0, 1e4), min_size=1, max_size=14), st.integers(0, 1000))
+def test_replicas_that_apply_the_same_commits_agree_after_each(lengths, seed):
+    one, two = store(OuterOptimizer()), store(OuterOptimizer())
+    for index, length in enumerate(lengths):
+        mean = of_length(length, seed + index)
+        assert step(one, mean, "bf16").digest == step(two, mean, "bf16").digest
+
+
+@pytest.mark.parametrize("bit", [0, 22])
+def test_the_digest_covers_the_lengths(bit):
+    """A flipped bit in them, in memory or on the way, leads to another digest."""
+    held = store()
+    step(held, of_length(1.0))
+    raw, sound = bytearray(b"".join(held.export(0))), held.digest(0, b"")
+    raw[-4 + bit // 8] ^= 1 << bit % 8
+    assert store().load(0, raw, b"").digest != sound
+    held._states[0][LENGTHS].view(torch.int32)[-1] ^= 1 << bit
+    assert held.digest(0, b"") != sound
+
+
+def test_a_proposal_changes_no_length():
+    held = store()
+    for _ in range(4):
+        step(held, of_length(1.0))
+    before = held.state(0)[LENGTHS].clone()
+    made = held.propose(0, codec.encode(of_length(50.0), "fp32"), "fp32", b"")
+    assert torch.equal(held.state(0)[LENGTHS], before)
+    assert not torch.equal(made.state[LENGTHS], before)
+    assert torch.equal(held.restate(0, b"n").state[LENGTHS], before)
+
+
+def test_a_mean_that_is_cut_by_half_or_more_is_a_warning_once_it_is_taken(caplog):
+    """Not for a proposal; a smaller cut is no warning, because honest runs have some."""
+    held = store()
+    for _ in range(4):
+        step(held, of_length(1.0))
+    step(held, of_length(3.0))
+    held.propose(0, codec.encode(of_length(50.0), "fp32"), "fp32", b"")
+    assert not caplog.text
+    step(held, of_length(50.0))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "shard 0: a mean was cut to 0.04 of its length (step_limit)"
+    ]
+
+
+def test_without_a_limit_the_state_has_no_lengths():
+    """It is the state of a version that had no limit, of the same digest."""
+    free = store(limit=0.0)
+    for length in (1.0, 1.0, 1.0, 1000.0):
+        assert step(free, of_length(length)).factor == 1
+    assert set(free.state(0)) == {"m"}
+    assert free.state_nbytes(0) == 4 * 2 * NUMEL
+
+
+def test_the_numbers_of_the_documents():
+    """The table in docs/math.md: single elements, and what becomes of each."""
+    held, taken = store(limit=RunConfig().step_limit, numel=1), []
+    for value in (1.0, 2.0, 4.0, 9.0, 0.0, -60.0):
+        before = held.theta(0).item()
+        step(held, torch.tensor([value]))
+        taken.append(before - held.theta(0).item())
+    assert taken == pytest.approx([1, 2, 4, 2.5, 0, -3.75])
+    assert held.state(0)[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 4, 6, 9])
+
+
+def test_a_checkpoints_lengths_are_kept_forgotten_or_left_out_as_its_run_asks():
+    """Kept in the same run; none are known in another one, nor from a version without them; none without a limit."""
+    new, old = {"m": torch.ones(2), LENGTHS: torch.ones(LENGTHS_MAX)}, {"m": torch.ones(2)}
+    assert step_limit.restored(new, TIMES, forget=False) is new
+    assert step_limit.restored(old, 0.0, forget=False) is old
+    assert set(step_limit.restored(new, 0.0, forget=False)) == {"m"}
+    for state, forget in ((new, True), (old, False)):
+        assert not step_limit.restored(state, TIMES, forget=forget)[LENGTHS].any()
