@@ -60,23 +60,6 @@ class AsynchronousLog(ShardLog):
         strangers = [p for p in self.lead.candidates() if self.roster.presumed(p) and p not in promised]
         return [*super().unpromised(), *strangers]
 
-    def waiting(self) -> str:
-        """Return one sentence that says what this peer's submission waits for; an empty string if it waits for
-        nothing."""
-        _, holder = self.lead.target()
-        if holder != self.me:
-            return f"waiting for {holder} to answer a submission"
-        if unpromised := self.unpromised():
-            return f"taking over shard {self.shard}, waiting for a promise of {', '.join(sorted(unpromised))}"
-        if missing := self.waited_for():
-            return f"waiting for {', '.join(missing)} to hold a commit of shard {self.shard}"
-        workers = len(self._workers())
-        if workers < self.needed:
-            least = self.rules.needed(self.revision_next, first=False)
-            key = "min_peers" if self.needed <= least else "start_peers"
-            return f"waiting for peers: {workers} of {self.needed} ({key}) are alive"
-        return ""
-
     def waited_for(self) -> list[str]:
         """Return the peers that must hold the proposed commit and have not confirmed that they do."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
@@ -121,21 +104,20 @@ class AsynchronousLog(ShardLog):
         """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. With
         ``trusted`` set, the number of workers does not matter, because the commit then only makes a version that
         matches damaged tensors."""
-        return super()._able() and (self.round.trusted or len(self._workers()) >= self.needed)
+        return super()._able() and (self.round.trusted or len(self.workers()) >= self.needed)
 
-    def _workers(self) -> list[str]:
+    def workers(self) -> list[str]:
         """Return the live workers that hold a state."""
         return [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
 
     def _training(self) -> list[str]:
         """Return the workers that are expected to submit: live workers that hold a state and are not idle."""
-        return [p for p in self._workers() if (s := self.roster.summary(p)) is not None and not s.idle]
+        return [p for p in self.workers() if (s := self.roster.summary(p)) is not None and not s.idle]
 
     # -- submissions
 
     def contribute(self, mine: Contribution, now: float) -> list[Effect]:
-        self.round.patience = self.rules.dead_after
-        self.round.asks_at = now + self.round.patience
+        self.own.wait(now, self.rules.dead_after)
         return super().contribute(mine, now)
 
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
@@ -229,12 +211,8 @@ class AsynchronousLog(ShardLog):
         self.append(commit, now)
         follows = self.begin(now)
         answers: list[Effect] = []
-        draft = self.round.draft if isinstance(self.round.working, Average) else None
-        if (
-            draft is not None
-            and self.state is not None
-            and worth_a_commit(self.me, self.state.plan, draft.plan.succession)
-        ):
+        state, draft = self.state, self.round.draft if isinstance(self.round.working, Average) else None
+        if draft is not None and state is not None and worth_a_commit(self.me, state.plan, draft.plan.succession):
             self.owed = owed
         else:
             answers = [effect for peer, base in sorted(owed.items()) for effect in self._answer(peer, base)]
@@ -402,12 +380,7 @@ class AsynchronousLog(ShardLog):
             return []
         unheard, self.unheard = self.unheard, {}
         effects: list[Effect] = [Send(p, held) for p, held in unheard.items() if held.version == self.version]
-        own = self.own
-        if own.mine is None or own.handed in (None, self.me) or now < self.round.asks_at:
-            return effects
-        self.round.ask_later(now, self.rules.say_again)
-        own.handed = None
-        return effects + self.deliver(now)
+        return effects + self.deliver(now) if self.own.sends_again(now) else effects
 
     # -- failover
 

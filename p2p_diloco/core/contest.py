@@ -18,16 +18,21 @@ def wins(lead: Leadership, term: int, peer: str) -> bool:
     return lead.rank(term, peer) >= lead.present and not barred and lead.entitles(peer, term)
 
 
-def is_overruled(lead: Leadership, sender: str, refusal: Outdated) -> bool:
-    """Whether a refusal shows that this peer takes the wrong peer for the holder of the term. The refusal does so if it
-    names a claim that wins against the known one. It also does so if the known holder sent it and names another peer,
-    because that holder has forgotten its own claim."""
+def overruling(lead: Leadership, sender: str, refusal: Outdated) -> tuple[int, str] | None:
+    """Return the claim that a refusal shows to hold, as (term, holder), if this peer takes the wrong peer for the
+    holder of the term; else None. The refusal does so if it names a claim that wins against the known one. It also does
+    so if the known holder sent it and names another peer, because that holder has forgotten its own claim. If that
+    other peer may not hold the term because a candidate is back, the plan holds again: else two peers outside the plan
+    could take each other for the holder without end."""
     if lead.state is None or refusal.base != lead.state.version:
-        return False
+        return None
+    named = refusal.term, refusal.holder
     if sender == lead.holder != refusal.holder:
-        return lead.entitles(refusal.holder, refusal.term)
-    greater = lead.rank(refusal.term, refusal.holder) > lead.rank(lead.term, lead.holder)
-    return greater and wins(lead, refusal.term, refusal.holder)
+        candidates = lead.candidates()
+        back = sender not in candidates and any(map(lead.able, candidates))
+        return named if lead.entitles(refusal.holder, refusal.term) else (0, candidates[0]) if back else None
+    greater = lead.rank(*named) > lead.rank(lead.term, lead.holder)
+    return named if greater and wins(lead, *named) else None
 
 
 def outbids(lead: Leadership, refusal: Outdated) -> bool:

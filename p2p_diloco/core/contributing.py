@@ -231,6 +231,16 @@ class Contributing:
             self.to_land.rotate(-1)
         return False
 
+    def left_out(self, shard: int, base: Version) -> bool:
+        """Return whether the exchange under way lacks a shard that is due at this version: the shard has joined another
+        lineage meanwhile. If so, record that no exchange is under way: the trainer is to go on with all shards that are
+        due. Else peers could wait for each other without end, each in another shard."""
+        log, flight = self.logs[shard], self.flight
+        if flight is None or log.version != base or flight.get(shard) == base or self._stands_at(log) != self._lowest():
+            return False
+        self.flight = None
+        return True
+
     def renew_incarnation(self, shards: Iterable[int]) -> None:
         """Raise this peer's incarnation if one of these shards counts a contribution with a higher id than this peer
         has used. New contributions with lower ids would never be counted."""

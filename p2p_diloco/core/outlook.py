@@ -17,12 +17,12 @@ def waiting(replica: Replica) -> str:
         return _waiting_for_a_state(replica)
     if replica.rules.asynchronous:
         logs = [replica.logs[shard] for shard in replica.own.flight or ()]
-        waits = (log.waiting() for log in logs if isinstance(log, AsynchronousLog) and log.own.mine is not None)
-        return next(filter(None, waits), "")
+        mine = (log for log in logs if isinstance(log, AsynchronousLog) and log.own.mine is not None)
+        return next(filter(None, (_waiting_for_an_answer(replica, log) for log in mine)), "")
     flight = replica.own.flight or {}
     open_ones = [replica.logs[shard] for shard, base in flight.items() if replica.logs[shard].version == base]
-    mine = (_waiting_as_aggregator(replica, log) for log in open_ones if log.lead.holder == replica.me)
-    if text := next(filter(None, mine), ""):
+    led = (_waiting_as_aggregator(replica, log) for log in open_ones if log.lead.holder == replica.me)
+    if text := next(filter(None, led), ""):
         return text
     return _waiting_for_commits(replica, open_ones) if open_ones else ""
 
@@ -45,17 +45,38 @@ def _waiting_for_a_state(replica: Replica) -> str:
     return f"fetching the state of the run from {donors}: {got} of {len(replica.logs)} shards"
 
 
+def _waiting_for_an_answer(replica: Replica, log: AsynchronousLog) -> str:
+    _, holder = log.lead.target()
+    if holder != replica.me:
+        return f"waiting for {holder} to answer a submission"
+    if text := _waiting_for_promises(log):
+        return text
+    if missing := log.waited_for():
+        return f"waiting for {', '.join(missing)} to hold a commit of shard {log.shard}"
+    if (workers := len(log.workers())) < log.needed:
+        return f"waiting for peers: {workers} of {log.needed} ({_key_of_needed(replica, log)}) are alive"
+    return ""
+
+
+def _waiting_for_promises(log: ShardLog) -> str:
+    missing = ", ".join(sorted(log.unpromised()))
+    return f"taking over shard {log.shard}, waiting for a promise of {missing}" if missing else ""
+
+
+def _key_of_needed(replica: Replica, log: ShardLog) -> str:
+    """The setting that says how many peers the next outer step needs."""
+    return "start_peers" if log.needed > replica.rules.needed(log.revision_next, first=False) else "min_peers"
+
+
 def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
-    if unpromised := log.unpromised():
-        return f"taking over shard {log.shard}, waiting for a promise of {', '.join(sorted(unpromised))}"
+    if text := _waiting_for_promises(log):
+        return text
     if missing := log.waited_for():
         paused = (peer for peer in missing if (s := replica.roster.summary(peer)) is not None and s.paused)
         marks = dict.fromkeys(paused, " (paused)")
         return f"waiting for the contributions of {', '.join(peer + marks.get(peer, '') for peer in missing)}"
     if (came := len(log.round.inbox)) < log.needed:
-        least = replica.rules.needed(log.revision_next, first=False)
-        key = "start_peers" if log.needed > least else "min_peers"
-        return f"waiting for peers: {came} of {log.needed} ({key}) have contributed"
+        return f"waiting for peers: {came} of {log.needed} ({_key_of_needed(replica, log)}) have contributed"
     return ""
 
 

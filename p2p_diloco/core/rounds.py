@@ -38,7 +38,7 @@ class Rounds:
             case Commit():
                 return self._committed(sender, message, now)
             case Want(shard, base):
-                return self.logs[shard].wanted(sender, base, now)
+                return [*self.training.wanted(shard, base, now), *self.logs[shard].wanted(sender, base, now)]
             case Held(shard, version):
                 return self.logs[shard].held(sender, version, now)
             case Stale(shard):

@@ -41,8 +41,7 @@ class ShardLog(ABC):
         self.counts_me = False  # whether the commit that made the present version counts this peer
         self.frozen = False  # this lineage is about to be replaced: nothing is appended
         self.round = Round(Leadership(roster, None))
-        self.incoming, self.outgoing = Incoming(rules, roster), Outgoing(rules, roster)
-        self.own = own
+        self.incoming, self.outgoing, self.own = Incoming(rules, roster), Outgoing(rules, roster), own
 
     # -- questions
 
@@ -390,11 +389,10 @@ class ShardLog(ABC):
         """Handle a refusal that names another holder of the term. Accept that holder if `contest` says so."""
         if contest.outbids(self.lead, refusal):
             return self.ask()
-        if refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term):
-            return [not_entitled(self.shard, sender, refusal.holder, refusal.term)]
-        if not contest.is_overruled(self.lead, sender, refusal):
-            return []
-        self.concede(refusal.term, refusal.holder)
+        if (claim := contest.overruling(self.lead, sender, refusal)) is None:
+            wrong = refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term)
+            return [not_entitled(self.shard, sender, refusal.holder, refusal.term)] if wrong else []
+        self.concede(*claim)
         return self.deliver(now)
 
     def concede(self, term: int, holder: str) -> None:

@@ -43,6 +43,8 @@ class Submitting(Sending):
 
     def __init__(self, me: str, rules: Rules) -> None:
         super().__init__(me, rules)
+        # when to send the submission again, and the seconds to wait after that; it outlives rounds, and so do these
+        self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
@@ -80,6 +82,21 @@ class Submitting(Sending):
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
         return self.mine is not None
+
+    def wait(self, now: float, patience: float) -> None:
+        """Wait for an answer for ``patience`` seconds before the submission is sent again."""
+        self.patience, self.again_at = patience, now + patience
+
+    def sends_again(self, now: float) -> bool:
+        """Return whether to send the submission again, because the answer to it may have been lost. That is so at
+        growing intervals, which begin once the aggregator has received it."""
+        if self.mine is None or self.handed in (None, self.me):
+            self.wait(now, self.patience)
+        elif now >= self.again_at:
+            self.wait(now, min(2 * self.patience, self.rules.say_again))
+            self.handed = None
+            return True
+        return False
 
     def stale(self, refusal: Stale, state: State | None) -> None:
         """Handle the aggregator's refusal of a submission that is too stale. The exchange ends once this peer has

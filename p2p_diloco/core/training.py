@@ -7,10 +7,11 @@ start and the merges are delayed only for a bounded time, because other peers ma
 from __future__ import annotations
 
 from .contributing import Contributing
-from .events import Apply, Effect, Ready
+from .events import Apply, Effect, Ready, Release
 from .logs import Logs
 from .roster import Roster
 from .rules import Rules
+from .version import Version
 
 
 class Training:
@@ -42,6 +43,13 @@ class Training:
             return False
         self.last_step = now
         return True
+
+    def wanted(self, shard: int, base: Version, now: float) -> list[Effect]:
+        """Handle an aggregator's request for this peer's contribution to a shard at the version ``base``."""
+        if self.rules.asynchronous or not self.own.left_out(shard, base):
+            return []
+        self.last_step = now
+        return [Release(sent=True)]
 
     # -- what follows
 

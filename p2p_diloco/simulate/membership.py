@@ -68,6 +68,8 @@ class Membership:
     _first: dict[tuple[int, Version | None], float] = field(
         default_factory=dict
     )  # by shard and version: the first send
+    # by fragment and epoch: the working peers that a shard's round did not wait for, because they miss rounds often
+    _often: dict[tuple[int, int], set[str]] = field(default_factory=dict)
 
     @property
     def patience(self) -> float:
@@ -118,14 +120,17 @@ class Membership:
 
     def averages(self, process: Process, work: Average) -> None:
         """Check that an outer step counts at least half of the working peers, and at least two peers if several work
-        (invariant m). A peer that has missed several rounds in a row does not count as working."""
+        (invariant m). A peer that has missed several rounds in a row does not count as working. Nor does one that
+        another shard of the fragment has left out at this epoch for that reason, because it is then left out of all."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
         came = {peer for peer, _ in work.contributions}
         alive = self.world.alive.items()
         works = {name for name, other in alive if self._works(other, work.shard, log.version)}
-        working = came | {name for name in works if not log.attendance.misses_often(name)}
+        often = self._often.setdefault((log.fragment, work.base.epoch), set())
+        often |= {name for name in works if log.attendance.misses_often(name)}
+        working = came | works - often
         least = min(len(working), max(2, math.ceil(len(working) / 2)))
         text = (
             f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only, though {sorted(working)} work"
@@ -147,13 +152,16 @@ class Membership:
 
     def at_peace(self) -> None:
         """Check at the end that every peer that has been live for a long time, and does not pause, has had a
-        contribution counted recently (invariant l)."""
+        contribution counted recently; in asynchronous mode, that its submission has had an answer (invariant l)."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
-        if world.rules.asynchronous or world.now - self.quiet_from < limit:
+        if world.now - self.quiet_from < limit:
             return
         for name, process in world.alive.items():
+            if world.rules.asynchronous:
+                self._has_answer(name, process, limit)
+                continue
             life = self._life(process)
             late = world.now - max(life.counted_at, life.excused_until, life.joined, process.born)
             done = world.data is not None and world.data.ended(process)
@@ -161,6 +169,14 @@ class Membership:
             require(counted, "l", f"{name} was not counted in the last {late:.1f} s")
 
     # -- inside
+
+    def _has_answer(self, name: str, process: Process, limit: float) -> None:
+        """Check that the exchange of this peer's trainer, if one is under way, has not lasted for longer than
+        ``limit`` seconds without faults (invariant l)."""
+        exchange = self._life(process).open
+        if exchange is not None and process.blocked and not process.released:
+            lasts = self.world.now - max(exchange.sent, self.quiet_from)
+            require(lasts < limit, "l", f"{name} waits for an answer to its submission since {lasts:.1f} s")
 
     def _life(self, process: Process) -> Attended:
         """Return the record of this process."""

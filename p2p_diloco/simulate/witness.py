@@ -13,6 +13,7 @@ from p2p_diloco.core.events import Apply, Average, Carry, Fill, Loaded
 from p2p_diloco.core.lending import is_empty, submissions
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.state import grown_from
 from p2p_diloco.core.version import Version
 
 from .model import require
@@ -44,7 +45,7 @@ class Witness:
         that they were made on."""
         shard, trainer = loaded.shard, process.trainer
         before = self.bases.get((id(trainer), shard))
-        left = before is not None and process.replica.logs[shard].relation(before) == "fork"
+        left = before is not None and not grown_from(process.replica.logs[shard].state, before)
         self.bases[id(trainer), shard] = loaded.version
         for step in bits(trainer.pending(shard)) if left or loaded.carry is Carry.SUBTRACT else ():
             self.begun[step][shard] = loaded.version

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.contest import is_overruled, outbids, wins
+from p2p_diloco.core.contest import outbids, overruling, wins
 from p2p_diloco.core.events import Send
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX
 from p2p_diloco.core.messages import Outdated, Promise, TakeOver
@@ -27,8 +27,23 @@ def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
     """Greater by term, if the term is that peer's turn. A holder that names another peer has forgotten its claim."""
     lead = leadership("e")
     lead.concede(1, "b")
-    assert is_overruled(lead, sender, Outdated(0, Peer.version(1), term, holder)) is overruled
-    assert not is_overruled(lead, sender, Outdated(0, Peer.version(2), term, holder))
+    assert overruling(lead, sender, Outdated(0, Peer.version(1), term, holder)) == (
+        (term, holder) if overruled else None
+    )
+    assert overruling(lead, sender, Outdated(0, Peer.version(2), term, holder)) is None
+
+
+def test_a_claim_from_outside_the_plan_that_its_holder_disowns_ends_once_a_candidate_is_back() -> None:
+    """While all candidates were gone, two other peers claimed the same term, and each now takes the other one for the
+    holder. With a candidate back neither may hold it, so the plan holds again."""
+    lead = leadership("e")
+    lead.concede(9, "x")
+    refusal = Outdated(0, Peer.version(1), 9, "y")
+    assert overruling(lead, "x", refusal) == (0, "a")
+    assert overruling(lead, "d", refusal) is None
+    for gone in "abcd":
+        dies(lead.roster, gone)
+    assert overruling(lead, "x", refusal) == (9, "y")
 
 
 def test_a_peer_that_was_passed_over_wins_nothing_from_an_able_one() -> None:
@@ -38,7 +53,7 @@ def test_a_peer_that_was_passed_over_wins_nothing_from_an_able_one() -> None:
     lead.roster.passes_over("c", 0.0)
     assert not wins(lead, 2, "c")
     assert wins(lead, 1, "b")
-    assert not is_overruled(lead, "d", Outdated(0, Peer.version(1), 2, "c"))
+    assert overruling(lead, "d", Outdated(0, Peer.version(1), 2, "c")) is None
     dies(lead.roster, "a")
     assert wins(lead, 2, "c")
 

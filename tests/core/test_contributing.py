@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Release, Restore, Stepped
 from p2p_diloco.core.lives import incarnation_after
-from p2p_diloco.core.messages import Contribution, Counted, Plan, Promise, State
+from p2p_diloco.core.messages import Contribution, Counted, Plan, Promise, State, Want
 from p2p_diloco.core.version import ContributionId, Version
 from tests.core.conftest import TWO, computed, moves_on, running, to
 
@@ -196,6 +196,22 @@ def test_an_exchange_is_over_when_all_its_shards_have_moved(peer: Any) -> None:
     b.contribute(0, 1)
     assert Release(sent=True) not in moves_on(b, 0)
     assert moves_on(b, 1)[-1] == Release(sent=True)
+
+
+def test_an_exchange_is_over_when_a_shard_that_it_lacks_is_asked_for(peer: Any) -> None:
+    """One of its shards has joined another lineage of the same epoch. There its aggregator waits for this peer, and may
+    itself be what the other shard waits for. A request for what is under way, or was made on what is left, ends
+    nothing."""
+    b = peer("b", group="ab", epoch=4, fragments=((0, 1),))
+    left = b.held
+    b.contribute(0, 1)
+    other = Version(0, 99, 4, "x")
+    b.replica.logs[0].adopt(b.state(0, 4, version=other, history=((3, "x3"), (4, "x"))), b.now)
+    b.feed(Stepped(0.5))
+    for want in (Want(1, left), Want(0, left)):
+        assert Release(sent=True) not in b.hear("a", want)
+    assert b.hear("a", Want(0, other))[0] == Release(sent=True)
+    assert b.feed(Merge())[0].due == (0, 1)
 
 
 def test_a_contribution_whose_base_has_changed_is_not_sent(peer: Any, life: int) -> None:

@@ -135,7 +135,7 @@ def test_the_sentence_passes_over_a_shard_whose_submission_is_counted(peer: Any)
         if average is first:
             c.hear("b", Held(0, proposed[0].version))
     c.averaged(c.hear("a", c.contribution(c.held)), "later")
-    assert c.replica.logs[0].waiting() == "waiting for b to hold a commit of shard 0"
+    assert c.replica.logs[0].waited_for() == ["b"]
     assert c.replica.waiting() == "waiting for b to hold a commit of shard 1"
 
 

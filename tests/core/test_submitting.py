@@ -98,6 +98,22 @@ def test_a_submission_without_answer_is_sent_again_ever_more_rarely(peer: Any) -
     assert to(a.pass_time(3.0), "c", Contribution) == [contribution]
 
 
+def test_a_submission_is_sent_again_though_its_shard_moves_on(peer: Any) -> None:
+    """The answer to it was lost, and others' commits come more often than it would be sent again. The time counts from
+    when it arrived: while it is on its way, it is not sent twice."""
+    a = running(peer, "a")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    assert to(a.pass_time(11.0), "c", Contribution) == []
+    a.feed(Delivered("c", contribution))
+    sent = []
+    for epoch in range(1, 12):
+        commit = next_commit(a, epoch=epoch)
+        a.hear("c", commit)
+        a.feed(Applied(0, commit.base, commit.version.digest))
+        sent += to(a.pass_time(1.0), "c", Contribution)
+    assert sent == [contribution]
+
+
 def test_the_last_peer_counts_its_own_submission_though_it_is_private(peer: Any) -> None:
     """Its aggregator is dead, so it has taken over."""
     a = running(peer, "a", eligible=False)

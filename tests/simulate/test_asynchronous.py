@@ -231,6 +231,7 @@ SABOTAGES = [
     ("an empty buffer is taken over", state, "fetched", "payload=None", "payload=None, buffered=0", "async", 10),
     ("a fetched plan gives the right", AsynchronousLog, "_claim_again", "if self.unproven", "if False", "async", 500),
     ("an exchange never ends", Submitting, "goes_on", "self.mine is not None", "True", "async", 10),
+    ("a lost refusal is not repeated", Submitting, "sends_again", "now >= self.again_at", "False", "torn", 20),
 ]
 
 SHOWN_BY = {
