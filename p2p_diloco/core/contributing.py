@@ -232,9 +232,8 @@ class Contributing:
         return False
 
     def left_out(self, shard: int, base: Version) -> bool:
-        """Return whether the exchange under way lacks a shard that is due at this version: the shard has joined another
-        lineage meanwhile. If so, record that no exchange is under way: the trainer is to go on with all shards that are
-        due. Else peers could wait for each other without end, each in another shard."""
+        """Return whether the exchange under way lacks a shard that is due, as that has joined another lineage. If so,
+        the exchange is over: else peers could wait for each other without end, each in another shard."""
         log, flight = self.logs[shard], self.flight
         if flight is None or log.version != base or flight.get(shard) == base or self._stands_at(log) != self._lowest():
             return False

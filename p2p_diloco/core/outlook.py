@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .asynchronous import AsynchronousLog
+from .revision import Revision
 from .shard import ShardLog
+from .state import steps_of
 
 if TYPE_CHECKING:
     from .replica import Replica
@@ -35,6 +37,18 @@ def round_now(replica: Replica) -> tuple[int, int, int] | None:
         if came and log.lead.holder == replica.me:
             return log.fragment, came, max(came + len(log.waited_for()), log.needed)
     return None
+
+
+def steps(replica: Replica) -> int:
+    """Return the inner steps, of a peer that makes H of them, that have led to the present state."""
+    of = [steps_of(replica.state(shard), replica.rules) for shard in range(len(replica.logs))]
+    return sum(min(of[shard] for shard in shards) for shards in replica.rules.fragments)
+
+
+def ended_by(replica: Replica) -> Revision:
+    """Return the revision whose stop the run has reached: the highest one of a shard by which the model is the last."""
+    held, model = {replica.state(shard).revision for shard in range(len(replica.logs))}, replica.roster.mine.model
+    return max((one for one in held if replica.rules.ended(model, one)), default=replica.revision)
 
 
 def _waiting_for_a_state(replica: Replica) -> str:

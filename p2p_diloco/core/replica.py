@@ -65,7 +65,7 @@ from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rounds import Rounds
 from .rules import Rules
-from .state import founding, steps_of
+from .state import founding
 from .state import founding_meta as founding_meta
 from .state import meta_of as meta_of
 from .synchronous import SynchronousLog
@@ -125,22 +125,18 @@ class Replica:
 
     @property
     def interval(self) -> int:
-        """The inner steps between two exchanges of a fragment, of a peer that makes H of them: by the H of the present
-        state, so the same for all peers that hold this state."""
+        """The inner steps between two exchanges of a fragment, by the H of the present state."""
         return self.rules.steps_between(self.revision)
 
     @property
     def steps(self) -> int:
-        """The inner steps, of a peer that makes H of them, that have led to the present state. This replica must hold
-        all shards."""
-        of = [steps_of(self.state(shard), self.rules) for shard in range(len(self.logs))]
-        return sum(min(of[shard] for shard in shards) for shards in self.rules.fragments)
+        """The inner steps, of a peer that makes H of them, that have led to the present state."""
+        return outlook.steps(self)
 
     @property
     def ended_by(self) -> Revision:
-        """The revision whose stop the run has reached: the highest one of a shard by which the model is the last."""
-        held, model = {self.state(shard).revision for shard in range(len(self.logs))}, self.roster.mine.model
-        return max((revision for revision in held if self.rules.ended(model, revision)), default=self.revision)
+        """The revision whose stop the run has reached."""
+        return outlook.ended_by(self)
 
     def state(self, shard: int) -> State:
         """Return the replicated state of a shard. This replica must hold one."""
@@ -157,8 +153,7 @@ class Replica:
         return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
 
     def round(self) -> tuple[int, int, int] | None:
-        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates; None
-        if no round that it aggregates has received a contribution."""
+        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates."""
         return outlook.round_now(self)
 
     @property

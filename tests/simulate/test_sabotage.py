@@ -123,7 +123,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if log.version is None or log.version != carried.base:",
         "if False:",
         "hesitant",
-        60,
+        330,
     ),
     ("the table is not fetched", state, "fetched", "payload=None", "payload=None, counted={}", "healed", 20),
     (
@@ -435,7 +435,7 @@ SHOWN_BY = {
     "a stuck fetch goes on": 35,
     "part of a fork adopted": 8,
     "a commit on any base": 31,
-    "sent though the base has changed": 36,
+    "sent though the base has changed": 329,
     "an old life's numbers": 6,
     "the dead are never probed": 12,
     "proposals overtaken are taken": 4,
