@@ -1,10 +1,14 @@
-"""The cost of few bits, fragments and overlap in held-out loss: real runs of two peers, compared seed by seed.
+"""What a setting costs in held-out loss, beside data-parallel training: real runs of two peers, compared by seed.
 
 Each run is two processes as a user would write them: a `Peer`, with a node and a libp2p daemon of its own, trains the
 built-in model. All runs of a seed start from one model, which was trained for some data-parallel steps and saved, and
 draw the same text. So two runs differ only in their setting, and the quotient of their losses is its cost.
 
+The data-parallel run is one peer alone whose batch is that of two, and whose outer step takes over what it has
+trained: each of its inner steps is a step of AdamW on both peers' share of samples.
+
 python examples/parity.py --folder parity                        # every setting, seeds 0, 1 and 2: over an hour
+python examples/parity.py --folder parity --against data-parallel --settings data-parallel bf16 averaging
 python examples/parity.py --folder parity --settings bf16 e3m0   # only these; bf16 is the baseline
 python examples/parity.py --folder parity --table                # only the table
 
@@ -37,6 +41,8 @@ from p2p_diloco.trainer.text import Batches, held_out_batches, training_part
 from p2p_diloco.trainer.train import new_optimizer, train, warm_start
 
 PEERS, SYNC_EVERY = 2, 20
+DATA_PARALLEL = "data-parallel"
+AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
 WINDOWS = {"count": 64, "batch_size": 16}  # held-out: 1024
 BASELINE = "bf16"
 OVERLAP = {"overlap_steps": 5}
@@ -57,11 +63,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "τ=5, rebase, lr 0.4": {**OVERLAP, "merge": "rebase", "outer_lr": 0.4},
     "N=2, τ=1, mix 0.5": {"num_fragments": 2, "overlap_steps": 1, "merge_alpha": 0.5},
     "N=2, τ=1, mix 0": {"num_fragments": 2, "overlap_steps": 1, "merge_alpha": 0.0},
+    DATA_PARALLEL: {**AVERAGING, "codec": "fp32"},
+    "averaging": AVERAGING,
+    "H=10": {"sync_every": 10},
+    "H=50": {"sync_every": 50},
+    "H=100": {"sync_every": 100},
 }
 """What differs from a run of bf16, by name."""
-WANTED = dict.fromkeys(("e3m0", "int4", "e3m0 both ways", "int4 both ways", "N=2"), 1.01)
-WANTED |= {"int8": 1.005, "N=2, τ=1, mix 0.5, e3m0": 1.03}
-"""The largest loss that a setting may have, relative to that of bf16."""
+FEW_BITS = dict.fromkeys(("e3m0", "int4", "e3m0 both ways", "int4 both ways", "N=2"), 1.01)
+WANTED = {BASELINE: {**FEW_BITS, "int8": 1.005, "N=2, τ=1, mix 0.5, e3m0": 1.03}, DATA_PARALLEL: {BASELINE: 1.01}}
+"""The largest loss that a setting may have, relative to that of another one."""
 PATIENT = {"heartbeat_interval": 5.0, "heartbeat_timeout": 900.0, "round_timeout": 3600.0}
 """Long enough that a busy or stopped machine does not count as a dead peer: a run counts only if both peers took part
 in each round."""
@@ -122,11 +133,12 @@ def starting_point(asked: argparse.Namespace, seed: int) -> Path:
 
 
 def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
-    """One run; raises RuntimeError unless both peers took part in all of its rounds and hold the same state."""
-    epochs, began = asked.steps // SYNC_EVERY, time.time()
-    fixed = {"sync_every": SYNC_EVERY, "stop_after_epochs": epochs, "start_peers": PEERS, **PATIENT}
-    told = {"seed": seed, "batch_size": asked.batch_size, "start": str(starting_point(asked, seed))}
-    told |= {"config": {**fixed, **SETTINGS[setting]}, "run_id": f"parity-{os.getpid()}-{time.time_ns()}"}
+    """One run; raises RuntimeError unless all peers took part in all of its rounds and hold the same state."""
+    began, peers = time.time(), 1 if setting == DATA_PARALLEL else PEERS
+    config = {"sync_every": SYNC_EVERY, "start_peers": peers, **PATIENT, **SETTINGS[setting]}
+    config["stop_after_epochs"] = epochs = asked.steps // config["sync_every"]
+    told = {"seed": seed, "batch_size": asked.batch_size * PEERS // peers, "start": str(starting_point(asked, seed))}
+    told |= {"config": config, "run_id": f"parity-{os.getpid()}-{time.time_ns()}"}
     ends: list[dict[str, Any]] = []
     with (asked.folder / "log.txt").open("ab") as log:
         processes: list[subprocess.Popen[str]] = []
@@ -135,7 +147,7 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
         watch.start()
         try:
             addresses: list[str] = []
-            for index in range(PEERS):
+            for index in range(peers):
                 values = json.dumps({**told, "index": index, "initial_peers": addresses})
                 command = [sys.executable, __file__, "--peer", values]
                 environment = {**os.environ, "XDG_STATE_HOME": str(asked.folder.resolve() / "state")}
@@ -152,7 +164,7 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
             end(processes)
     rounds = epochs * SETTINGS[setting].get("num_fragments", 1)
     if {end["rounds"] for end in ends} != {rounds} or len({end["digest"] for end in ends}) != 1:
-        raise RuntimeError(f"not every round had both peers: {ends}")
+        raise RuntimeError(f"not every round had all peers: {ends}")
     result = {"val_loss": ends[0]["val_loss"], "inner_steps": [end["steps"] for end in ends], "rounds": rounds}
     result |= {"bytes_sent": sum(end["bytes_sent"] for end in ends), "digest": ends[0]["digest"]}
     return {**identity(asked, setting, seed), **result, "seconds": round(time.time() - began, 1)}
@@ -213,9 +225,9 @@ def series(asked: argparse.Namespace) -> int:
 
 
 def table(asked: argparse.Namespace) -> Iterator[str]:
-    """Rows of docs/results.md: losses by seed, and how much higher than bf16's of the same seeds they are."""
-    base, seeds = found(asked, BASELINE), " | ".join(f"seed {seed}" for seed in range(asked.seeds))
-    yield f"| setting | {seeds} | mean | against {BASELINE} | bound |"
+    """Rows of docs/results.md: losses by seed, and how much higher they are than those of another setting."""
+    base, seeds = found(asked, asked.against), " | ".join(f"seed {seed}" for seed in range(asked.seeds))
+    yield f"| setting | {seeds} | mean | against {asked.against} | bound |"
     yield "|---" * (asked.seeds + 4) + "|"
     for setting in asked.settings:
         runs = found(asked, setting)
@@ -225,8 +237,10 @@ def table(asked: argparse.Namespace) -> Iterator[str]:
         quotients = [loss / base[seed]["val_loss"] for seed, loss in losses.items() if seed in base]
         cells = [f"{losses[seed]:.4f}" if seed in losses else "" for seed in range(asked.seeds)]
         cells += [told_with_spread(list(losses.values()), "{:.3f}", 1.0)]
-        cells += ["" if setting == BASELINE else told_with_spread([q - 1 for q in quotients], "{:+.2f}", 100.0) + " %"]
-        bound = WANTED.get(setting)
+        cells += [
+            "" if setting == asked.against else told_with_spread([q - 1 for q in quotients], "{:+.2f}", 100.0) + " %"
+        ]
+        bound = WANTED[asked.against].get(setting)
         missed = bound is not None and bool(quotients) and statistics.mean(quotients) > bound
         cells += ["" if bound is None else f"{100 * (bound - 1):+.1f} %" + (", **missed**" if missed else "")]
         yield f"| {setting} | {' | '.join(cells)} |"
@@ -242,9 +256,10 @@ def told_with_spread(values: Sequence[float], form: str, unit: float) -> str:
 
 def main() -> int:
     """The runs, then the table."""
-    parser = argparse.ArgumentParser(description="The cost of few bits, fragments and overlap in held-out loss.")
+    parser = argparse.ArgumentParser(description="What a setting costs in held-out loss.")
     parser.add_argument("--folder", type=Path, default=Path("parity"), help="for results, starting points and logs")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
+    parser.add_argument("--against", default=BASELINE, choices=WANTED, help="the setting that others are compared with")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0")
     parser.add_argument("--steps", type=int, default=1200, help="inner steps of each peer")
     parser.add_argument("--warm-start", type=int, default=400, help="data-parallel steps before the run")
