@@ -413,7 +413,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "waited |= {",
         "log.round.awaited = waited = {",
         "hostile",
-        120,
+        401,
     ),
     (
         "a refuted commit is applied again and again",
@@ -452,7 +452,7 @@ SHOWN_BY = {
     "a claim may be far beyond the known term": 0,
     "a live peer that does nothing is waited for": 4,
     "a peer that is told of its own claim needs no promises": 100,
-    "another claim lets a wait begin again": 118,
+    "another claim lets a wait begin again": 400,
     "a contribution may have any numbers": 66,
     "a commit may count any numbers": 1,
     "a refuted commit is applied again and again": 13,
