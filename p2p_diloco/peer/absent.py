@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.tensors.layout import FragmentPlan
@@ -35,7 +36,7 @@ class AbsentPeer:
         self.config = RunConfig()
         self.global_step = 0
         self._model = model
-        self._shards: list[Shard] = []
+        self._shards: dict[str, Shard] = {}
         self._handle = None if optimizer is None else optimizer.register_step_post_hook(self._count)
 
     @property
@@ -62,8 +63,12 @@ class AbsentPeer:
     ) -> Shard:
         """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
         data, found = data_set(dataset, name, epochs, fingerprint)
-        self._shards.append(Shard(data, found, f"main/{name}", Alone(data)))
-        return self._shards[-1]
+        shard = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
+        if shard.data != data:
+            mend = "give the same length, epochs and fingerprint, or another name"
+            raise ConfigError("was given before with other values", key="name", value=name, mend=mend)
+        shard.dataset = found
+        return shard
 
     def force_sync(self) -> None:
         """Do nothing: there is no other peer."""
@@ -99,6 +104,6 @@ class AbsentPeer:
         self.close()
 
     def _count(self, *_: object) -> None:
-        for shard in self._shards:
+        for shard in self._shards.values():
             shard.stepped()
         self.global_step += 1
