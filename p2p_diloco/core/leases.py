@@ -123,6 +123,21 @@ def used(table: Table) -> Spans:
     return minus(((0, table.next),) if table.next else (), _all((*table.leases, *table.freed)))
 
 
+def leased(table: Table) -> int:
+    """Return how many positions are leased."""
+    return length(lease.span for lease in table.leases)
+
+
+def freed(table: Table) -> int:
+    """Return how many positions were freed and not leased since."""
+    return length(lease.span for lease in table.freed)
+
+
+def used_count(table: Table) -> int:
+    """Return how many positions are used."""
+    return table.next - leased(table) - freed(table)
+
+
 def lowest(table: Table) -> int:
     """Return the lowest position that is not used."""
     return min((lease.start for lease in (*table.leases, *table.freed)), default=table.next)
