@@ -53,6 +53,7 @@ class Shard:
         self.rested = False
         """Whether a loader has ended, and since then no step has used the last batches that it gave."""
         self._turn = 0  # number of loops so far
+        self._looping = False
         self._ahead = 0  # the last so many delivered batches are for a later step
         self._drawn: deque[Spans] = deque()
         self._delivered: deque[Spans] = deque()
@@ -91,7 +92,7 @@ class Shard:
         self._drawn.clear()
         for _ in range(min(self._ahead, len(self._delivered))):
             self._delivered.pop()
-        self._ahead, self._turn = ahead, self._turn + 1
+        self._ahead, self._turn, self._looping = ahead, self._turn + 1, True
         return self._turn
 
     def goes_on(self, turn: int) -> None:
@@ -105,8 +106,12 @@ class Shard:
             raise UsageError("is in a newer loop", key="shard", value=self.data.name, mend=mend)
 
     def end(self) -> None:
-        """End a loop: nothing is delivered any more, so that the next step uses all that was."""
+        """Called when no data is left for a loop: the next step uses all that was delivered."""
         self._ahead = 0
+
+    def leave(self, turn: int) -> None:
+        """Called when a loop is over, or was left: without a newer one this peer wants no more data."""
+        self._looping &= turn != self._turn
 
     def batches(self, size: int) -> Iterator[list[int]]:
         """Draw batches of samples until the stock is empty."""
@@ -169,9 +174,11 @@ class Shard:
 
     def say(self, sync_every: int) -> tuple[Spans, int]:
         """What the node is told with a merge request: the positions of the steps since the last one, and how many
-        positions this peer wants to hold: those of two rounds."""
+        positions this peer wants to hold: those of two rounds. Outside of a loop it wants none, because others would
+        wait for the end of what it holds."""
         spans, self._stepped = self._stepped, ()
-        return spans, min(WANTS_MAX, 2 * max(1, sync_every) * max(self.batch_size, self.per_step))
+        wants = 2 * max(1, sync_every) * max(self.batch_size, self.per_step)
+        return spans, min(WANTS_MAX, wants) if self._looping else 0
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Take over what the node tells at the end of a merge.
@@ -205,12 +212,15 @@ class ShardLoader:
     def __iter__(self) -> Iterator[Any]:
         shard = self._shard
         turn = shard.begin(self._ahead)
-        while shard.free or shard.refill():
-            for batch in self._loader:
-                if shard.deliver():
-                    yield batch
-                    shard.goes_on(turn)
-        shard.end()
+        try:
+            while shard.free or shard.refill():
+                for batch in self._loader:
+                    if shard.deliver():
+                        yield batch
+                        shard.goes_on(turn)
+            shard.end()
+        finally:
+            shard.leave(turn)
 
 
 class _Drawn:

@@ -194,10 +194,10 @@ def test_it_is_no_sampler() -> None:
 def test_wants_cover_two_rounds() -> None:
     """A peer asks for what it uses in two rounds, with accumulated gradients, too."""
     run = Run(each=100)
-    run.shard.batch_size = 8
-    assert run.shard.say(10)[1] == 160
     loader = iter(run.shard.loader(8))
-    next(loader), next(loader)
+    next(loader)
+    assert run.shard.say(10)[1] == 160
+    next(loader)
     run.shard.stepped()
     assert run.shard.say(10)[1] == 320
 
@@ -235,6 +235,21 @@ def test_a_wrong_data_set_is_named(key: str, arguments: tuple[Any, ...]) -> None
     """What other peers could not read would stop the run without a word."""
     with pytest.raises((ConfigError, UsageError), match=key):
         data_set(*arguments)
+
+
+def test_outside_of_a_loop_a_peer_wants_nothing() -> None:
+    """Else a peer that has left its loop, and trains on other data, would hold for ever what the others wait for."""
+    run = Run()
+    loader = run.shard.loader(8)
+    assert run.shard.say(10)[1] == 0
+    for _ in loader:
+        assert run.shard.say(10)[1] == 160
+        break
+    assert run.shard.say(10)[1] == 0
+    older, newer = iter(loader), iter(loader)
+    next(older), next(newer)
+    del older
+    assert run.shard.say(10)[1] == 160
 
 
 def test_another_data_set_of_the_run_is_named() -> None:
