@@ -5,7 +5,7 @@ Law: if no run is named, a script that uses `Peer.from_env` behaves as if it did
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -59,7 +59,12 @@ class AbsentPeer:
         return False
 
     def shard(
-        self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
+        self,
+        dataset: Dataset[Any] | Sequence[Any] | int,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
     ) -> Shard:
         """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
         data, found = data_set(dataset, name, epochs, fingerprint)
