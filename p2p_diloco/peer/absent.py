@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.tensors.layout import FragmentPlan
@@ -68,12 +67,8 @@ class AbsentPeer:
     ) -> Shard:
         """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
         data, found = data_set(dataset, name, epochs, fingerprint)
-        shard = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
-        if shard.data != data:
-            mend = "give the same length, epochs and fingerprint, or another name"
-            raise ConfigError("was given before with other values", key="name", value=name, mend=mend)
-        shard.dataset = found
-        return shard
+        made = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
+        return made.again(data, found)
 
     def force_sync(self) -> None:
         """Do nothing: there is no other peer."""

@@ -37,11 +37,7 @@ def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: s
         raise UsageError("only a peer of one process that trains can share data so far", mend=mend)
     shards = hook.supply.shards
     if (known := shards.get(data.name)) is not None:
-        if known.data != data:
-            mend = "give the same length, epochs and fingerprint, or another name"
-            raise ConfigError("was given before with other values", key="name", value=data.name, mend=mend)
-        known.dataset = dataset
-        return known  # it knows which samples are in steps that the node has not heard of
+        return known.again(data, dataset)
     if len(shards) >= TABLES_MAX:
         mend = f"use at most {TABLES_MAX} data sets in a run"
         raise ConfigError("is one data set too many", key="name", value=data.name, mend=mend)

@@ -66,6 +66,18 @@ class Shard:
         mend = "loop over shard.loader(batch_size=...); a DataLoader of your own can't take it as its sampler"
         raise UsageError("is no sampler: a DataLoader draws samples before it delivers them", key="shard", mend=mend)
 
+    def again(self, data: DataSet, dataset: Dataset[Any]) -> Shard:
+        """This shard, for a further call of `peer.shard`: it knows of steps that the node has not heard of yet.
+
+        Raises:
+            ConfigError: `data` is not what was given before.
+        """
+        if data != self.data:
+            mend = "give the same length, epochs and fingerprint, or another name"
+            raise ConfigError("was given before with other values", key="name", value=data.name, mend=mend)
+        self.dataset = dataset
+        return self
+
     def loader(self, batch_size: int = 1, *, ahead: int = 0, **arguments: Any) -> ShardLoader:
         """A loader of this peer's batches. It ends when all epochs are used by the swarm, or the run has ended.
         `arguments`: those of a DataLoader. `ahead`: the batches that a wrapper fetches before it steps on the first.
@@ -80,7 +92,8 @@ class Shard:
         value: Any
         for key, value, least in (("batch_size", batch_size, 1), ("ahead", ahead, 0)):
             if not isinstance(value, int) or value < least:
-                raise ConfigError(f"must be a whole number of at least {least}", key=key, value=value, mend="change it")
+                mend = f"give {least} or more"
+                raise ConfigError("is no whole number, or too low", key=key, value=value, mend=mend)
         self.batch_size = batch_size
         return ShardLoader(self, batch_size, ahead, arguments)
 
