@@ -25,8 +25,9 @@ UNWRITTEN = {"unwritten": True}
 that they had."""
 
 TABLES_MAX, ENTRIES_MAX, SPANS_MAX = 4, 1024, 256
-"""The most data sets of a run; leases and freed ranges of a table, above which no new positions are leased; and spans
-of a `Use`."""
+"""The most data sets of a run; leases and freed ranges of a table, above which no new positions are leased and no
+contribution may leave more of them; and spans of a `Use`. A peer holds at most half as many: so what it holds and what
+was freed from it fit into one `Use`."""
 LENGTH_MAX, EPOCHS_MAX, WANTS_MAX, POSITION_MAX = 2**40, 2**20, 2**32, 2**61
 """The largest numbers."""
 SPARE = 2
@@ -122,6 +123,21 @@ def used(table: Table) -> Spans:
     return minus(((0, table.next),) if table.next else (), _all((*table.leases, *table.freed)))
 
 
+def leased(table: Table) -> int:
+    """Return how many positions are leased."""
+    return length(lease.span for lease in table.leases)
+
+
+def freed(table: Table) -> int:
+    """Return how many positions were freed and not leased since."""
+    return length(lease.span for lease in table.freed)
+
+
+def used_count(table: Table) -> int:
+    """Return how many positions are used."""
+    return table.next - leased(table) - freed(table)
+
+
 def lowest(table: Table) -> int:
     """Return the lowest position that is not used."""
     return min((lease.start for lease in (*table.leases, *table.freed)), default=table.next)
@@ -158,8 +174,12 @@ def objection(tables: Tables, peer: str, life: int, uses: Sequence[Use]) -> str:
             return f"its numbers of the data set {data.name!r} are out of range"
         if use.used and (table is None or table.data != data):
             return f"the run has no data set {data.name!r} of this length, with these epochs and this fingerprint"
-        if not within(use.used, claimable(table, peer, life)):
+        mine = claimable(table, peer, life)
+        if not within(use.used, mine):
             return f"positions of the data set {data.name!r} are not leased to it"
+        parts = len(minus(mine, use.used)) - len(mine)  # an honest peer uses the lowest positions first, and adds none
+        if table is not None and parts > 0 and len(table.leases) + len(table.freed) + parts > ENTRIES_MAX:
+            return f"the table of the data set {data.name!r} would have too many parts"
     return ""
 
 
@@ -249,7 +269,8 @@ def _granted(table: Table, asks: Sequence[tuple[str, int, Use]], epoch: int) -> 
         needs = [(peer, life, min(lacks, part)) for peer, life, lacks in needs]
     granted: list[Lease] = []
     for peer, life, lacks in needs:
-        spans, pool = taken(pool, lacks)
+        spans = taken(pool, lacks)[0][: max(0, SPANS_MAX // 2 - len(held(table, peer, life)))]
+        pool = minus(pool, spans)
         granted += [Lease(peer, life, start, stop, epoch) for start, stop in spans]
     given = _all(granted)
     reach = max([table.next, *(lease.stop for lease in granted)])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.integrations.taking_part import TakingPart
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import Peer
@@ -44,6 +45,21 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
         """The peer, from the beginning of training on; it answers after training, too."""
         return self._part.peer
 
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
+        **arguments: Any,
+    ) -> SharedLoader:
+        """A loader of this peer's part of a data set that all peers share, for `trainer.fit`.
+        Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs are used."""
+        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
+        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size, "ahead": 1})
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Enter the run, with data in an order of this peer's own: Lightning makes the data loaders' iterators next."""
         peer = self._part.enter(trainer.strategy.model, trainer.optimizers)
@@ -71,6 +87,11 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
         if isinstance(outputs, dict) and "loss" in outputs and trainer.global_step % trainer.log_every_n_steps == 0:
             self.peer.report(loss=float(outputs["loss"]))
         self._follow(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """End training if all shared data is used."""
+        if self._part.data_is_used:
+            trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Evaluate the global parameters, while the others wait."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import UsageError
+from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import OptimizerOrWrapper, Peer
 from p2p_diloco.peer.ranks import Replicated, bare
@@ -33,6 +34,7 @@ class TakingPart:
         self._params: dict[str, nn.Parameter] = {}
         self._own: dict[str, Tensor] = {}
         self._pause = ExitStack()
+        self.loaders: list[SharedLoader] = []
         self.inside = False
         """Whether training takes part now: it has entered, and not left yet."""
 
@@ -59,6 +61,16 @@ class TakingPart:
         self._params = {name: param for name, param in inner.named_parameters() if param.requires_grad}
         self.inside = True
         return self._peer
+
+    def loader(self, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]) -> SharedLoader:
+        """Make a loader of this peer's part of a shared data set."""
+        self.loaders.append(SharedLoader(lambda: self.peer, dataset, sharing, arguments))
+        return self.loaders[-1]
+
+    @property
+    def data_is_used(self) -> bool:
+        """Whether all peers together have used all of a shared data set."""
+        return any(loader.complete for loader in self.loaders)
 
     def show_global(self) -> None:
         """Pause, and put the global parameters into the model, until `show_own`."""

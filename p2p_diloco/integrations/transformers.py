@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.integrations.schedule import follow
+from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.integrations.taking_part import TakingPart, as_one_peer
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import is_sharded
@@ -47,16 +49,42 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
         """The peer, from the beginning of training on; it answers after training, too."""
         return self._part.peer
 
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
+        **arguments: Any,
+    ) -> SharedLoader:
+        """A loader of this peer's part of a data set that all peers share, for Trainer's `get_train_dataloader`.
+        Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs are used."""
+        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
+        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
+
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
     ) -> None:
-        """Enter the run, and go on where it is, with batches in an order of this peer's own."""
+        """Enter the run, and go on where it is, with batches in an order of this peer's own.
+
+        Raises:
+            ConfigError: Trainer would leave the last batches of a shared data set in no step.
+        """
+        steps = args.gradient_accumulation_steps
+        if steps > 1 and not all(loader.endless for loader in self._part.loaders):
+            mend = "use larger batches, or leave `epochs` out, so that max_steps ends training"
+            raise ConfigError("must be 1 if the data ends", key="gradient_accumulation_steps", value=steps, mend=mend)
+        if self._part.loaders:
+            args.ignore_data_skip = True  # the run knows which samples are used
         peer = self._part.enter(model if any(map(is_sharded, model.parameters())) else as_one_peer(model), optimizer)
         if state.global_step:  # resumed
             peer.load_state_dict(state.stateful_callbacks.get(KEPT) or {"local_step": state.global_step})
         if isinstance(peer, Peer):
             set_seed(peer.seed)
-            sampler = get_sampler(others["train_dataloader"])
+            loader = others["train_dataloader"]
+            sampler: Any = None if isinstance(loader, SharedLoader) else get_sampler(loader)
             if hasattr(sampler, "initial_seed"):  # Accelerate's, which Trainer uses unless told otherwise
                 sampler.initial_seed = peer.seed
         self._at = peer.global_step
@@ -94,7 +122,8 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
         self._stand_by(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """An evaluation or a save may follow, or the end."""
+        """An evaluation or a save may follow, or the end: then no data is left, or training has made its steps."""
+        control.should_training_stop |= self._part.data_is_used
         self._part.show_own()
         self._stand_by(control)
 

@@ -18,6 +18,12 @@ from p2p_diloco.core.spans import joined, length
 from p2p_diloco.node.local_progress import Take
 
 
+def tables_of(replica: Replica) -> Tables:
+    """The tables of the data that a run's peers share, as far as a replica knows them."""
+    state = replica.logs.look_at(replica.rules.ledger).state
+    return () if state is None else state.tables
+
+
 class DataSide:
     """The data sets of one trainer."""
 
@@ -29,8 +35,8 @@ class DataSide:
     def register(self, name: str, length: int, epochs: int, fingerprint: str) -> None:
         """Begin to serve a data set. Its positions are those of this life of the peer."""
         data, own = DataSet(name, length, epochs, fingerprint), self._replica.own
-        self._uses.setdefault(name, DataUse(data, self._replica.me, life_of(own.incarnation)))
-        self._told = [self._tell(use, self._tables()) for use in self._uses.values()]
+        self._uses[name] = DataUse(data, self._replica.me, life_of(own.incarnation))
+        self._told = [self._tell(use, tables_of(self._replica)) for use in self._uses.values()]
 
     def told(self) -> list[dict[str, Any]]:
         """What the trainer is told of each data set at the end of a merge."""
@@ -54,7 +60,7 @@ class DataSide:
         many pending positions the new state rules out; if there are any, all local progress must be dropped."""
         if not self._uses or self._replica.own.flight is not None or not self._replica.has_state:
             return 0
-        tables = self._tables()
+        tables = tables_of(self._replica)
         for use in self._uses.values():
             use.merge(fate(carry, take))
         lost = [use for use in self._uses.values() if use.conflicts(tables)]
@@ -65,25 +71,21 @@ class DataSide:
         self._told = [self._tell(use, tables) for use in self._uses.values()]
         return count
 
-    def _tables(self) -> Tables:
-        state = self._replica.logs.look_at(self._ledger).state
-        return () if state is None else state.tables
-
-    @staticmethod
-    def _tell(use: DataUse, tables: Tables) -> dict[str, Any]:
-        table = leases.of(tables, use.data.name)
-        theirs = None if table is None else [table.data.length, table.data.epochs, table.data.fingerprint]
-        table = use.table(tables)
-        leased, freed = (0, 0) if table is None else _lengths(table)
+    def _tell(self, use: DataUse, tables: Tables) -> dict[str, Any]:
+        theirs = leases.of(tables, use.data.name)
+        table = use.table(tables) or Table(use.data)
+        new, freed = leases.ungranted(table), leases.freed(table)
         return {
             "name": use.data.name,
-            "stock": use.stock(tables),
+            "stock": () if self._replica.finished else use.stock(tables),
             "complete": leases.complete(table),
-            "next": 0 if table is None else table.next,
-            "lowest": 0 if table is None else leases.lowest(table),
-            "used": 0 if table is None else table.next - leased - freed,
+            "next": table.next,
+            "lowest": leases.lowest(table),
+            "used": leases.used_count(table),
             "freed": freed,
-            "theirs": theirs,
+            "left": None if new is None else new + freed,
+            "theirs": None if theirs is None else [theirs.data.length, theirs.data.epochs, theirs.data.fingerprint],
+            "full": [one.data.name for one in tables] if theirs is None and len(tables) >= leases.TABLES_MAX else [],
         }
 
 
@@ -101,7 +103,3 @@ def fate(carry: Carry | None, take: Take | None) -> Fate:
         case Take.DROP if carry is Carry.SUBTRACT:
             return Fate.COUNTED_ALONE
     return Fate.DROPPED
-
-
-def _lengths(table: Table) -> tuple[int, int]:
-    return length(e.span for e in table.leases), length(e.span for e in table.freed)

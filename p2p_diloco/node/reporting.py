@@ -14,9 +14,20 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
+from p2p_diloco.core import leases
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.status import REFUSED_MAX, Buffered, Event, PeerStatus, RefusedPeer, RoundProgress, Ways
+from p2p_diloco.node.data_side import tables_of
+from p2p_diloco.node.status import (
+    REFUSED_MAX,
+    Buffered,
+    DataProgress,
+    Event,
+    PeerStatus,
+    RefusedPeer,
+    RoundProgress,
+    Ways,
+)
 from p2p_diloco.node.trainer import TrainerSide
 
 WAITS_S = 2.0
@@ -78,6 +89,7 @@ class Reporter:
             sync_every=self._trainer.sync_every,
             submissions=submissions.told if asynchronous else None,
             buffered=self._buffered(aggregates),
+            data=tuple(_progress(table) for table in tables_of(replica)),
             addresses=tuple(common.transport.addresses()),
             refused=tuple(self._refused()),
             doubt=common.event_log.named(self._audits.doubt),
@@ -127,3 +139,8 @@ class Reporter:
         if self._trainer.stands:
             return "waiting"
         return "idle" if self._common.replica.roster.mine.idle else "training"
+
+
+def _progress(table: leases.Table) -> DataProgress:
+    data = table.data
+    return DataProgress(data.name, data.length, data.epochs, leases.used_count(table), leases.leased(table))

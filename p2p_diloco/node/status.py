@@ -108,6 +108,25 @@ class Buffered:
 
 
 @dataclass(frozen=True, slots=True)
+class DataProgress:
+    """How far the peers of a run are with a data set that they share, counted in samples over all epochs."""
+
+    name: str
+    length: int
+    """The samples of an epoch."""
+    epochs: int
+    """How many epochs the run makes; 0: without end."""
+    used: int
+    """Samples that a commit has counted."""
+    leased: int
+    """Samples that peers hold now."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError("no data")
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A line of a peer's event log."""
 
@@ -191,6 +210,8 @@ class PeerStatus:
     """None in synchronous mode."""
     buffered: Buffered | None = None
     """None without Delayed Nesterov, and for a peer that aggregates nothing."""
+    data: tuple[DataProgress, ...] = ()
+    """The data sets that the run's peers share, by the newest state that the peer holds."""
     addresses: tuple[str, ...] = ()
     """The addresses at which other peers may dial the peer."""
     refused: tuple[RefusedPeer, ...] = ()
@@ -202,11 +223,12 @@ class PeerStatus:
 
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
-        refused peers, then addresses, then shards."""
+        refused peers, then addresses, then shards, then data sets."""
         events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
             self,
             aggregates=self.aggregates[:AGGREGATES_MAX],
+            data=tuple(dataclasses.replace(one, name=one.name[:NAME_LETTERS_MAX]) for one in self.data),
             addresses=self.addresses[:ADDRESSES_MAX],
             waits_for=self.waits_for[:WAITS_LETTERS_MAX],
             doubt=self.doubt[:WAITS_LETTERS_MAX],
@@ -218,7 +240,7 @@ class PeerStatus:
         )
         content = _RECORD.write(fitting)
         while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
-            trimmed = next(key for key in ("events", "refused", "addresses", "aggregates") if content.get(key))
+            trimmed = next(key for key in ("events", "refused", "addresses", "aggregates", "data") if content.get(key))
             oldest_first = trimmed in ("events", "refused")
             content[trimmed] = content[trimmed][1:] if oldest_first else content[trimmed][:-1]
         return bytes(value)

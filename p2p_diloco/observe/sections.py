@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from p2p_diloco.node.status import SHARES, PeerStatus
+from p2p_diloco.node.status import SHARES, DataProgress, PeerStatus
 from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
 from p2p_diloco.observe.snapshot import Snapshot
 
@@ -94,6 +94,17 @@ SECTIONS = (
         },
         ("buffered", "refused"),
     ),
+    Section(
+        "shared data: samples of all epochs",
+        lambda peer: bool(peer.data),
+        {
+            "data": lambda _, peer: ", ".join(one.name for one in peer.data) or UNKNOWN,
+            "used": lambda _, peer: ", ".join(map(_used, peer.data)) or UNKNOWN,
+            "of": lambda _, peer: ", ".join(map(_whole, peer.data)) or UNKNOWN,
+            "leased": lambda _, peer: ", ".join(figure(one.leased, ",") for one in peer.data) or UNKNOWN,
+        },
+        ("leased", "of", "data"),
+    ),
 )
 
 
@@ -102,6 +113,16 @@ def _behind(peer: PeerStatus) -> str:
     epochs."""
     counts = () if peer.submissions is None else peer.submissions.staleness
     return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
+
+
+def _used(data: DataProgress) -> str:
+    """The share of all samples that is used; of data without end their number."""
+    return f"{data.used / (data.length * data.epochs):.1%}" if data.epochs else f"{data.used:,}"
+
+
+def _whole(data: DataProgress) -> str:
+    """The samples of all epochs."""
+    return f"{data.length * data.epochs:,}" if data.epochs else "no end"
 
 
 def _buffered(peer: PeerStatus) -> str:

@@ -5,7 +5,7 @@ Law: if no run is named, a script that uses `Peer.from_env` behaves as if it did
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -35,7 +35,7 @@ class AbsentPeer:
         self.config = RunConfig()
         self.global_step = 0
         self._model = model
-        self._shards: list[Shard] = []
+        self._shards: dict[str, Shard] = {}
         self._handle = None if optimizer is None else optimizer.register_step_post_hook(self._count)
 
     @property
@@ -58,12 +58,17 @@ class AbsentPeer:
         return False
 
     def shard(
-        self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
+        self,
+        dataset: Dataset[Any] | Sequence[Any] | int,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
     ) -> Shard:
         """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
         data, found = data_set(dataset, name, epochs, fingerprint)
-        self._shards.append(Shard(data, found, f"main/{name}", Alone(data)))
-        return self._shards[-1]
+        made = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
+        return made.again(data, found)
 
     def force_sync(self) -> None:
         """Do nothing: there is no other peer."""
@@ -99,6 +104,6 @@ class AbsentPeer:
         self.close()
 
     def _count(self, *_: object) -> None:
-        for shard in self._shards:
+        for shard in self._shards.values():
             shard.stepped()
         self.global_step += 1

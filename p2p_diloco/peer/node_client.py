@@ -99,14 +99,15 @@ class NodeClient:
                     self._error = errors.from_wire(wire)
                     raise self._error
                 case {"kind": "waiting" | "progress", "text": text}:
-                    self._say(text)
+                    self.report(text)
                 case {"kind": found} if found == kind and (n is None or message.get("n") == n):
                     return message
                 case {"kind": "release", "n": other}:
                     self._kept[other] = message
         return None
 
-    def _say(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Log what this peer waits for, unless the same was logged less than REPEAT_S ago."""
         now = time.monotonic()
         if text and (text != self._told or now - self._told_at >= REPEAT_S):
             self.say(text)

@@ -202,7 +202,12 @@ class Peer:
         return following.refresh()
 
     def shard(
-        self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
+        self,
+        dataset: Dataset[Any] | Sequence[Any] | int,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
     ) -> Shard:
         """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
         peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: after so many it ends; None:

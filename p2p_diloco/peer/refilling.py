@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.leases import DataSet
+from p2p_diloco.core.leases import TABLES_MAX, DataSet
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.node_client import NodeClient
@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.05
 """Seconds between two looks for a newer state during a wait."""
 
 
-def open_shard(session: Session, data: DataSet, dataset: Dataset[Any] | None, run_id: str) -> Shard:
+def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: str) -> Shard:
     """Make this peer's part of a data set, and tell the node.
 
     Raises:
@@ -35,15 +35,17 @@ def open_shard(session: Session, data: DataSet, dataset: Dataset[Any] | None, ru
     if not isinstance(hook, Hook) or node is None:
         mend = "train with one process for each peer"
         raise UsageError("only a peer of one process that trains can share data so far", mend=mend)
-    if (known := hook.supply.shards.get(data.name)) is not None and known.data != data:
-        mend = "give the same length, epochs and fingerprint, or another name"
-        raise ConfigError("was given before with other values", key="name", value=data.name, mend=mend)
-    shard = Shard(
-        data, dataset, f"{run_id}/{data.name}", Refill(hook, node.client, session.config, len(session.plan.fragments))
-    )
-    answer = node.client.ask("data", "data", data=asdict(data))
-    hook.supply.shards[data.name] = shard
-    hook.supply.hear(answer["data"])
+    shards = hook.supply.shards
+    if (known := shards.get(data.name)) is not None:
+        return known.again(data, dataset)
+    if len(shards) >= TABLES_MAX:
+        mend = f"use at most {TABLES_MAX} data sets in a run"
+        raise ConfigError("is one data set too many", key="name", value=data.name, mend=mend)
+    refill = Refill(hook, node.client, session.config, len(session.plan.fragments))
+    shard = Shard(data, dataset, f"{run_id}/{data.name}", refill)
+    told = node.client.ask("data", "data", data=asdict(data))["data"]
+    shard.hear(next(one for one in told if one["name"] == data.name))
+    shards[data.name] = shard
     return shard
 
 
@@ -72,16 +74,21 @@ class Refill:
                 hook.exchange_early()
                 if shard.free:
                     break
+            if not shard.free and shard.left == 0 and any(one.unstepped for one in hook.supply.shards.values()):
+                shard.rest()  # what the loop has, and no step has used, may be all that others wait for
+                return False
             if shard.mark != mark:
                 wait_s = 0.0
             elif not shard.complete:
                 wait_s = min(self._longest_s, 2 * wait_s or self._shortest_s)
-                self._wait(wait_s)
+                self._wait(shard, wait_s)
         self._hurries = False
         return True
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, shard: Shard, seconds: float) -> None:
         """Wait, but not beyond a newer state."""
+        why = ": other peers hold all samples that are not used yet" if shard.left == 0 else ""
+        self._node.report(f"this peer waits for samples of {shard.data.name!r}{why}")
         until = time.monotonic() + seconds
         with self._hook.beside():
             while time.monotonic() < until and not self._hook.merger.is_due:

@@ -6,46 +6,55 @@ delivered to the loop, then part of a step; only then the node hears of it. What
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
-from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, DataSet
+from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.order import indices
 
-OURS = ("shuffle", "sampler", "batch_sampler", "drop_last")
+log = logging.getLogger("p2p_diloco")
+
+OURS = ("shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 """Arguments of a DataLoader that the shard decides."""
+TEXT_MAX = 256
+"""The most letters of a name or a fingerprint: they are in each message about the data."""
 PART = 50
 """Outside a run: half the batches that are got at a time."""
 
 
-class Shard(Sampler[int]):
+class Shard:
     """This peer's part of a data set: which samples it trains on, decided while the run goes on. Each sample of an
     epoch is used once by all peers together."""
 
-    def __init__(
-        self, data: DataSet, dataset: Dataset[Any] | None, seed: str, refill: Callable[[Shard], bool], ahead: int = 0
-    ) -> None:
+    def __init__(self, data: DataSet, dataset: Dataset[Any], seed: str, refill: Callable[[Shard], bool]) -> None:
         """`refill`: gets more stock, or returns False if there will be none. `seed`: of the order."""
-        self.data, self._dataset, self._seed, self._refill = data, dataset, seed, refill
+        self.data, self.dataset, self._seed, self._refill = data, dataset, seed, refill
         self.complete = False
         """Whether all samples of all epochs are used, as of the last merge."""
         self.used = 0
         """How many samples the swarm has used, over all epochs, as of the last merge."""
         self.epoch = 0
         """The epoch of the first sample that is not used yet, as of the last merge."""
-        self.ahead = ahead
+        self.left: int | None = None
+        """How many positions no peer holds or has used, as of the last merge; None if there is no end."""
         self.mark: tuple[int, ...] = ()
         """Changes whenever any peer has used or got some data."""
         self.batch_size = 1
         self.per_step = 0
         """Positions that the last inner step used."""
         self.stock: Spans = ()
+        self.rested = False
+        """Whether a loader has ended, and since then no step has used the last batches that it gave."""
+        self._turn = 0  # number of loops so far
+        self._looping = False
+        self._ahead = 0  # the last so many delivered batches are for a later step
         self._drawn: deque[Spans] = deque()
         self._delivered: deque[Spans] = deque()
         self._stepped: Spans = ()
@@ -53,13 +62,21 @@ class Shard(Sampler[int]):
     def __len__(self) -> int:
         raise TypeError("a shard has no length: how much a peer trains on depends on the other peers")
 
-    def __iter__(self) -> Iterator[int]:
-        """Yield samples one by one, for a DataLoader with `sampler=shard` and without workers. A sample counts as
-        delivered when it is drawn."""
-        for spans in self._batches(1, again=True):
-            self._delivered.append(spans)
-            self._drawn.clear()
-            yield self.indices(spans)[0]
+    def __iter__(self) -> Iterator[Any]:
+        mend = "loop over shard.loader(batch_size=...); a DataLoader of your own can't take it as its sampler"
+        raise UsageError("is no sampler: a DataLoader draws samples before it delivers them", key="shard", mend=mend)
+
+    def again(self, data: DataSet, dataset: Dataset[Any]) -> Shard:
+        """This shard, for a further call of `peer.shard`: it knows of steps that the node has not heard of yet.
+
+        Raises:
+            ConfigError: `data` is not what was given before.
+        """
+        if data != self.data:
+            mend = "give the same length, epochs and fingerprint, or another name"
+            raise ConfigError("was given before with other values", key="name", value=data.name, mend=mend)
+        self.dataset = dataset
+        return self
 
     def loader(self, batch_size: int = 1, *, ahead: int = 0, **arguments: Any) -> ShardLoader:
         """A loader of this peer's batches. It ends when all epochs are used by the swarm, or the run has ended.
@@ -72,39 +89,48 @@ class Shard(Sampler[int]):
             if key in arguments:
                 mend = "leave it out: the run decides which samples this peer gets, and in which order"
                 raise UsageError("can't be given", key=key, value=arguments[key], mend=mend)
-        if batch_size < 1:
-            raise ConfigError("must be at least 1", key="batch_size", value=batch_size, mend="choose e.g. 32")
-        if self._dataset is None:
-            mend = "give the data set instead: peer.shard(dataset)"
-            raise UsageError("knows only the length of its data set", key="shard", value=self.data.length, mend=mend)
-        self.batch_size, self.ahead = batch_size, ahead
-        return ShardLoader(self, self._dataset, batch_size, arguments)
-
-    def indices(self, spans: Spans) -> list[int]:
-        """The samples at these positions."""
-        positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in spans])
-        found: list[int] = indices(self._seed, self.data.length, positions).tolist()
-        return found
+        value: Any
+        for key, value, least in (("batch_size", batch_size, 1), ("ahead", ahead, 0)):
+            if not isinstance(value, int) or value < least:
+                mend = f"give {least} or more"
+                raise ConfigError("is no whole number, or too low", key=key, value=value, mend=mend)
+        self.batch_size = batch_size
+        return ShardLoader(self, batch_size, ahead, arguments)
 
     # -- what the loader does
 
-    def begin(self) -> None:
-        """Give back what was drawn and not delivered."""
+    def begin(self, ahead: int) -> int:
+        """Begin a loop, and return its number. What an earlier loop left behind comes again: what was drawn and not
+        delivered, and what was delivered ahead of its step."""
         self._drawn.clear()
+        for _ in range(min(self._ahead, len(self._delivered))):
+            self._delivered.pop()
+        self._ahead, self._turn, self._looping = ahead, self._turn + 1, True
+        return self._turn
 
-    def _batches(self, size: int, *, again: bool = False) -> Iterator[Spans]:
-        """Draw batches until the stock is empty; with `again` until there will be no more."""
-        while True:
-            spans, _ = taken(self.free, size)
-            if spans:
-                self._drawn.append(spans)
-                yield spans
-            elif not again or not self._refill(self):
-                return
+    def goes_on(self, turn: int) -> None:
+        """Check that no newer loop has begun.
+
+        Raises:
+            UsageError: one has.
+        """
+        if turn != self._turn:
+            mend = "end one loop before the next one begins; two loops at a time need two names"
+            raise UsageError("is in a newer loop", key="shard", value=self.data.name, mend=mend)
+
+    def end(self) -> None:
+        """Called when no data is left for a loop: the next step uses all that was delivered."""
+        self._ahead = 0
+
+    def leave(self, turn: int) -> None:
+        """Called when a loop is over, or was left: without a newer one this peer wants no more data."""
+        self._looping &= turn != self._turn
 
     def batches(self, size: int) -> Iterator[list[int]]:
         """Draw batches of samples until the stock is empty."""
-        return map(self.indices, self._batches(size))
+        while spans := taken(self.free, size)[0]:
+            self._drawn.append(spans)
+            yield self.indices(spans)
 
     def deliver(self) -> bool:
         """Record that the loop gets the next batch. Returns False if it must not, because another peer has it now."""
@@ -114,32 +140,58 @@ class Shard(Sampler[int]):
         self._delivered.append(spans)
         return True
 
+    def indices(self, spans: Spans) -> list[int]:
+        """The samples at these positions."""
+        positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in spans])
+        found: list[int] = indices(self._seed, self.data.length, positions).tolist()
+        return found
+
     def refill(self) -> bool:
         """Get more stock. Returns False if there will be none."""
         return self._refill(self)
+
+    @property
+    def unstepped(self) -> int:
+        """The batches that the loop has, and that no step has used."""
+        return len(self._delivered)
 
     @property
     def free(self) -> Spans:
         """The positions that may be drawn."""
         return minus(self.stock, union(self._stepped, *self._drawn, *self._delivered))
 
+    def rest(self) -> None:
+        """Called when a loop must end because no data is left for it but the batches that it has.
+
+        Raises:
+            UsageError: an earlier loop has ended for the same batches.
+        """
+        if self.rested:
+            mend = "call optimizer.step() after the loop, then loop again"
+            raise UsageError("batches of the last loop are in no step", key="shard", value=self.data.name, mend=mend)
+        self.rested = True
+        text = "no data is left for this peer, and its last batches are in no step yet, so the loop over %r ends"
+        log.info(text, self.data.name)
+
     # -- what the hook does
 
     def stepped(self) -> None:
         """An inner step was made: what was delivered is part of it."""
         made: list[Spans] = []
-        while len(self._delivered) > self.ahead:
+        while len(self._delivered) > self._ahead:
             made.append(self._delivered.popleft())
-        spans = union(*made)
-        if spans:
+        self.rested = False
+        if spans := union(*made):
             self.per_step = length(spans)
             self._stepped = union(self._stepped, spans)
 
     def say(self, sync_every: int) -> tuple[Spans, int]:
         """What the node is told with a merge request: the positions of the steps since the last one, and how many
-        positions this peer wants to hold: those of two rounds."""
+        positions this peer wants to hold: those of two rounds. Outside of a loop it wants none, because others would
+        wait for the end of what it holds."""
         spans, self._stepped = self._stepped, ()
-        return spans, 2 * max(1, sync_every) * max(self.batch_size, self.per_step)
+        wants = 2 * max(1, sync_every) * max(self.batch_size, self.per_step)
+        return spans, min(WANTS_MAX, wants) if self._looping else 0
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Take over what the node tells at the end of a merge.
@@ -148,13 +200,16 @@ class Shard(Sampler[int]):
             ConfigError: the run's data set of this name is another one.
         """
         theirs, data = told["theirs"], self.data
+        if told["full"]:
+            what = f"is one too many: the run has the data sets {', '.join(map(repr, told['full']))}"
+            raise ConfigError(what, key="name", value=data.name, mend="use one of these")
         mine = [data.length, data.epochs, data.fingerprint]
         for key, own, run in zip(("length", "epochs", "fingerprint"), mine, theirs or mine, strict=True):
             if own != run:
                 where = f"{run!r} in the run's data set {data.name!r}"
                 raise ConfigError(f"is {where}", key=key, value=own, mend=f"give {run!r}, or another name")
         self.stock = tuple((start, stop) for start, stop in told["stock"])
-        self.complete, self.used = told["complete"], told["used"]
+        self.complete, self.used, self.left = told["complete"], told["used"], told["left"]
         self.epoch = told["lowest"] // data.length
         self.mark = told["next"], told["used"], told["freed"]
 
@@ -162,39 +217,33 @@ class Shard(Sampler[int]):
 class ShardLoader:
     """Yields this peer's batches. Each counts as used when an `optimizer.step()` has come after it."""
 
-    def __init__(self, shard: Shard, dataset: Dataset[Any], batch_size: int, arguments: Mapping[str, Any]) -> None:
-        self._shard = shard
-        workers = arguments.get("num_workers", 0)
-        given = {"persistent_workers": bool(workers), **arguments}
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Drawn(shard, batch_size), **given)
+    def __init__(self, shard: Shard, batch_size: int, ahead: int, arguments: Mapping[str, Any]) -> None:
+        self._shard, self._ahead = shard, ahead
+        given = {"persistent_workers": bool(arguments.get("num_workers")), **arguments}
+        self._loader: DataLoader[Any] = DataLoader(shard.dataset, batch_sampler=_Drawn(shard, batch_size), **given)
 
     def __iter__(self) -> Iterator[Any]:
         shard = self._shard
-        while True:
-            shard.begin()
-            try:
+        turn = shard.begin(self._ahead)
+        try:
+            while shard.free or shard.refill():
                 for batch in self._loader:
                     if shard.deliver():
                         yield batch
-            except Exception:
-                shard.begin()
-                raise
-            if not shard.free and not shard.refill():
-                return
+                        shard.goes_on(turn)
+            shard.end()
+        finally:
+            shard.leave(turn)
 
 
-class _Drawn(BatchSampler):
+class _Drawn:
     """The batches that a shard draws, as a DataLoader asks for them."""
 
     def __init__(self, shard: Shard, batch_size: int) -> None:
-        self.batch_size, self.drop_last, self.sampler = batch_size, False, shard
-        self._shard = shard
+        self._shard, self._batch_size = shard, batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._shard.batches(self.batch_size)
-
-    def __len__(self) -> int:
-        return len(self._shard)
+        return self._shard.batches(self._batch_size)
 
 
 class Alone:
@@ -214,24 +263,30 @@ class Alone:
         self._leased = union(self._leased, ((before, self._next),) if before < self._next else ())
         lowest = self._leased[0][0] if self._leased else self._next
         told = {"stock": self._leased, "complete": self._used == end, "used": self._used, "lowest": lowest}
-        shard.hear({**told, "next": self._next, "freed": 0, "theirs": None})
+        left = None if end is None else end - self._next
+        shard.hear({**told, "next": self._next, "freed": 0, "left": left, "theirs": None, "full": []})
+        if not shard.free and shard.unstepped:
+            shard.rest()
         return bool(shard.free)
 
 
-def data_set(dataset: Any, name: str, epochs: int | None, fingerprint: str) -> tuple[DataSet, Dataset[Any] | None]:
-    """What the peers must agree on, and the data set itself; None if only its length is given.
+def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[DataSet, Dataset[Any]]:
+    """What the peers must agree on, and the data set itself. If only its length is given, its samples are numbers.
 
     Raises:
         ConfigError, UsageError: an argument can't be used.
     """
-    found = None if isinstance(dataset, int) else dataset
-    if found is not None and not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+    found: Any = range(dataset) if isinstance(dataset, int) else dataset
+    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         mend = "give a data set with a length and samples by number, or the number of samples"
         raise UsageError("has no length", key="dataset", value=type(dataset).__name__, mend=mend)
-    count = dataset if isinstance(dataset, int) else len(dataset)
-    if not 1 <= count <= LENGTH_MAX:
-        raise ConfigError("has no samples, or too many", key="dataset", value=count, mend="give 1 sample or more")
-    if epochs is not None and not 1 <= epochs <= EPOCHS_MAX:
-        mend = f"choose 1 to {EPOCHS_MAX}, or leave it out for a run without end"
+    if not 1 <= len(found) <= LENGTH_MAX:
+        raise ConfigError("has no samples, or too many", key="dataset", value=len(found), mend="give 1 sample or more")
+    if epochs is not None and not (isinstance(epochs, int) and 1 <= epochs <= EPOCHS_MAX):
+        mend = f"choose a whole number from 1 to {EPOCHS_MAX}, or leave it out for a run without end"
         raise ConfigError("is out of range", key="epochs", value=epochs, mend=mend)
-    return DataSet(name, count, epochs or 0, fingerprint), found
+    for key, text in (("name", name), ("fingerprint", fingerprint)):
+        if not isinstance(text, str) or len(text) > TEXT_MAX:
+            mend = f"give text of at most {TEXT_MAX} letters"
+            raise ConfigError("is no text, or too long", key=key, value=str(text)[:40], mend=mend)
+    return DataSet(name, len(found), epochs or 0, fingerprint), found

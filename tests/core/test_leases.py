@@ -192,6 +192,41 @@ def test_a_peer_that_wants_all_gets_a_bounded_part() -> None:
     assert length(leases.held(table, "liar", 3)) == leases.UNUSUAL * 10
 
 
+def test_a_peer_that_uses_every_second_position_is_stopped() -> None:
+    """Each use of a liar cuts its lease into more parts. From a number of them on, uses that would make more are
+    refused; those of honest peers are not."""
+    data = replace(DATA, length=10**6, epochs=0)
+    liar, honest = DataUse(data, "liar", 1, wants=20_000), DataUse(data, "a", 2, wants=20_000)
+    tables = after((), [(one.me, one.life, (one.send(),)) for one in (liar, honest)], (), 1, RECALL)
+    refused = 0
+    for epoch in range(2, 40):
+        second = [(x, x + 1) for start, stop in liar.stock(tables) for x in range(start + 1, stop, 2)]
+        uses = {"liar": Use(data, tuple(second[: leases.SPANS_MAX]), 20_000)}
+        uses["a"] = Use(data, taken(honest.stock(tables), 500)[0], 20_000)
+        lives = {"liar": 1, "a": 2}
+        why = {peer: leases.objection(tables, peer, lives[peer], (one,)) for peer, one in uses.items()}
+        assert not why["a"]
+        refused += "too many parts" in why["liar"]
+        tables = after(tables, [(p, lives[p], (uses[p],)) for p in uses if not why[p]], (), epoch, RECALL)
+    assert refused
+    assert len(tables[0].leases) < 1.5 * leases.ENTRIES_MAX
+
+
+def test_what_is_left_in_many_parts_can_be_used() -> None:
+    """What a liar leaves behind in hundreds of parts is granted in portions that one contribution can list."""
+    parts = tuple(Lease("liar", 9, 2 * i, 2 * i + 1, 1) for i in range(600))
+    data = replace(DATA, length=1200, epochs=1)
+    tables: Tables = (Table(data, 1200, (), parts),)
+    one = DataUse(data, "a", 1, wants=5000)
+    for epoch in range(2, 12):
+        one.stepped(one.stock(tables))
+        said = one.send()
+        assert not leases.objection(tables, "a", 1, (said,))
+        tables = after(tables, [("a", 1, (said,))], (), epoch, RECALL)
+        one.merge(Fate.COUNTED)
+    assert leases.complete(tables[0])
+
+
 def test_pending_follows_the_progress() -> None:
     """Each fate of the local progress is that of its positions."""
     one = DataUse(DATA, "a", 1)

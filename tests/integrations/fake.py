@@ -14,6 +14,7 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.integrations import taking_part
 from p2p_diloco.peer.peer import Peer
 from p2p_diloco.peer.ranks import bare
+from p2p_diloco.peer.shard import Alone, Shard, data_set
 
 GLOBAL = 0.25
 """The value of every global parameter."""
@@ -39,6 +40,7 @@ class FakePeer(Peer):
         self.steps, self.events, self.inside = 0, [], False
         self.rates: dict[int, float] = {}
         self.counters: dict[str, Any] = {}
+        self.shards: dict[str, Shard] = {}
 
     def __enter__(self) -> FakePeer:
         self.inside = True
@@ -57,8 +59,14 @@ class FakePeer(Peer):
 
     def _count(self, *_: Any) -> None:
         self.steps += self.inside
+        for shard in self.shards.values():
+            shard.stepped()
         if self.steps == self.jump[0]:
             self.start += self.jump[1]
+
+    def shard(self, dataset: Any, *, name: str = "train", epochs: int | None = None, fingerprint: str = "") -> Shard:
+        data, found = data_set(dataset, name, epochs, fingerprint)
+        return self.shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
 
     @property
     def global_step(self) -> int:

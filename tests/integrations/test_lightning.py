@@ -154,3 +154,34 @@ def test_an_exception_makes_no_last_exchange(tmp_path: Path) -> None:
         fitted(tmp_path, 10, module=module)
     assert module.peer.events[-1] == "left after ZeroDivisionError"
     assert module.inner.weight.item() not in (GLOBAL, 1.0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path, workers: int, accumulate: int) -> None:
+    """Lightning fetches one batch ahead, and makes a step with the last batches. Every sample is in a step."""
+    module, callback = Module(), DilocoCallback(start=0)
+    loader = callback.loader(data(40), 7, epochs=2, num_workers=workers)
+    settings = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            max_steps=1000, callbacks=[callback], logger=False, accelerator="cpu", default_root_dir=tmp_path,
+            accumulate_grad_batches=accumulate, **settings,
+        )  # fmt: skip
+        trainer.fit(module, loader)
+    seen = sorted(value for _, values in module.inner.trained for value in values)
+    assert seen == sorted([each["x"].item() for each in data(40)] * 2)
+    assert loader.complete
+
+
+def test_what_is_fetched_ahead_is_not_used(tmp_path: Path) -> None:
+    """If `max_steps` ends training, the batch that was fetched for the next step stays unused."""
+    callback = DilocoCallback(start=0)
+    settings = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(max_steps=3, callbacks=[callback], logger=False, accelerator="cpu", **settings)
+        trainer.fit(Module(), callback.loader(data(40), 4))
+    assert isinstance(callback.peer, FakePeer)
+    assert callback.peer.shards["train"].say(1)[0] == ((0, 12),)

@@ -17,6 +17,7 @@ pytest.importorskip("accelerate", reason="accelerate isn't installed: pip instal
 from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.integrations.transformers import DilocoCallback
 from tests.integrations.fake import GLOBAL, FakePeer, Model, data
 from tests.integrations.fake import fake_peer as fake_peer
@@ -186,3 +187,39 @@ def test_a_missing_library_is_named_with_its_extra(library: str) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: {module} needs {library}")
     assert last.endswith(f"which isn't installed; install it with: pip install 'p2p-diloco[{extra}]'")
+
+
+class Sharing(Trainer):
+    """A Trainer whose data is shared by all peers."""
+
+    loader: Any
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+
+def shared(folder: Path, steps: int, *, resume: str | None = None, epochs: int | None = None, **settings: Any) -> Model:
+    """What a Trainer has trained with a shared data set, in batches of 7."""
+    plain = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    args = TrainingArguments(str(folder), max_steps=steps, **{**plain, **settings})
+    model, callback = Model(), DilocoCallback(start=0)
+    trainer = Sharing(model, args, callbacks=[callback])
+    trainer.loader = callback.loader(data(40), 7, epochs=epochs, collate_fn=default_data_collator)
+    trainer.train(resume_from_checkpoint=resume)
+    return model
+
+
+def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path) -> None:
+    """Every sample is in a step of each epoch, and training ends with the data."""
+    model = shared(tmp_path, 1000, epochs=2, save_strategy="steps", save_steps=4)
+    seen = sorted(value for _, values in model.trained for value in values)
+    assert seen == sorted([each["x"].item() for each in data(40)] * 2)
+    resumed = shared(tmp_path, 6, resume=str(tmp_path / "checkpoint-4"))
+    assert resumed.trained
+
+
+def test_gradients_over_several_batches_need_endless_shared_data(tmp_path: Path) -> None:
+    """Trainer makes no step with the last batches of data without a length, so they would be lost."""
+    assert len(shared(tmp_path, 3, gradient_accumulation_steps=2).trained) == 6
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps=2 must be 1"):
+        shared(tmp_path, 3, gradient_accumulation_steps=2, epochs=1)

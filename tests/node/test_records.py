@@ -21,7 +21,7 @@ from p2p_diloco.node import records, wire
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import key_of, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
-from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer, Ways
+from p2p_diloco.node.status import DataProgress, Event, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
 
 VERSION = Version(0, 0, 0, "d")
@@ -44,6 +44,7 @@ def test_a_record_always_fits(
         **short, peer_id="p" * 52, addresses=tuple(addresses), events=tuple(Event(*event) for event in events),
         aggregates=tuple(shards), aggregates_count=len(shards), last_round=LastRound(*[0.1] * 8),
         refused=tuple(RefusedPeer(*one) for one in refused),
+        data=(DataProgress("n" * 40, 2**40, 2**20, 2**60, 2**40),) * 4,
     )  # fmt: skip
     value = record.pack()
     assert len(value) <= VALUE_BYTES_MAX

@@ -37,7 +37,8 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
         "reach": "public",
         "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
-        "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
+        "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "data": [["train", 60, 2, 90, 20]],
+        "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
     }  # fmt: skip
 
 
@@ -83,6 +84,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of shard 0 is ignored"}],
                 "doubt": "its results differ",
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],
+                "data": [{"name": "train", "length": 60, "epochs": 2, "used": 90, "leased": 20}],
                 "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],
             }
         ],

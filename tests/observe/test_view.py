@@ -11,7 +11,17 @@ import pytest
 from rich.console import Console
 
 from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.status import Buffered, Event, LastRound, PeerStatus, RefusedPeer, RoundProgress, Submissions, Ways
+from p2p_diloco.node.status import (
+    Buffered,
+    DataProgress,
+    Event,
+    LastRound,
+    PeerStatus,
+    RefusedPeer,
+    RoundProgress,
+    Submissions,
+    Ways,
+)
 from p2p_diloco.observe.browsing import Browsing
 from p2p_diloco.observe.sections import SECTIONS
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
@@ -102,6 +112,20 @@ def test_submissions_have_a_table() -> None:
     assert told.endswith(" counted=9 refused=1 buffered=1–2 behind=0:4,2:5")
 
 
+def test_shared_data_has_a_table() -> None:
+    """How much of it is used and leased, of all epochs; data without end has no whole."""
+    data = DataProgress("train", 1000, 3, 1200, 160), DataProgress("b", 10, 0, 25, 4)
+    alice, bob = named("alice", data=data), named("bob")
+    snap = snapshot("main", None, [alice, bob], NOW)
+    _, below = screen(snap).split("shared data: samples of all epochs")
+    assert "train, b" in below
+    assert "40.0%, 25" in below
+    assert "3,000, no end" in below
+    assert "160, 4" in below
+    assert "bob" not in below
+    assert "shared data" not in screen(seen())
+
+
 def test_refused_messages_are_told_above_the_events() -> None:
     """By which peer, of which peer, how many, and why the last one; nothing where a peer has refused none."""
     refused = RefusedPeer("mallory (…abcdef)", 1200, "it was not asked for")
@@ -185,6 +209,7 @@ def long_names() -> Snapshot:
             bytes_received=10**12, waiting_s=70_000.0, bandwidth=119_000_000, ways=Ways(40, 30, 20), reach="private",
             aggregates=(10, 20, 30, 40, 50), aggregates_count=500, sync_every=500, last_round=last,
             submissions=Submissions(900, 100, (4, 0, 5, 9, 12)), buffered=Buffered(1, 2),
+            data=(DataProgress("n" * 40, 10**9, 100, 10**10, 10**7),) * 2,
         )
         for name in LONG
     ]  # fmt: skip

@@ -42,6 +42,10 @@ class Run:
         self.used: Spans = ()
         self.shard = Shard(DataSet("train", LENGTH, EPOCHS), Samples(broken), "run/train", self.refill)
 
+    @property
+    def left(self) -> int:
+        return LENGTH * EPOCHS - self.next
+
     def merge(self) -> None:
         spans, _ = self.shard.say(1)
         assert not minus(spans, self.leased), "trained on what it does not hold"
@@ -52,11 +56,14 @@ class Run:
     def tell(self) -> None:
         done = length(self.used)
         told = {"stock": self.leased, "complete": done == LENGTH * EPOCHS, "used": done, "next": self.next}
-        self.shard.hear({**told, "lowest": done, "freed": 0, "theirs": None})
+        self.shard.hear({**told, "lowest": done, "freed": 0, "left": self.left, "theirs": None, "full": []})
 
     def refill(self, shard: Shard) -> bool:
         self.merge()
         if self.shard.complete:
+            return False
+        if not self.left and self.shard.unstepped:
+            self.shard.rest()
             return False
         stop = min(LENGTH * EPOCHS, self.next + self.each)
         self.leased, self.next = union(self.leased, joined([(self.next, stop)])), stop
@@ -110,6 +117,7 @@ def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
     with pytest.raises(RuntimeError, match="unreadable"):
         train()
     run.merge()
+    run.shard.begin(0)
     assert not minus(run.leased, run.shard.free)
 
 
@@ -127,53 +135,132 @@ def test_a_recalled_batch_is_not_delivered() -> None:
 
 
 def test_a_wrapper_that_fetches_ahead() -> None:
-    """With `ahead=1` the last delivered batch belongs to the next step."""
+    """With `ahead=1` the last delivered batch belongs to the next step. A loop that is left gives it back; the step
+    after a loop's end uses it."""
     run = Run(each=50)
-    loader = iter(run.shard.loader(5, ahead=1))
-    next(loader), next(loader)
+    loader = run.shard.loader(5, ahead=1)
+    batches = iter(loader)
+    next(batches), next(batches)
     run.shard.stepped()
-    assert run.shard.say(1)[0] == ((0, 5),)
-
-
-def test_as_a_sampler() -> None:
-    """Without workers, a DataLoader can take the shard as its sampler."""
+    run.merge()
+    assert run.used == ((0, 5),)
+    assert next(iter(loader)).tolist() == run.shard.indices(((5, 10),))
     run, seen = Run(), list[int]()
-    for batch in torch.utils.data.DataLoader(Samples(), batch_size=8, sampler=run.shard):
-        seen += batch.tolist()
-        run.shard.stepped()
+    while not run.shard.complete:
+        batches = iter(run.shard.loader(7, ahead=1))
+        fetched = next(batches, None)
+        while fetched is not None:
+            batch, fetched = fetched, next(batches, None)
+            seen += batch.tolist()
+            run.shard.stepped()
     assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+
+
+def test_a_loop_ends_before_its_last_step() -> None:
+    """If no data is left but batches that are in no step yet, the loop ends, so that the step can be made; a second
+    loop without that step is an error."""
+    run, loops = Run(), 0
+    while not run.shard.complete:
+        loops += 1
+        number = 0
+        for number, _ in enumerate(run.shard.loader(7), 1):
+            if number % 4 == 0:
+                run.shard.stepped()
+        if number % 4:
+            run.shard.stepped()
+    assert loops == 2
+    run = Run(each=LENGTH * EPOCHS)
+    assert len([*run.shard.loader(20)]) == 10
+    with pytest.raises(UsageError, match="in no step"):
+        next(iter(run.shard.loader(20)))
+
+
+def test_a_newer_loop_ends_an_older_one() -> None:
+    """Two loops at a time over one shard would take each other's batches, so the older one is refused."""
+    run = Run()
+    older, newer = iter(run.shard.loader(5)), iter(run.shard.loader(5))
+    next(older), next(newer)
+    with pytest.raises(UsageError, match="newer loop"):
+        next(older)
+    assert next(newer).tolist() == run.shard.indices(((10, 15),))
+
+
+def test_it_is_no_sampler() -> None:
+    """A DataLoader draws samples before it delivers them; the error names the loader."""
+    with pytest.raises(UsageError, match=r"shard\.loader"):
+        next(iter(torch.utils.data.DataLoader(Samples(), sampler=Run().shard)))  # type: ignore[arg-type]
 
 
 def test_wants_cover_two_rounds() -> None:
     """A peer asks for what it uses in two rounds, with accumulated gradients, too."""
     run = Run(each=100)
-    run.shard.batch_size = 8
-    assert run.shard.say(10)[1] == 160
     loader = iter(run.shard.loader(8))
-    next(loader), next(loader)
+    next(loader)
+    assert run.shard.say(10)[1] == 160
+    next(loader)
     run.shard.stepped()
     assert run.shard.say(10)[1] == 320
 
 
-def test_wrong_arguments_are_named() -> None:
-    """Each error names the key."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shuffle": True},
+        {"in_order": False},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"batch_size": None},
+        {"ahead": -1},
+    ],
+)
+def test_a_wrong_argument_of_the_loader_is_named(arguments: dict[str, Any]) -> None:
+    """What would lose samples, or make batches of nothing."""
+    with pytest.raises((ConfigError, UsageError), match=next(iter(arguments))):
+        Run().shard.loader(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments"),
+    [
+        ("dataset", (0, "train", None, "")),
+        ("dataset", (iter([1]), "train", None, "")),
+        ("epochs", (Samples(), "train", 0, "")),
+        ("epochs", (Samples(), "train", 1.5, "")),
+        ("name", (Samples(), 7, None, "")),
+        ("name", (Samples(), "x" * 300, None, "")),
+        ("fingerprint", (Samples(), "train", None, 7)),
+    ],
+)
+def test_a_wrong_data_set_is_named(key: str, arguments: tuple[Any, ...]) -> None:
+    """What other peers could not read would stop the run without a word."""
+    with pytest.raises((ConfigError, UsageError), match=key):
+        data_set(*arguments)
+
+
+def test_outside_of_a_loop_a_peer_wants_nothing() -> None:
+    """Else a peer that has left its loop, and trains on other data, would hold for ever what the others wait for."""
+    run = Run()
+    loader = run.shard.loader(8)
+    assert run.shard.say(10)[1] == 0
+    for _ in loader:
+        assert run.shard.say(10)[1] == 160
+        break
+    assert run.shard.say(10)[1] == 0
+    older, newer = iter(loader), iter(loader)
+    next(older), next(newer)
+    del older
+    assert run.shard.say(10)[1] == 160
+
+
+def test_another_data_set_of_the_run_is_named() -> None:
+    """The run's own values, or the names of the data sets that it has."""
     shard = Run().shard
-    with pytest.raises(UsageError, match="shuffle"):
-        shard.loader(4, shuffle=True)
-    with pytest.raises(ConfigError, match="batch_size"):
-        shard.loader(0)
+    with pytest.raises(ConfigError, match="length"):
+        shard.hear({"theirs": [7, EPOCHS, ""], "full": []})
+    with pytest.raises(ConfigError, match="'a', 'b', 'c', 'd'"):
+        shard.hear({"theirs": None, "full": [*"abcd"]})
     with pytest.raises(TypeError):
         len(shard)
-    with pytest.raises(ConfigError, match="epochs"):
-        data_set(Samples(), "train", 0, "")
-    with pytest.raises(ConfigError, match="dataset"):
-        data_set(0, "train", None, "")
-    with pytest.raises(UsageError, match="dataset"):
-        data_set(iter([1]), "train", None, "")
-    with pytest.raises(UsageError, match="shard"):
-        Shard(DataSet("train", 5), None, "", lambda shard: False).loader(2)
-    with pytest.raises(ConfigError, match="length"):
-        shard.hear({"theirs": [7, EPOCHS, ""]})
 
 
 def test_a_step_uses_the_lowest_positions_first() -> None:
@@ -196,4 +283,7 @@ def test_outside_a_run_one_peer_has_all() -> None:
         optimizer.step()
     assert sorted(seen) == sorted([*range(LENGTH)] * 2)
     assert shard.complete
-    assert len([*zip(range(50), peer.shard(LENGTH, name="endless"), strict=False)]) == 50
+    assert len([*zip(range(50), peer.shard(LENGTH, name="endless").loader(), strict=False)]) == 50
+    assert peer.shard(Samples(), epochs=2) is shard
+    with pytest.raises(ConfigError, match="name"):
+        peer.shard(Samples(), epochs=3)

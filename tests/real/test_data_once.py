@@ -4,6 +4,7 @@ shows it."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from once import Once
@@ -26,6 +27,20 @@ def test_each_sample_is_used_once_though_peers_die(swarm: Swarm, tmp_path: Path,
         run.reaches(int(part * SAMPLES), 180.0)
         run.kill(run.living[0])
         run.join()
+    run.ended(180.0)
+    assert not run.verdict()
+    assert all(member.last("end")["complete"] for member in run.living)
+
+
+def test_accumulated_gradients_and_workers(swarm: Swarm, tmp_path: Path) -> None:
+    """Processes read batches ahead, and a step takes four of them. One of three peers is killed. At the end each loop
+    has fewer than four batches left: it ends, the peer makes a step with them, and all samples are counted once."""
+    options: dict[str, Any] = {"accumulate": 4, "workers": 2, "step_s": 0.1}
+    run = Once(swarm, tmp_path, 1_075, EPOCHS, lives=3, config=CONFIG, **options)
+    for _ in range(3):
+        run.join()
+    run.reaches(300, 180.0)
+    run.kill(run.living[0])
     run.ended(180.0)
     assert not run.verdict()
     assert all(member.last("end")["complete"] for member in run.living)

@@ -55,13 +55,24 @@ def main(options: dict[str, Any]) -> None:
         say("in", life=life)
         shard = peer.shard(Numbers(samples), epochs=options["epochs"])
         loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0))
-        for tick, batch in enumerate(loader):
-            say("step", tick=tick, batch=batch.tolist(), used=shard.used, epoch=peer.epoch)
-            weight.grad.zero_()
-            weight.grad[batch] = 1.0
-            weight.grad[samples + life * ticks + tick] = 1.0
+        tick, accumulate = 0, options.get("accumulate", 1)
+
+        def step() -> None:
             optimizer.step()
+            weight.grad.zero_()
             time.sleep(options["step_s"])
+
+        while not shard.complete:
+            made = 0
+            for made, batch in enumerate(loader, 1):
+                say("step", tick=tick, batch=batch.tolist(), used=shard.used, epoch=peer.epoch)
+                weight.grad[batch] = 1.0
+                weight.grad[samples + life * ticks + tick] = 1.0
+                tick += 1
+                if made % accumulate == 0:
+                    step()
+            if made % accumulate:
+                step()
         say("end", complete=shard.complete, used=shard.used, dropped=peer.metrics.dropped_samples)
         np.save(options["out"], peer.global_state_dict()["weight"].numpy())
         say("theta")
