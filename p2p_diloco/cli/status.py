@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,9 @@ from p2p_diloco.observe.snapshot import Snapshot
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
 
+Compare = Callable[[Snapshot], Snapshot]
+"""Makes of a snapshot the one that is shown."""
+
 log = logging.getLogger(__name__)
 
 
@@ -35,10 +39,11 @@ def show(
     as_json: bool,
     once: bool,
     interval_s: float,
+    compare: Compare,
     metrics: tuple[str, int] | None = None,
 ) -> None:
-    """Show the state of a run. With `once` show it one time, otherwise every `interval_s` seconds until an interrupt.
-    `metrics`: the address and port at which Prometheus may ask meanwhile.
+    """Show the state of a run, as `compare` makes it of each snapshot. With `once` show it one time, otherwise every
+    `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus may ask meanwhile.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -46,12 +51,47 @@ def show(
     peer = watched(flags, config_file, interval_s)
     from p2p_diloco.observe.view import lines
 
-    with _metrics(peer.run_id, metrics) as told:
+    with _metrics(peer.run_id, metrics) as keep:
+
+        def told(seen: Snapshot) -> Snapshot:
+            return keep(compare(seen))
+
         if as_json or once or not sys.stdout.isatty():
             say = Snapshot.to_json if as_json else lambda seen: "\n".join(lines(seen))
             run(watch(peer, None if once else interval_s, lambda seen: typer.echo(say(told(seen)))))
         else:
             run(_browse(peer, interval_s, told))
+
+
+def check_once(
+    flags: Mapping[str, object], config_file: Path | None, compare: Compare, stall_rounds: float, *, as_json: bool
+) -> int:
+    """Look once and print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0.
+
+    Raises:
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
+    """
+    if stall_rounds <= 0:
+        raise UsageError("must be more than 0", key="--stall-rounds", value=stall_rounds, mend="choose e.g. 5")
+    peer = watched(flags, config_file, 1.0)
+    from p2p_diloco.observe.check import faults
+
+    found: list[str] = []
+    run(watch(peer, None, lambda seen: found.extend(faults(compare(seen), stall_rounds))))
+    for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
+        typer.echo(line)
+    return 1 if found else 0
+
+
+def beside(path: Path | None, bound: float, tokens_per_sample: float | None) -> Compare:
+    """What compares each snapshot with the baseline in this file; without a file it stays as it is.
+
+    Raises:
+        UsageError, ConfigError: the file or a number can't be used.
+    """
+    from p2p_diloco.observe.baseline import Baseline
+
+    return (lambda seen: seen) if path is None else Baseline.read(path, bound, tokens_per_sample).beside
 
 
 def watched(flags: Mapping[str, object], config_file: Path | None, interval_s: float) -> PeerConfig:
@@ -85,8 +125,8 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
             live.update(Drawing(newest[-1], trend, browsing), refresh=True)
 
         def saw(seen: Snapshot) -> None:
-            trend.saw(told(seen))
-            newest[:] = [seen]
+            newest[:] = [told(seen)]
+            trend.saw(newest[-1])
             show()
 
         def press(key: str) -> None:
@@ -106,7 +146,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
 
 
 @contextlib.contextmanager
-def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Callable[[Snapshot], Snapshot]]:
+def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Compare]:
     """Within the block, Prometheus gets what the yielded function was called with last. The function returns that."""
     newest: list[Snapshot] = []
 
@@ -117,9 +157,11 @@ def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Callable[
     if metrics is None:
         yield told
         return
-    from p2p_diloco.node.metrics import served
+    from p2p_diloco.node.metrics import PeersCollector, served
+    from p2p_diloco.observe.run_metrics import RunCollector
 
-    with served(run_id, *metrics, lambda: [peer for seen in tuple(newest) for peer in seen.peers]):
+    peers = PeersCollector(run_id, lambda: [peer for seen in tuple(newest) for peer in seen.peers])
+    with served(*metrics, peers, RunCollector(lambda: next(iter(newest), None))):
         yield told
 
 

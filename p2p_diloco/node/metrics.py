@@ -48,6 +48,8 @@ METRICS = (
     Told("inner_steps_total", "Inner steps since the peer's start.", lambda peer: peer.step),
     Told("inner_steps_per_second", "The peer's speed.", lambda peer: peer.steps_per_second),
     Told("samples_total", "Samples since the peer's start.", lambda peer: peer.samples),
+    Told("counted_samples", "Samples of all peers that the commits up to the peer's state have counted.",
+         lambda peer: peer.counted_samples),
     Told("loss", "The loss that the trainer reported last.", lambda peer: peer.loss),
     Told("held_out_loss", "The held-out loss of the global parameters, reported last.",
          lambda peer: peer.held_out_loss),
@@ -97,14 +99,15 @@ class PeersCollector(Collector):
 
 
 @contextlib.contextmanager
-def served(run_id: str, host: str, port: int, peers: Callable[[], Iterable[PeerStatus]]) -> Iterator[int]:
-    """Answer scrapes at this address within the block; yields the port.
+def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
+    """Answer scrapes at this address within the block with what these collect; yields the port.
 
     Raises:
         ConfigError: the address can't be used.
     """
     registry = CollectorRegistry()
-    registry.register(PeersCollector(run_id, peers))
+    for collector in collectors:
+        registry.register(collector)
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
@@ -128,7 +131,7 @@ async def serve(run_id: str, host: str, port: int, status: Callable[[], PeerStat
         ConfigError: the address can't be used.
     """
     newest: list[PeerStatus] = []
-    with served(run_id, host, port, lambda: tuple(newest)):
+    with served(host, port, PeersCollector(run_id, lambda: tuple(newest))):
         while True:
             newest[:] = [status()]
             await asyncio.sleep(EVERY_S)

@@ -194,6 +194,17 @@ def test_a_port_in_use_is_named() -> None:
             pass
 
 
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-component-update", "--disable-background-networking",
+         "--enable-logging=stderr", "--timeout=5000")  # fmt: skip
+
+
+def shown(link: str, width: int, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """What a browser makes of the page."""
+    own = (f"--user-data-dir={folder}", f"--window-size={width},1200", *(flags or ("--dump-dom",)))
+    return subprocess.run(["chromium", *FLAGS, *own, link], capture_output=True, text=True, timeout=120.0)
+
+
 @contextlib.contextmanager
 def served(browser: Browser) -> Iterator[Callable[[], str]]:
     """Within the block, a function that returns the next link."""
@@ -211,12 +222,8 @@ def served(browser: Browser) -> Iterator[Callable[[], str]]:
 @pytest.mark.parametrize("width", [400, 820, 1400])
 def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Path) -> None:
     """At three widths: every peer, curve and round, no error in the console, and a hostile name is only text."""
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--timeout=5000", "--dump-dom")
     with served(browser) as link:
-        done = subprocess.run(
-            ["chromium", *flags, f"--user-data-dir={tmp_path}", f"--window-size={width},1200", link()],
-            capture_output=True, text=True, timeout=120.0,
-        )  # fmt: skip
+        done = shown(link(), width, tmp_path)
     assert "<title>main: outer step 3</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
     for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every=20"):
