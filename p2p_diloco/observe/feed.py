@@ -31,11 +31,19 @@ class Feed:
         self._points: dict[str, deque[Point]] = {}
         self._rounds: dict[str, deque[dict[str, Any]]] = {}
         self._compared: deque[list[float]] = deque(maxlen=POINTS_KEPT)
+        self._seen: Snapshot | None = None
         self._newest = ""
-        self.whole = ""
-        """All that is known, as JSON; empty before the first snapshot."""
         self._changed = asyncio.Event()
         self._over = False
+
+    @property
+    def whole(self) -> str:
+        """All that is known, as JSON; empty before the first snapshot. Made only when a reader comes: it may have
+        megabytes."""
+        if self._seen is None:
+            return ""
+        kept = {"points": _lists(self._points), "rounds": _lists(self._rounds), "compared": list(self._compared)}
+        return _json(self._seen, **kept)
 
     def end(self) -> None:
         """Let all readers come to their end."""
@@ -51,15 +59,13 @@ class Feed:
             if (one := self._next_round(peer)) is not None:
                 rounds[peer.peer_id] = [one]
         compared = self._next_comparison(seen.run.compared)
-        self._newest = _json(seen, points=points, rounds=rounds, compared=compared)
-        kept = {"points": _lists(self._points), "rounds": _lists(self._rounds), "compared": list(self._compared)}
-        self.whole = _json(seen, **kept)
+        self._seen, self._newest = seen, _json(seen, points=points, rounds=rounds, compared=compared)
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def follow(self) -> AsyncIterator[str]:
         """Yield server-sent events: first all that is known, then each further snapshot with what is new in it."""
-        while not self.whole and not self._over:
+        while self._seen is None and not self._over:
             await self._changed.wait()
         yield f"event: all\ndata: {self.whole}\n\n"
         while True:
