@@ -133,6 +133,7 @@ def status(
         None, min=0, max=65535, help="Tell Prometheus of all peers at this TCP port; 0: any.", metavar="N"
     ),
     metrics_host: str = Option("127.0.0.1", help="Address at which metrics-port listens.", metavar="ADDR"),
+    otlp_endpoint: str | None = Option(None, help="Tell an OpenTelemetry collector, too.", metavar="URL"),
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -141,7 +142,8 @@ def status(
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.status import beside, check_once, show
 
-    flags = given(PeerConfig, {"initial_peers": initial_peers, "run_id": run_id, "invite": invite})
+    own = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "otlp_endpoint": otlp_endpoint}
+    flags = given(PeerConfig, own)
     compare = beside(baseline, baseline_bound, tokens_per_sample)
     if check:
         raise typer.Exit(check_once(flags, config, compare, stall_rounds, as_json=as_json))

@@ -51,7 +51,7 @@ def show(
     peer = watched(flags, config_file, interval_s)
     from p2p_diloco.observe.view import lines
 
-    with _metrics(peer.run_id, metrics) as keep:
+    with _metrics(peer, metrics) as keep:
 
         def told(seen: Snapshot) -> Snapshot:
             return keep(compare(seen))
@@ -146,23 +146,24 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
 
 
 @contextlib.contextmanager
-def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Compare]:
-    """Within the block, Prometheus gets what the yielded function was called with last. The function returns that."""
+def _metrics(peer: PeerConfig, metrics: tuple[str, int] | None) -> Iterator[Compare]:
+    """Within the block, Prometheus at this address and the OTLP endpoint get what the yielded function was called with
+    last. The function returns that."""
     newest: list[Snapshot] = []
 
-    def told(seen: Snapshot) -> Snapshot:
+    def keep(seen: Snapshot) -> Snapshot:
         newest[:] = [seen]
         return seen
 
-    if metrics is None:
-        yield told
+    if metrics is None and peer.otlp_endpoint is None:
+        yield keep
         return
-    from p2p_diloco.node.metrics import PeersCollector, served
+    from p2p_diloco.node.metrics import PeersCollector, told
     from p2p_diloco.observe.run_metrics import RunCollector
 
-    peers = PeersCollector(run_id, lambda: [peer for seen in tuple(newest) for peer in seen.peers])
-    with served(*metrics, peers, RunCollector(lambda: next(iter(newest), None))):
-        yield told
+    peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
+    with told(metrics, peer.otlp_endpoint, peers, RunCollector(lambda: next(iter(newest), None))):
+        yield keep
 
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:

@@ -1,4 +1,4 @@
-"""What a peer tells Prometheus: its status as metrics, over HTTP.
+"""What a peer tells Prometheus and OpenTelemetry: its status as metrics.
 
 Law: reads `PeerStatus` alone, so nothing is told here that `p2p-diloco status` doesn't show. Names and units follow
 Prometheus's conventions (https://prometheus.io/docs/practices/naming/). A value that is unknown is left out.
@@ -124,14 +124,33 @@ def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
         thread.join()
 
 
-async def serve(run_id: str, host: str, port: int, status: Callable[[], PeerStatus]) -> None:
-    """Answer scrapes with this peer's status, until cancelled.
+@contextlib.contextmanager
+def told(address: tuple[str, int] | None, endpoint: str | None, *collectors: Collector) -> Iterator[None]:
+    """Within the block, answer scrapes at this address, and export to this OTLP endpoint.
 
     Raises:
-        ConfigError: the address can't be used.
+        ConfigError: the address can't be used, or OpenTelemetry is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            stack.enter_context(served(*address, *collectors))
+        if endpoint is not None:
+            from p2p_diloco.node.otlp import exported  # an extra
+
+            stack.enter_context(exported(endpoint, *collectors))
+        yield
+
+
+async def tell(
+    run_id: str, address: tuple[str, int] | None, endpoint: str | None, status: Callable[[], PeerStatus]
+) -> None:
+    """Tell of this peer's status, until cancelled.
+
+    Raises:
+        ConfigError: the address can't be used, or OpenTelemetry is not installed.
     """
     newest: list[PeerStatus] = []
-    with served(host, port, PeersCollector(run_id, lambda: tuple(newest))):
+    with told(address, endpoint, PeersCollector(run_id, lambda: tuple(newest))):
         while True:
             newest[:] = [status()]
             await asyncio.sleep(EVERY_S)
