@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from p2p_diloco.cli.join import settings_of
+from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
@@ -119,7 +120,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
     trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
     browsing = Browsing() if sys.stdin.isatty() else None
 
-    with Live(auto_refresh=False) as live:
+    with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
             live.update(Drawing(newest[-1], trend, browsing), refresh=True)

@@ -24,6 +24,7 @@ try:
         AggregationTemporality,
         Gauge,
         Metric,
+        MetricExportResult,
         MetricsData,
         NumberDataPoint,
         ResourceMetrics,
@@ -40,6 +41,7 @@ EVERY_S = 10.0
 """Seconds between two exports."""
 LAST_S = 1.0
 """Seconds that the end waits for the last export: a collector that doesn't answer delays no peer's leaving by more."""
+WHY_LETTERS_MAX = 300
 PATH = "/v1/metrics"
 """Where a collector takes metrics, if the endpoint names no path."""
 
@@ -52,22 +54,38 @@ def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
     http://collector:4318."""
     url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
     exporter, over, began = OTLPMetricExporter(endpoint=url), threading.Event(), time.time_ns()
+    whys: list[str] = []
 
     def export() -> None:
-        ended = False
+        ended, failed = False, False
         while not ended:
             ended = over.wait(EVERY_S)
-            exporter.export(metrics_data(collectors, began, time.time_ns()))  # it logs its failures
+            whys[:] = []
+            done = exporter.export(metrics_data(collectors, began, time.time_ns())) is MetricExportResult.SUCCESS
+            if not done and not failed:
+                log.warning("%s takes no metrics; trying on: %s", url, " ".join(whys)[:WHY_LETTERS_MAX])
+            elif done and failed:
+                log.info("%s takes metrics again", url)
+            failed = not done
+
+    def note(record: logging.LogRecord) -> bool:
+        """Keep why an export fails, in place of several lines in the log for each."""
+        whys.append(record.getMessage())
+        return False
 
     thread = threading.Thread(target=export, name="otlp", daemon=True)
     thread.start()
     log.info("metrics go to %s", url)
+    theirs = logging.getLogger(OTLPMetricExporter.__module__)
+    theirs.addFilter(note)
     try:
         yield
     finally:
         over.set()
         thread.join(LAST_S)
         exporter.shutdown()
+        thread.join(LAST_S)
+        theirs.removeFilter(note)
 
 
 def metrics_data(collectors: tuple[Collector, ...], began_ns: int, now_ns: int) -> MetricsData:

@@ -214,12 +214,12 @@ class PeerStatus:
             addresses=self.addresses[:ADDRESSES_MAX],
             waits_for=self.waits_for[:WAITS_LETTERS_MAX],
             doubt=self.doubt[:WAITS_LETTERS_MAX],
-            death=None if self.death is None else Event(self.death.time, self.death.text[:EVENT_LETTERS_MAX]),
+            death=None if self.death is None else Event(self.death.time, cut(self.death.text)),
             refused=tuple(
                 RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
                 for refused in self.refused[-REFUSED_MAX:]
             ),
-            events=tuple(Event(event.time, event.text[:EVENT_LETTERS_MAX]) for event in events),
+            events=tuple(Event(event.time, cut(event.text)) for event in events),
         )
         content = _RECORD.write(fitting)
         while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
@@ -236,6 +236,11 @@ class PeerStatus:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
             raise ValueError(f"these bytes are not a peer's status: {error}") from None
+
+
+def cut(text: str) -> str:
+    """An event's text in `EVENT_LETTERS_MAX` letters. If some are left out, it ends in an ellipsis."""
+    return text if len(text) <= EVENT_LETTERS_MAX else text[: EVENT_LETTERS_MAX - 1] + "…"
 
 
 def clean(text: str) -> str:
