@@ -77,6 +77,7 @@ def check_once(
     peer = watched(flags, config_file, 1.0)
     from p2p_diloco.observe.check import faults
 
+    logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault tells it
     found: list[str] = []
     run(watch(peer, None, lambda seen: found.extend(faults(compare(seen), stall_rounds))))
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:

@@ -12,8 +12,6 @@ from statistics import median
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.snapshot import Snapshot
 
-SILENT_S = 15.0
-"""A live peer writes its record every 10 s."""
 DEATHS_S = 300.0
 """A death is a fault for so long."""
 STALL_S_LEAST = 30.0
@@ -69,5 +67,5 @@ def _deaths(seen: Snapshot) -> Iterator[str]:
         if seen.time - time <= DEATHS_S:
             yield f"dead peer: {text} ({max(0.0, seen.time - time):.0f} s ago)"
     for peer in seen.peers:
-        if seen.last_seen_s(peer) > SILENT_S and peer.state not in ("leaving", "finished"):
+        if seen.state(peer) == "silent":
             yield f"silent peer: {peer.name} has not told of itself for {seen.last_seen_s(peer):.0f} s"

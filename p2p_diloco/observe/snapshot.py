@@ -22,6 +22,8 @@ MAX_PEERS = 1024
 MAX_EVENTS = 20
 TRAINING = ("training", "waiting")
 """The states of peers that train now."""
+SILENT_S = 15.0
+"""A live peer writes its record every 10 s. One that has been silent for longer than this is probably dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ class Snapshot:
         """Seconds since a peer wrote its record. 0 if the peer's clock is ahead of this machine's."""
         return round(max(0.0, self.time - peer.time), 3)
 
+    def state(self, peer: PeerStatus) -> str:
+        """The peer's state, or `silent` in its place, unless it has said that it leaves."""
+        gone = self.last_seen_s(peer) > SILENT_S and peer.state not in ("leaving", "finished")
+        return "silent" if gone else peer.state
+
     def to_json(self) -> str:
         """The snapshot as one line of JSON, described in docs/status.md."""
         peers = [{**asdict(peer), "last_seen_s": self.last_seen_s(peer)} for peer in self.peers]
@@ -112,6 +119,7 @@ class Snapshot:
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
     """Make the snapshot of a run from its records. `now`: the present time, in seconds since 1970."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
+    training = [peer for peer in newest if peer.state in TRAINING and now - peer.time <= SILENT_S]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
     revision, outer_lr, outer_momentum, changed = _highest(record, newest)
@@ -121,8 +129,8 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         mode=mode if isinstance(mode, str) else None,
         epoch=epoch,
         samples=max((peer.counted_samples for peer in newest if peer.counted_samples is not None), default=None),
-        loss=_mean(peer.loss for peer in newest if peer.state in TRAINING),
-        held_out_loss=_mean(peer.held_out_loss for peer in newest if peer.state in TRAINING),
+        loss=_mean(peer.loss for peer in training),
+        held_out_loss=_mean(peer.held_out_loss for peer in training),
         shards=None if record is None else record.shards,
         revision=revision,
         outer_lr=outer_lr,

@@ -34,7 +34,7 @@ class Trend:
             self.loss.append(seen.run.loss)
         if seen.run.held_out_loss is not None:
             self.held_out.append(seen.run.held_out_loss)
-        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in seen.peers if peer.state in TRAINING))
+        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in seen.peers if seen.state(peer) in TRAINING))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -22,7 +22,8 @@ from p2p_diloco.observe.sections import SECTIONS, Section
 from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 from p2p_diloco.observe.trend import Trend, sparkline
 
-COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
+COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue",
+           "silent": "red"}  # fmt: skip
 BAR_CELLS = 20
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
