@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot,hf,lightning]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot,hf,lightning,otlp]'
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true  # on all cores; pip would use one
 	touch $(STAMP)
 

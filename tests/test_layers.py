@@ -113,6 +113,7 @@ def test_planning_is_pure(path: Path) -> None:
         ("transformers", {"integrations/transformers.py", "integrations/sizes.py"}),
         ("accelerate", {"integrations/transformers.py"}),
         ("lightning", {"integrations/lightning.py"}),
+        ("opentelemetry", {"node/otlp.py"}),
         ("typer", {"cli"}),
         ("rich", {"cli", "observe"}),
     ],

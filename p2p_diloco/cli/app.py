@@ -16,7 +16,16 @@ from p2p_diloco import __version__
 from p2p_diloco.cli import control
 from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
 from p2p_diloco.cli.logs import set_up_logs
-from p2p_diloco.cli.options import CONFIG, DEBUG, INITIAL_PEERS, INVITE, LOGS
+from p2p_diloco.cli.options import (
+    BASELINE,
+    BASELINE_BOUND,
+    CONFIG,
+    DEBUG,
+    INITIAL_PEERS,
+    INVITE,
+    LOGS,
+    TOKENS_PER_SAMPLE,
+)
 from p2p_diloco.cli.plan.flags import plan
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.trainer.config import TrainerConfig
@@ -110,22 +119,36 @@ def status(
     invite: str | None = INVITE,
     as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
     once: bool = Option(False, "--once", help="Look once and leave."),
+    check: bool = Option(
+        False, "--check", help="Look once, and print what is wrong; the exit code is 1 if anything is."
+    ),
+    stall_rounds: float = Option(
+        5.0, help="For --check: usual rounds without a commit after which the run is stalled.", metavar="X"
+    ),
     interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
+    baseline: Path | None = BASELINE,
+    baseline_bound: float = BASELINE_BOUND,
+    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
     metrics_port: int | None = Option(
         None, min=0, max=65535, help="Tell Prometheus of all peers at this TCP port; 0: any.", metavar="N"
     ),
     metrics_host: str = Option("127.0.0.1", help="Address at which metrics-port listens.", metavar="ADDR"),
+    otlp_endpoint: str | None = Option(None, help="Tell an OpenTelemetry collector, too.", metavar="URL"),
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
     """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
     set_up_logs(logs, debug=debug)
-    from p2p_diloco.cli.status import show
+    from p2p_diloco.cli.status import beside, check_once, show
 
-    flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite}
+    own = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "otlp_endpoint": otlp_endpoint}
+    flags = given(PeerConfig, own)
+    compare = beside(baseline, baseline_bound, tokens_per_sample)
+    if check:
+        raise typer.Exit(check_once(flags, config, compare, stall_rounds, as_json=as_json))
     metrics = None if metrics_port is None else (metrics_host, metrics_port)
-    show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval, metrics=metrics)
+    show(flags, config, as_json=as_json, once=once, interval_s=interval, compare=compare, metrics=metrics)
 
 
 @app.command(cls=ListsAndCommand)
@@ -136,6 +159,9 @@ def dashboard(
     host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
     port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
     interval: float = Option(1.0, help="Seconds between two looks.", metavar="X"),
+    baseline: Path | None = BASELINE,
+    baseline_bound: float = BASELINE_BOUND,
+    tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
     identity_path: Path | None = Option(
         None, help="Identity file of the run's founder; with it the page can set, save and stop.", metavar="PATH"
     ),
@@ -150,9 +176,11 @@ def dashboard(
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.dashboard import show
+    from p2p_diloco.cli.status import beside
 
+    compare = beside(baseline, baseline_bound, tokens_per_sample)
     flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "identity_path": identity_path}
-    show(given(PeerConfig, flags), config, host=host, port=port, interval_s=interval, key=key)
+    show(given(PeerConfig, flags), config, host=host, port=port, interval_s=interval, compare=compare, key=key)
 
 
 @app.command(cls=ListsAndCommand)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import typer
@@ -22,6 +22,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
+from p2p_diloco.observe.snapshot import Snapshot
 from p2p_diloco.observe.web import Door, application
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,17 @@ class Server(uvicorn.Server):
 
 
 def show(
-    flags: Mapping[str, object], config_file: Path | None, *, host: str, port: int, interval_s: float, key: Path | None
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    *,
+    host: str,
+    port: int,
+    interval_s: float,
+    compare: Callable[[Snapshot], Snapshot],
+    key: Path | None,
 ) -> None:
-    """Serve the page until an interrupt. With an identity in the flags the page can change the run's settings, save and
-    stop; with the run's `key` it can put peers out.
+    """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With an identity in the flags
+    the page can change the run's settings, save and stop; with the run's `key` it can put peers out.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -56,7 +64,7 @@ def show(
         wrong = "takes a page that can change the run to other machines, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
-    run(_serve(peer, host, port, interval_s, controls))
+    run(_serve(peer, host, port, interval_s, compare, controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
@@ -79,8 +87,19 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 
 
-async def _serve(peer: PeerConfig, host: str, port: int, interval_s: float, controls: Controls) -> None:
+async def _serve(
+    peer: PeerConfig,
+    host: str,
+    port: int,
+    interval_s: float,
+    compare: Callable[[Snapshot], Snapshot],
+    controls: Controls,
+) -> None:
     feed = Feed()
+
+    def saw(seen: Snapshot) -> None:
+        feed.saw(compare(seen))
+
     with _listening(host, port) as listener:
         shown = f"http://{host}:{listener.getsockname()[1]}/"
 
@@ -93,7 +112,7 @@ async def _serve(peer: PeerConfig, host: str, port: int, interval_s: float, cont
         app = application(feed, Door(tell), controls)
         server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
                                        timeout_graceful_shutdown=END_S))  # fmt: skip
-        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watch(peer, interval_s, feed.saw))]
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watch(peer, interval_s, saw))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

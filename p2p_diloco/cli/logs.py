@@ -6,13 +6,20 @@ runs (`wrapped.show_log`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 from p2p_diloco.errors import UsageError
 from p2p_diloco.wrapped import PLAIN
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FORMS = ("auto", "rich", "plain", "json")
 
@@ -49,12 +56,36 @@ def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
     logging.getLogger("hivemind").setLevel(logging.WARNING)
 
 
+@contextlib.contextmanager
+def above(console: Console) -> Iterator[None]:
+    """Within the block, log lines that go to the terminal appear above what is drawn live on this console. Without this
+    they would move the cursor, and the next drawing would leave parts of the one before."""
+    from rich.logging import RichHandler
+
+    handlers = logging.getLogger().handlers if sys.stderr.isatty() else []
+    before = list[Callable[[], object]]()
+    for handler in handlers:
+        if isinstance(handler, RichHandler):
+            before.append(partial(setattr, handler, "console", handler.console))
+            handler.console = console
+        elif isinstance(handler, logging.StreamHandler):
+            before.append(partial(handler.setStream, handler.stream))
+            handler.setStream(sys.stderr)  # which `rich.live` has replaced
+    try:
+        yield
+    finally:
+        for restore in before:
+            restore()
+
+
 def _destination(form: str) -> logging.Handler:
     if form == "rich":
         from rich.console import Console
         from rich.logging import RichHandler
 
-        return RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+        handler = RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+        handler.setFormatter(logging.Formatter("%(message)s"))  # the level has a column of its own
+        return handler
     to_stderr = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter(PLAIN)
     to_stderr.setFormatter(JsonLines() if form == "json" else plain)

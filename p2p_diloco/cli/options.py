@@ -18,4 +18,7 @@ RUN_ID = Option(None, help="The run to change.", show_default="main", metavar="N
 FOUNDER = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH")
 WAIT = Option(60.0, help="Seconds to wait until the peers know of it.", metavar="X")
 OUTCOME = Option(False, "--json", help="Print the outcome as one JSON object.")
+BASELINE = Option(None, help="Losses of another run, to compare at equal samples (docs/metrics.md).", metavar="PATH")
+BASELINE_BOUND = Option(0.05, help="Warn of a loss that is higher than the baseline's by this share.", metavar="X")
+TOKENS_PER_SAMPLE = Option(None, help="For a baseline by tokens: how many one sample of the run has.", metavar="X")
 INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from p2p_diloco.cli.join import settings_of
+from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
@@ -24,6 +26,9 @@ from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
+
+Compare = Callable[[Snapshot], Snapshot]
+"""Makes of a snapshot the one that is shown."""
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +40,11 @@ def show(
     as_json: bool,
     once: bool,
     interval_s: float,
+    compare: Compare,
     metrics: tuple[str, int] | None = None,
 ) -> None:
-    """Show the state of a run. With `once` show it one time, otherwise every `interval_s` seconds until an interrupt.
-    `metrics`: the address and port at which Prometheus may ask meanwhile.
+    """Show the state of a run, as `compare` makes it of each snapshot. With `once` show it one time, otherwise every
+    `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus may ask meanwhile.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -46,12 +52,48 @@ def show(
     peer = watched(flags, config_file, interval_s)
     from p2p_diloco.observe.view import lines
 
-    with _metrics(peer.run_id, metrics) as told:
+    with _metrics(peer, metrics) as keep:
+
+        def told(seen: Snapshot) -> Snapshot:
+            return keep(compare(seen))
+
         if as_json or once or not sys.stdout.isatty():
             say = Snapshot.to_json if as_json else lambda seen: "\n".join(lines(seen))
             run(watch(peer, None if once else interval_s, lambda seen: typer.echo(say(told(seen)))))
         else:
             run(_browse(peer, interval_s, told))
+
+
+def check_once(
+    flags: Mapping[str, object], config_file: Path | None, compare: Compare, stall_rounds: float, *, as_json: bool
+) -> int:
+    """Look once and print each fault as a line, or all as one JSON list. Returns 1 if there is any, else 0.
+
+    Raises:
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
+    """
+    if stall_rounds <= 0:
+        raise UsageError("must be more than 0", key="--stall-rounds", value=stall_rounds, mend="choose e.g. 5")
+    peer = watched(flags, config_file, 1.0)
+    from p2p_diloco.observe.check import faults
+
+    logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault tells it
+    found: list[str] = []
+    run(watch(peer, None, lambda seen: found.extend(faults(compare(seen), stall_rounds))))
+    for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
+        typer.echo(line)
+    return 1 if found else 0
+
+
+def beside(path: Path | None, bound: float, tokens_per_sample: float | None) -> Compare:
+    """What compares each snapshot with the baseline in this file; without a file it stays as it is.
+
+    Raises:
+        UsageError, ConfigError: the file or a number can't be used.
+    """
+    from p2p_diloco.observe.baseline import Baseline
+
+    return (lambda seen: seen) if path is None else Baseline.read(path, bound, tokens_per_sample).beside
 
 
 def watched(flags: Mapping[str, object], config_file: Path | None, interval_s: float) -> PeerConfig:
@@ -79,14 +121,14 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
     trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
     browsing = Browsing() if sys.stdin.isatty() else None
 
-    with Live(auto_refresh=False) as live:
+    with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
             live.update(Drawing(newest[-1], trend, browsing), refresh=True)
 
         def saw(seen: Snapshot) -> None:
-            trend.saw(told(seen))
-            newest[:] = [seen]
+            newest[:] = [told(seen)]
+            trend.saw(newest[-1])
             show()
 
         def press(key: str) -> None:
@@ -106,21 +148,24 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
 
 
 @contextlib.contextmanager
-def _metrics(run_id: str, metrics: tuple[str, int] | None) -> Iterator[Callable[[Snapshot], Snapshot]]:
-    """Within the block, Prometheus gets what the yielded function was called with last. The function returns that."""
+def _metrics(peer: PeerConfig, metrics: tuple[str, int] | None) -> Iterator[Compare]:
+    """Within the block, Prometheus at this address and the OTLP endpoint get what the yielded function was called with
+    last. The function returns that."""
     newest: list[Snapshot] = []
 
-    def told(seen: Snapshot) -> Snapshot:
+    def keep(seen: Snapshot) -> Snapshot:
         newest[:] = [seen]
         return seen
 
-    if metrics is None:
-        yield told
+    if metrics is None and peer.otlp_endpoint is None:
+        yield keep
         return
-    from p2p_diloco.node.metrics import served
+    from p2p_diloco.node.metrics import PeersCollector, told
+    from p2p_diloco.observe.run_metrics import RunCollector
 
-    with served(run_id, *metrics, lambda: [peer for seen in tuple(newest) for peer in seen.peers]):
-        yield told
+    peers = PeersCollector(peer.run_id, lambda: [one for seen in tuple(newest) for one in seen.peers])
+    with told(metrics, peer.otlp_endpoint, peers, RunCollector(lambda: next(iter(newest), None))):
+        yield keep
 
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:

@@ -79,6 +79,10 @@ class PeerConfig(Settings):
     metrics_host: str = Field(
         default="127.0.0.1", description="Address of this machine at which metrics_port listens; 0.0.0.0: at all."
     )
+    otlp_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/]+")] | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector for the metrics, such as http://127.0.0.1:4318; unset: none.",
+    )
     checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
     save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
     keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")

@@ -106,6 +106,7 @@ class EventLog:
         self._me = me
         self._names: dict[str, str] = {me: "this peer"}
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
+        self._deaths: deque[tuple[float, str]] = deque(maxlen=1)  # beside the notes, because many of these follow it
         self.news = asyncio.Event()
         """Set by each note."""
 
@@ -116,7 +117,10 @@ class EventLog:
     def note(self, kind: str, text: str) -> None:
         """Write a note to the log, and keep it for the status."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
-        self._notes.append((asyncio.get_running_loop().time(), text))
+        noted = asyncio.get_running_loop().time(), text
+        self._notes.append(noted)
+        if kind == "died":
+            self._deaths.append(noted)
         self.news.set()
 
     @property
@@ -124,6 +128,11 @@ class EventLog:
         """The newest notes, as (time of the event loop, text). Names are inserted only here, because some may have been
         unknown when the note was made."""
         return [(when, self.named(text)) for when, text in self._notes]
+
+    @property
+    def deaths(self) -> list[tuple[float, str]]:
+        """The newest note of a peer's death, as in `notes`; empty if there is none."""
+        return [(when, self.named(text)) for when, text in self._deaths]
 
     def named(self, text: str) -> str:
         """Replace the ids of peers in a text by their names. The last letters of the id are kept, because two peers may

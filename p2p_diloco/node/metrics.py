@@ -1,4 +1,4 @@
-"""What a peer tells Prometheus: its status as metrics, over HTTP.
+"""What a peer tells Prometheus and OpenTelemetry: its status as metrics.
 
 Law: reads `PeerStatus` alone, so nothing is told here that `p2p-diloco status` doesn't show. Names and units follow
 Prometheus's conventions (https://prometheus.io/docs/practices/naming/). A value that is unknown is left out.
@@ -48,6 +48,8 @@ METRICS = (
     Told("inner_steps_total", "Inner steps since the peer's start.", lambda peer: peer.step),
     Told("inner_steps_per_second", "The peer's speed.", lambda peer: peer.steps_per_second),
     Told("samples_total", "Samples since the peer's start.", lambda peer: peer.samples),
+    Told("counted_samples", "Samples of all peers that the commits up to the peer's state have counted.",
+         lambda peer: peer.counted_samples),
     Told("loss", "The loss that the trainer reported last.", lambda peer: peer.loss),
     Told("held_out_loss", "The held-out loss of the global parameters, reported last.",
          lambda peer: peer.held_out_loss),
@@ -97,14 +99,15 @@ class PeersCollector(Collector):
 
 
 @contextlib.contextmanager
-def served(run_id: str, host: str, port: int, peers: Callable[[], Iterable[PeerStatus]]) -> Iterator[int]:
-    """Answer scrapes at this address within the block; yields the port.
+def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
+    """Answer scrapes at this address within the block with what these collect; yields the port.
 
     Raises:
         ConfigError: the address can't be used.
     """
     registry = CollectorRegistry()
-    registry.register(PeersCollector(run_id, peers))
+    for collector in collectors:
+        registry.register(collector)
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
@@ -121,14 +124,33 @@ def served(run_id: str, host: str, port: int, peers: Callable[[], Iterable[PeerS
         thread.join()
 
 
-async def serve(run_id: str, host: str, port: int, status: Callable[[], PeerStatus]) -> None:
-    """Answer scrapes with this peer's status, until cancelled.
+@contextlib.contextmanager
+def told(address: tuple[str, int] | None, endpoint: str | None, *collectors: Collector) -> Iterator[None]:
+    """Within the block, answer scrapes at this address, and export to this OTLP endpoint.
 
     Raises:
-        ConfigError: the address can't be used.
+        ConfigError: the address can't be used, or OpenTelemetry is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            stack.enter_context(served(*address, *collectors))
+        if endpoint is not None:
+            from p2p_diloco.node.otlp import exported  # an extra
+
+            stack.enter_context(exported(endpoint, *collectors))
+        yield
+
+
+async def tell(
+    run_id: str, address: tuple[str, int] | None, endpoint: str | None, status: Callable[[], PeerStatus]
+) -> None:
+    """Tell of this peer's status, until cancelled.
+
+    Raises:
+        ConfigError: the address can't be used, or OpenTelemetry is not installed.
     """
     newest: list[PeerStatus] = []
-    with served(run_id, host, port, lambda: tuple(newest)):
+    with told(address, endpoint, PeersCollector(run_id, lambda: tuple(newest))):
         while True:
             newest[:] = [status()]
             await asyncio.sleep(EVERY_S)

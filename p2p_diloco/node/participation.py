@@ -149,12 +149,13 @@ class Participation:
             await asyncio.wait_for(storing, LEAVE_S)
 
     def _metrics(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What answers Prometheus, if the peer is told to."""
+        """What tells Prometheus and OpenTelemetry, if the peer is to."""
         local = self._common.local
-        if local.metrics_port is not None:
-            from p2p_diloco.node.metrics import serve  # here, because few peers need it
+        if local.metrics_port is not None or local.otlp_endpoint is not None:
+            from p2p_diloco.node.metrics import tell  # here, because few peers need it
 
-            yield serve(self._run.run_id, local.metrics_host, local.metrics_port, self._reporter.status)
+            address = None if local.metrics_port is None else (local.metrics_host, local.metrics_port)
+            yield tell(self._run.run_id, address, local.otlp_endpoint, self._reporter.status)
 
     # -- what the parts tell
 

@@ -68,6 +68,7 @@ class Reporter:
             loss=round(shared.loss, 6) if shared.steps and math.isfinite(shared.loss) else None,
             held_out_loss=round(held_out, 6) if shared.steps and math.isfinite(held_out) else None,
             samples=shared.samples,
+            counted_samples=replica.roster.mine.model.samples // run.rules.shards if replica.has_state else None,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             revision=replica.revision.number,
@@ -93,6 +94,7 @@ class Reporter:
             addresses=tuple(common.transport.addresses()),
             refused=tuple(self._refused()),
             doubt=common.event_log.named(self._audits.doubt),
+            death=next((Event(round(wall + when, 1), text) for when, text in common.event_log.deaths), None),
             events=tuple(Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
         )
 

@@ -170,6 +170,8 @@ class PeerStatus:
     held_out_loss: float | None = None
     """The loss of the global parameters on held-out data, as the trainer reported it last."""
     samples: int | None = None
+    counted_samples: int | None = None
+    """The samples of all peers that the commits up to the peer's state have counted, since the run's start."""
     bytes_sent: int | None = None
     bytes_received: int | None = None
     revision: int | None = None
@@ -218,6 +220,8 @@ class PeerStatus:
     """The peers of which this peer has refused messages, at most `REFUSED_MAX`: those refused last, newest last."""
     doubt: str = ""
     """Why the peer takes its own machine for faulty; empty if it doesn't."""
+    death: Event | None = None
+    """The last death of another peer that the peer has noticed."""
     events: tuple[Event, ...] = ()
     """The newest lines of the peer's event log, oldest first."""
 
@@ -232,11 +236,12 @@ class PeerStatus:
             addresses=self.addresses[:ADDRESSES_MAX],
             waits_for=self.waits_for[:WAITS_LETTERS_MAX],
             doubt=self.doubt[:WAITS_LETTERS_MAX],
+            death=None if self.death is None else Event(self.death.time, cut(self.death.text)),
             refused=tuple(
                 RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
                 for refused in self.refused[-REFUSED_MAX:]
             ),
-            events=tuple(Event(event.time, event.text[:EVENT_LETTERS_MAX]) for event in events),
+            events=tuple(Event(event.time, cut(event.text)) for event in events),
         )
         content = _RECORD.write(fitting)
         while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
@@ -253,6 +258,11 @@ class PeerStatus:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
             raise ValueError(f"these bytes are not a peer's status: {error}") from None
+
+
+def cut(text: str) -> str:
+    """An event's text in `EVENT_LETTERS_MAX` letters. If some are left out, it ends in an ellipsis."""
+    return text if len(text) <= EVENT_LETTERS_MAX else text[: EVENT_LETTERS_MAX - 1] + "…"
 
 
 def clean(text: str) -> str:

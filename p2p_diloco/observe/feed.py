@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.observe.snapshot import Snapshot
+from p2p_diloco.observe.snapshot import Compared, Snapshot
 
 POINTS_KEPT = 2000
 """Points of each peer's curves."""
@@ -30,11 +30,20 @@ class Feed:
     def __init__(self) -> None:
         self._points: dict[str, deque[Point]] = {}
         self._rounds: dict[str, deque[dict[str, Any]]] = {}
+        self._compared: deque[list[float]] = deque(maxlen=POINTS_KEPT)
+        self._seen: Snapshot | None = None
         self._newest = ""
-        self.whole = ""
-        """All that is known, as JSON; empty before the first snapshot."""
         self._changed = asyncio.Event()
         self._over = False
+
+    @property
+    def whole(self) -> str:
+        """All that is known, as JSON; empty before the first snapshot. Made only when a reader comes: it may have
+        megabytes."""
+        if self._seen is None:
+            return ""
+        kept = {"points": _lists(self._points), "rounds": _lists(self._rounds), "compared": list(self._compared)}
+        return _json(self._seen, **kept)
 
     def end(self) -> None:
         """Let all readers come to their end."""
@@ -49,14 +58,14 @@ class Feed:
                 points[peer.peer_id] = [point]
             if (one := self._next_round(peer)) is not None:
                 rounds[peer.peer_id] = [one]
-        self._newest = _json(seen, points, rounds)
-        self.whole = _json(seen, _lists(self._points), _lists(self._rounds))
+        compared = self._next_comparison(seen.run.compared)
+        self._seen, self._newest = seen, _json(seen, points=points, rounds=rounds, compared=compared)
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def follow(self) -> AsyncIterator[str]:
         """Yield server-sent events: first all that is known, then each further snapshot with what is new in it."""
-        while not self.whole and not self._over:
+        while self._seen is None and not self._over:
             await self._changed.wait()
         yield f"event: all\ndata: {self.whole}\n\n"
         while True:
@@ -74,6 +83,15 @@ class Feed:
                      peer.held_out_loss])  # fmt: skip
         return kept[-1]
 
+    def _next_comparison(self, one: Compared | None) -> list[list[float]]:
+        """The run beside its baseline as a list of one point (samples, loss, the baseline's loss), kept; empty if it
+        was seen before."""
+        point = [] if one is None else [one.samples, one.loss, one.baseline]
+        if not point or (self._compared and self._compared[-1] == point):
+            return []
+        self._compared.append(point)
+        return [point]
+
     def _next_round(self, peer: PeerStatus) -> dict[str, Any] | None:
         """The parts of the peer's last round, kept; None if they were seen before."""
         if peer.last_round is None or peer.epoch is None:
@@ -90,7 +108,6 @@ def _lists(of: dict[str, deque[Any]]) -> dict[str, list[Any]]:
     return {peer: list(values) for peer, values in of.items()}
 
 
-def _json(seen: Snapshot, points: dict[str, list[Point]], rounds: dict[str, list[dict[str, Any]]]) -> str:
+def _json(seen: Snapshot, **curves: object) -> str:
     """One line of JSON."""
-    curves = json.dumps({"points": points, "rounds": rounds}, allow_nan=False)
-    return f'{{"seen": {seen.to_json()}, "curves": {curves}}}'
+    return f'{{"seen": {seen.to_json()}, "curves": {json.dumps(curves, allow_nan=False)}}}'

@@ -39,7 +39,7 @@ SECTIONS = (
         "peers",
         lambda peer: True,
         {
-            "state": lambda _, peer: peer.state or UNKNOWN,
+            "state": lambda seen, peer: seen.state(peer) or UNKNOWN,
             "role": lambda _, peer: peer.role or UNKNOWN,
             "host": lambda _, peer: peer.host or UNKNOWN,
             "epoch": lambda _, peer: figure(peer.epoch, ","),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from p2p_diloco.node.status import PeerStatus, RoundProgress, clean
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024
 MAX_EVENTS = 20
+TRAINING = ("training", "waiting")
+"""The states of peers that train now."""
+SILENT_S = 15.0
+"""A live peer writes its record every 10 s. One that has been silent for longer than this is probably dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,27 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """A run's loss beside a baseline's at equal samples."""
+
+    which: str
+    """`loss` or `held_out_loss`."""
+    samples: int
+    loss: float
+    baseline: float
+    excess: float
+    """The share by which the run's loss is higher: 0.06 is 6 %. Negative: it is lower."""
+    bound: float
+    above: bool
+    """Whether the excess is more than the bound."""
+
+    @property
+    def told(self) -> str:
+        """The name of the loss in words."""
+        return "held-out loss" if self.which == "held_out_loss" else "loss"
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """The state of the run as a whole."""
 
@@ -39,6 +65,12 @@ class RunStatus:
     mode: str | None
     epoch: int
     """The highest epoch of any peer."""
+    samples: int | None
+    """The training samples of all peers that the commits have counted since the run's start."""
+    loss: float | None
+    """The mean of the losses that the training peers reported last."""
+    held_out_loss: float | None
+    """The mean of the held-out losses that the training peers reported last."""
     shards: int | None
     revision: int | None
     """The highest revision that any peer has adopted in all its shards. 0: no peer reports one, so the rates are those
@@ -54,6 +86,8 @@ class RunStatus:
     round: RoundProgress | None
     events: tuple[RunEvent, ...]
     """The newest events, oldest first."""
+    compared: Compared | None = None
+    """None without a baseline, and where the baseline has no loss at the run's samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +104,11 @@ class Snapshot:
         """Seconds since a peer wrote its record. 0 if the peer's clock is ahead of this machine's."""
         return round(max(0.0, self.time - peer.time), 3)
 
+    def state(self, peer: PeerStatus) -> str:
+        """The peer's state, or `silent` in its place, unless it has said that it leaves."""
+        gone = self.last_seen_s(peer) > SILENT_S and peer.state not in ("leaving", "finished")
+        return "silent" if gone else peer.state
+
     def to_json(self) -> str:
         """The snapshot as one line of JSON, described in docs/status.md."""
         peers = [{**asdict(peer), "last_seen_s": self.last_seen_s(peer)} for peer in self.peers]
@@ -80,6 +119,7 @@ class Snapshot:
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
     """Make the snapshot of a run from its records. `now`: the present time, in seconds since 1970."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
+    training = [peer for peer in newest if peer.state in TRAINING and now - peer.time <= SILENT_S]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
     revision, outer_lr, outer_momentum, changed = _highest(record, newest)
@@ -88,6 +128,9 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         run_id=run_id,
         mode=mode if isinstance(mode, str) else None,
         epoch=epoch,
+        samples=max((peer.counted_samples for peer in newest if peer.counted_samples is not None), default=None),
+        loss=_mean(peer.loss for peer in training),
+        held_out_loss=_mean(peer.held_out_loss for peer in training),
         shards=None if record is None else record.shards,
         revision=revision,
         outer_lr=outer_lr,
@@ -118,6 +161,11 @@ def _highest(
     founded = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))
     first_lr, first_momentum = (value if isinstance(value, float) else None for value in founded)
     return 0, first_lr, first_momentum, {}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _whole(key: str, value: float | None) -> float | None:

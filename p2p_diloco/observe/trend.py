@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from p2p_diloco.observe.snapshot import Snapshot
+from p2p_diloco.observe.snapshot import TRAINING, Snapshot
 
 KEPT = 600
 BARS = "▁▂▃▄▅▆▇█"
@@ -30,12 +30,11 @@ class Trend:
 
     def saw(self, seen: Snapshot) -> None:
         """Add one look. Peers that don't train now count for nothing."""
-        training = [peer for peer in seen.peers if peer.state in ("training", "waiting")]
-        if losses := [peer.loss for peer in training if peer.loss is not None]:
-            self.loss.append(fmean(losses))
-        if losses := [peer.held_out_loss for peer in training if peer.held_out_loss is not None]:
-            self.held_out.append(fmean(losses))
-        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in training))
+        if seen.run.loss is not None:
+            self.loss.append(seen.run.loss)
+        if seen.run.held_out_loss is not None:
+            self.held_out.append(seen.run.held_out_loss)
+        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in seen.peers if seen.state(peer) in TRAINING))
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

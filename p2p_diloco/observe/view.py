@@ -22,7 +22,8 @@ from p2p_diloco.observe.sections import SECTIONS, Section
 from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 from p2p_diloco.observe.trend import Trend, sparkline
 
-COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
+COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue",
+           "silent": "red"}  # fmt: skip
 BAR_CELLS = 20
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
@@ -66,6 +67,7 @@ class Drawing:
         if one is None:
             yield from (Text(line, "dim") for line in _settings(self.seen.run))
             yield from _trends(self.trend)
+            yield from (Text(line, "bold red" if above else "") for line, above in _compared(self.seen.run))
             yield from _progress(self.seen.run)
         rows = [one] if one is not None else browsing.sort(self.seen.peers)
         tables = (_table(section, self.seen, rows, options.max_width, browsing.marked) for section in SECTIONS)
@@ -80,6 +82,7 @@ class Drawing:
 def lines(snapshot: Snapshot) -> list[str]:
     """The run as plain text: a line for the run, one for its settings, one for each peer, then the newest events."""
     told = [_headline(snapshot), *(f"  {line}" for line in _settings(snapshot.run))]
+    told += [f"  {line}" for line, _ in _compared(snapshot.run)]
     for peer in snapshot.peers:
         columns = (pair for section in SECTIONS if section.shown(peer) for pair in section.columns.items())
         told.append(" ".join([f"  {peer.name}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)]))
@@ -159,6 +162,15 @@ def _settings(run: RunStatus) -> list[str]:
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
     revised = f" (revision {run.revision})" if run.revision else ""
     return [" ".join(f"{key}={value}" for key, value in settings) + revised] if settings else []
+
+
+def _compared(run: RunStatus) -> list[tuple[str, bool]]:
+    """One line with the run's loss beside its baseline, and whether it is above the bound."""
+    if (one := run.compared) is None:
+        return []
+    side = "above" if one.excess > 0 else "below"
+    than = f"{abs(one.excess):.1%} {side} the baseline's {one.baseline:.4f} at {one.samples:,} samples"
+    return [(f"{one.told} {one.loss:.4f}: {than}", one.above)]
 
 
 def _refused(peers: Iterable[PeerStatus]) -> list[str]:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.shard import Alone, Shard, data_set
+from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.tensors.layout import FragmentPlan
 
 
@@ -36,6 +37,8 @@ class AbsentPeer:
         self.global_step = 0
         self._model = model
         self._shards: dict[str, Shard] = {}
+        self._sinks = Sinks()
+        self.sinks = self._sinks.all
         self._handle = None if optimizer is None else optimizer.register_step_post_hook(self._count)
 
     @property
@@ -51,7 +54,8 @@ class AbsentPeer:
     def report(
         self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
     ) -> None:
-        """Do nothing."""
+        """Do nothing but hand on to the sinks."""
+        self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:
         """Do nothing: there is nothing newer."""

@@ -33,6 +33,7 @@ from p2p_diloco.peer.ranks import bare, group_of, meeting
 from p2p_diloco.peer.refilling import open_shard
 from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
+from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
@@ -103,6 +104,9 @@ class Peer:
         self._session: Session | None = None
         self._left: Left | None = None
         self._stack = ExitStack()  # ends everything that entering has started
+        self._sinks = Sinks()
+        self.sinks = self._sinks.all
+        """What gets each report, too (`p2p_diloco.integrations.sinks`). Add sinks before the first report."""
         self.peer_id = ""
         """The id of this peer, different from all others; known once entered."""
         self.seed = 0
@@ -192,6 +196,8 @@ class Peer:
         several ranks, rank 0's.
         """
         self._hook.report(loss, samples, held_out_loss)
+        if self.sinks:
+            self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:
         """Of an observer: read the run's newest global parameters into the model. Returns whether they are newer than

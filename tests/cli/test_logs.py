@@ -8,8 +8,10 @@ import logging
 import sys
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
-from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.cli.logs import above, set_up_logs
 from p2p_diloco.errors import UsageError
 
 
@@ -75,3 +77,33 @@ def test_an_unknown_form_is_refused() -> None:
     """The forms are listed in the sentence."""
     with pytest.raises(UsageError, match="auto, rich, plain, json"):
         set_up_logs("loud")
+
+
+@pytest.mark.parametrize("form", ["rich", "plain"])
+def test_lines_appear_above_what_is_drawn_live(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either form: they go through the live console, and the handler is as before afterwards. Without a terminal the
+    log stays where it is."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    err, out = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    set_up_logs(form)
+    console = Console(file=out, force_terminal=True, width=80)
+    with Live("drawn", console=console, auto_refresh=False), above(console):
+        logging.getLogger("p2p_diloco.test").info("in between")
+    logging.getLogger("p2p_diloco.test").info("afterwards")
+    assert "in between" in out.getvalue()
+    assert "in between" not in err.getvalue()
+    assert "afterwards" in err.getvalue()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with above(console):
+        logging.getLogger("p2p_diloco.test").info("to a file")
+    assert "to a file" not in out.getvalue()
+
+
+def test_the_level_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich's handler has a column for it, and its text is the message alone."""
+    assert "INFO:p2p_diloco" not in logged("rich", monkeypatch)

@@ -111,6 +111,18 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address"),
         ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
         (["status", "--initial-peers", ADDRESS, "--interval", "0"], 2, "--interval=0.0 must be more than 0"),
+        (
+            ["status", "--initial-peers", ADDRESS, "--check"],
+            4,
+            "--initial-peers can't be reached: /ip4/127.0.0.1/tcp/9/",
+        ),
+        (
+            ["status", "--initial-peers", ADDRESS, "--check", "--stall-rounds", "0"],
+            2,
+            "--stall-rounds=0.0 must be more",
+        ),
+        (["status", "--initial-peers", ADDRESS, "--baseline", "/no/such/file"], 3, "--baseline=/no/such/file can't be"),
+        (["dashboard", "--initial-peers", ADDRESS, "--baseline", "/dev/null"], 3, "--baseline=/dev/null has no line"),
     ]
 
 

@@ -16,15 +16,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, served
+from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, PeersCollector, served
 from p2p_diloco.node.status import LastRound, PeerStatus, Submissions, Ways
+from p2p_diloco.observe.run_metrics import RUN_METRICS
 from tests.net.memory import MemoryNetwork
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "bootstrap" / "prometheus"
 FULL = PeerStatus(
     name="alice", peer_id="id-alice", state="training", time=1000.0, epoch=12, step=6100, steps_per_second=3.5,
-    loss=2.25, held_out_loss=2.75, samples=48800, bytes_sent=1000, bytes_received=2000, revision=1, outer_lr=0.5,
+    loss=2.25, held_out_loss=2.75, samples=48800, counted_samples=97600, bytes_sent=1000,
+    bytes_received=2000, revision=1, outer_lr=0.5,
     outer_momentum=0.8, waiting_s=12.5, memory_bytes=810_000_000,
     last_round=LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0),
     bandwidth=11_900_000, ways=Ways(2, 1, 0), aggregates=(0, 2), aggregates_count=2, sync_every=500,
@@ -33,7 +35,7 @@ FULL = PeerStatus(
 
 
 def scraped(*peers: PeerStatus) -> str:
-    with served("main", "127.0.0.1", 0, lambda: peers) as port:
+    with served("127.0.0.1", 0, PeersCollector("main", lambda: peers)) as port:
         return at(port)
 
 
@@ -82,6 +84,7 @@ def test_every_metric_is_documented() -> None:
     )
     kinds = {True: "counter", False: "gauge"}
     told = [(PREFIX + t.name, kinds[t.name.endswith("_total")], t.by or "", t.help) for t in METRICS]
+    told += [(PREFIX + name, "gauge", "", meaning) for name, meaning, _ in RUN_METRICS]
     assert rows == told
 
 
@@ -89,7 +92,7 @@ def test_every_metric_is_documented() -> None:
 def test_rules_and_board_use_metrics_that_exist(name: str) -> None:
     used = set(re.findall(rf"{PREFIX}\w+", (PROMETHEUS / name).read_text()))
     assert used
-    assert used <= {PREFIX + told.name for told in METRICS}
+    assert used <= {PREFIX + name for name in (*(told.name for told in METRICS), *(name for name, *_ in RUN_METRICS))}
     if name.endswith("json"):
         assert json.loads((PROMETHEUS / name).read_text())["panels"]
 
@@ -97,7 +100,7 @@ def test_rules_and_board_use_metrics_that_exist(name: str) -> None:
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="metrics_port") as raised, served("main", "127.0.0.1", port, list):
+        with pytest.raises(ConfigError, match="metrics_port") as raised, served("127.0.0.1", port):
             pass
     assert str(port) in str(raised.value)
 
@@ -128,7 +131,7 @@ def test_a_peer_answers_while_it_lives(memory_peer: Any, quick: dict[str, Any]) 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 def test_prometheus_accepts_the_metrics_and_the_rules(tmp_path: Path) -> None:
     """Names and types by Prometheus's own linter; and the alerts fire on a peer that is gone, on a run that makes no
-    outer step, and on a loss that rises by 6 %, and not before."""
+    outer step, on a loss that rises by 6 %, and on one above its baseline, and not before."""
     subprocess.run(["promtool", "check", "metrics"], input=scraped(FULL), text=True, check=True, timeout=60.0)
     alerts = tmp_path / "alerts.yml"
     alerts.write_text((PROMETHEUS / "alerts.yml").read_text())
@@ -140,15 +143,17 @@ def test_prometheus_accepts_the_metrics_and_the_rules(tmp_path: Path) -> None:
         f'{PREFIX}state{{{a},state="training"}}': "1x180",
         f'{PREFIX}state{{{b},state="training"}}': "1x30 stale",
         f"{PREFIX}loss{{{a}}}": "2x119 2.12x60",  # higher by 6 % after two hours
+        f'{PREFIX}baseline_exceeded{{run="main"}}': "0x49 1x4 0x65 1x60",  # and then above its baseline
     }
     told = {name: re.search(rf"alert: {name}\n(?:.*\n)*?\s+summary: \"(.*)\"", alerts.read_text())[1]  # type: ignore[index]
-            for name in ("PeerGone", "RunStalled", "LossRises")}  # fmt: skip
+            for name in ("PeerGone", "RunStalled", "LossRises", "LossAboveBaseline")}  # fmt: skip
     text = {name: summary.replace("{{ $labels.run }}", "main").replace("{{ $labels.peer }}", "b")
             for name, summary in told.items()}  # fmt: skip
     gone = {"run": "main", "peer": "b", "peer_id": "id-b"}
     cases = [("29m", "PeerGone", None), ("33m", "PeerGone", gone), ("80m", "RunStalled", None),
              ("100m", "RunStalled", {"run": "main"}), ("118m", "LossRises", None),
-             ("140m", "LossRises", {"run": "main"})]  # fmt: skip
+             ("140m", "LossRises", {"run": "main"}), ("60m", "LossAboveBaseline", None),
+             ("128m", "LossAboveBaseline", None), ("131m", "LossAboveBaseline", {"run": "main"})]  # fmt: skip
     expected = [
         {"eval_time": at_, "alertname": name,
          "exp_alerts": [] if fired is None else [{"exp_labels": fired, "exp_annotations": {"summary": text[name]}}]}

@@ -61,6 +61,14 @@ def test_the_newest_events_stay() -> None:
     assert PeerStatus.unpack(dataclasses.replace(RECORD, events=events).pack()).events == events[-3:]
 
 
+def test_a_long_event_says_that_it_is_cut() -> None:
+    """Also a death; a text that fits stays whole."""
+    for letters, told in ((80, "x" * 80), (81, "x" * 79 + "…")):
+        event = Event(1.0, "x" * letters)
+        found = PeerStatus.unpack(dataclasses.replace(RECORD, events=(event,), death=event).pack())
+        assert found.events == (found.death,) == (Event(1.0, told),)
+
+
 def test_the_peers_that_were_refused_last_stay() -> None:
     """In a record that is too long, events make room first, and addresses only after all refused peers."""
     refused = tuple(RefusedPeer(f"peer {n}", 1, "x" * 99) for n in range(9))

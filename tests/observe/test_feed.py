@@ -10,7 +10,7 @@ from typing import Any
 from p2p_diloco.node.status import LastRound, PeerStatus
 from p2p_diloco.observe import feed as module
 from p2p_diloco.observe.feed import Feed
-from p2p_diloco.observe.snapshot import Snapshot, snapshot
+from p2p_diloco.observe.snapshot import Compared, Snapshot, snapshot
 
 ROUND = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
 ALICE = PeerStatus(
@@ -51,10 +51,20 @@ def test_a_reader_gets_all_and_then_what_is_new() -> None:
     assert [one, two, three, four] == ["all", "look", "look", "all"]
     assert whole["curves"]["points"] == {"id-a": [[1.0, 10, 80, 2.5, 1, 3.0, 2.75]]}
     assert whole["curves"]["rounds"]["id-a"] == [{"epoch": 1, **asdict(ROUND)}]
-    assert same["curves"] == {"points": {}, "rounds": {}}
-    assert news["curves"] == {"points": {"id-a": [[2.0, 20, 80, 2.25, 1, 3.0, 2.75]]}, "rounds": {}}
+    assert same["curves"] == {"points": {}, "rounds": {}, "compared": []}
+    assert news["curves"] == {"points": {"id-a": [[2.0, 20, 80, 2.25, 1, 3.0, 2.75]]}, "rounds": {}, "compared": []}
     assert later["curves"]["points"]["id-a"] == [[1.0, 10, 80, 2.5, 1, 3.0, 2.75], [2.0, 20, 80, 2.25, 1, 3.0, 2.75]]
     assert later["seen"] == json.loads(seen(replace(ALICE, time=2.0, step=20, loss=2.25)).to_json())
+
+
+def test_the_baseline_is_a_curve_too() -> None:
+    """A point for each look at which samples or losses have changed."""
+    feed, looks = Feed(), [(800, 2.5), (800, 2.5), (1600, 2.25)]
+    for samples, loss in looks:
+        one = seen(ALICE)
+        compared = Compared("loss", samples, loss, 2.0, loss / 2 - 1, 0.05, above=True)
+        feed.saw(replace(one, run=replace(one.run, compared=compared)))
+    assert json.loads(feed.whole)["curves"]["compared"] == [[800, 2.5, 2.0], [1600, 2.25, 2.0]]
 
 
 def test_curves_are_bounded(monkeypatch: Any) -> None:

@@ -31,7 +31,8 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
     return {
         "peer_id": f"id-{name}", "name": name, "host": "box", "role": "worker", "state": "training",
         "time": NOW - 1.5, "incarnation": 7, "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25,
-        "held_out_loss": 2.5, "samples": 48800, "bytes_sent": 1000, "bytes_received": 2000, "revision": 1,
+        "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600, "bytes_sent": 1000,
+        "bytes_received": 2000, "revision": 1,
         "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
         "waits_for": "waiting for bob", "memory_bytes": 812,
         "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
@@ -50,26 +51,28 @@ def test_the_schema_is_the_documented_one() -> None:
     """Every field of docs/status.md, with its name and kind; a change here is a change of the schema's
     version."""
     refused = [["mallory (…abcdef)", 3, "a commit of shard 0 is ignored"]]
-    told = record(round=[1, 2, 3], doubt="its results differ", events=[[NOW - 10, "carol has joined"]], refused=refused)
+    told = record(round=[1, 2, 3], doubt="its results differ", events=[[NOW - 10, "carol has joined"]], refused=refused,
+                  death=[NOW - 20, "dave was silent for 8 s"])  # fmt: skip
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
         "schema_version": 1,
         "time": NOW,
         "run": {
             "run_id": "main",
             "mode": "sync",
-            "epoch": 12,
+            "epoch": 12, "samples": 97600, "loss": 2.25, "held_out_loss": 2.5,
             "shards": 4,
             "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8,
             "changed": {"outer_lr": 0.5, "min_peers": 2, "stop_after_epochs": None},
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
             "round": {"fragment": 1, "got": 2, "want": 3},
             "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
+            "compared": None,
         },
         "peers": [
             {
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
                 "time": NOW - 1.5, "incarnation": 7, "epoch": 12, "step": 6100, "steps_per_second": 3.5,
-                "loss": 2.25, "held_out_loss": 2.5, "samples": 48800,
+                "loss": 2.25, "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600,
                 "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000,
                 "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
                 "waits_for": "waiting for bob", "memory_bytes": 812,
@@ -83,6 +86,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "aggregates": [0, 2], "aggregates_count": 2, "round": {"fragment": 1, "got": 2, "want": 3},
                 "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of shard 0 is ignored"}],
                 "doubt": "its results differ",
+                "death": {"time": NOW - 20, "text": "dave was silent for 8 s"},
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],
                 "data": [{"name": "train", "length": 60, "epochs": 2, "used": 90, "leased": 20}],
                 "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],

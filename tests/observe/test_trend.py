@@ -25,6 +25,7 @@ def test_peers_that_train_count() -> None:
         PeerStatus(name="a", peer_id="a", state="training", loss=1.0, steps_per_second=2.0),
         PeerStatus(name="b", peer_id="b", state="waiting", loss=3.0, steps_per_second=3.0),
         PeerStatus(name="c", peer_id="c", state="finished", loss=9.0, steps_per_second=9.0),
+        PeerStatus(name="d", peer_id="d", state="training", loss=9.0, steps_per_second=9.0, time=-16.0),  # died
     ]
     trend = Trend()
     trend.saw(snapshot("main", None, told, 0.0))

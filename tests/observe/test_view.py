@@ -74,6 +74,15 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     assert "…" not in text
 
 
+def test_a_silent_peer_is_no_training_one() -> None:
+    """A killed peer's record stays for half a minute, and says what it did last."""
+    dead = snapshot("main", None, [named("alice", state="training", time=NOW - 16)], NOW)
+    assert " state=silent " in lines(dead)[1]
+    assert " silent " in screen(dead)
+    left = snapshot("main", None, [named("alice", state="leaving", time=NOW - 16)], NOW)
+    assert " state=leaving " in lines(left)[1]
+
+
 def test_names_are_no_markup() -> None:
     """What a peer calls itself is shown as it is."""
     text = screen(seen())

@@ -66,7 +66,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, share)
         if options.get("samples"):
-            peer.report(samples=options["samples"])
+            peer.report(samples=options["samples"], loss=options.get("loss"))
         optimizer.step()
         metrics = peer.metrics
         if peer.epoch != epoch:

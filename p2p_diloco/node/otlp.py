@@ -1,0 +1,102 @@
+"""Sends the metrics that Prometheus could ask for to an OpenTelemetry collector, over OTLP and HTTP.
+
+Law: what collectors make (`node.metrics`), under the same names; nothing else is sent. Only this module imports
+OpenTelemetry, which is an extra. A collector that doesn't answer is logged, and harms nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from prometheus_client.registry import Collector
+
+from p2p_diloco import __version__
+from p2p_diloco.errors import ConfigError
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import (
+        AggregationTemporality,
+        Gauge,
+        Metric,
+        MetricExportResult,
+        MetricsData,
+        NumberDataPoint,
+        ResourceMetrics,
+        ScopeMetrics,
+        Sum,
+    )
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+except ImportError as error:
+    mend = "run `pip install 'p2p-diloco[otlp]'`"
+    raise ConfigError(f"needs OpenTelemetry: {error}", key="otlp_endpoint", mend=mend) from error
+
+EVERY_S = 10.0
+"""Seconds between two exports."""
+LAST_S = 1.0
+"""Seconds that the end waits for the last export: a collector that doesn't answer delays no peer's leaving by more."""
+WHY_LETTERS_MAX = 300
+PATH = "/v1/metrics"
+"""Where a collector takes metrics, if the endpoint names no path."""
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
+    """Export what these collect every `EVERY_S` seconds within the block, and once more at its end. `endpoint`: such as
+    http://collector:4318."""
+    url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
+    exporter, over, began = OTLPMetricExporter(endpoint=url), threading.Event(), time.time_ns()
+    whys: list[str] = []
+
+    def export() -> None:
+        ended, failed = False, False
+        while not ended:
+            ended = over.wait(EVERY_S)
+            whys[:] = []
+            done = exporter.export(metrics_data(collectors, began, time.time_ns())) is MetricExportResult.SUCCESS
+            if not done and not failed:
+                log.warning("%s takes no metrics; trying on: %s", url, " ".join(whys)[:WHY_LETTERS_MAX])
+            elif done and failed:
+                log.info("%s takes metrics again", url)
+            failed = not done
+
+    def note(record: logging.LogRecord) -> bool:
+        """Keep why an export fails, in place of several lines in the log for each."""
+        whys.append(record.getMessage())
+        return False
+
+    thread = threading.Thread(target=export, name="otlp", daemon=True)
+    thread.start()
+    log.info("metrics go to %s", url)
+    theirs = logging.getLogger(OTLPMetricExporter.__module__)
+    theirs.addFilter(note)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(LAST_S)
+        exporter.shutdown()
+        thread.join(LAST_S)
+        theirs.removeFilter(note)
+
+
+def metrics_data(collectors: tuple[Collector, ...], began_ns: int, now_ns: int) -> MetricsData:
+    """What the collectors make now, as OpenTelemetry writes it: gauges, and counters as cumulative sums."""
+    metrics = []
+    for family in (family for collector in collectors for family in collector.collect()):
+        points = [
+            NumberDataPoint(dict(sample.labels), began_ns, now_ns, float(sample.value)) for sample in family.samples
+        ]
+        data = Sum(points, AggregationTemporality.CUMULATIVE, True) if family.type == "counter" else Gauge(points)
+        metrics.append(Metric(family.samples[0].name, family.documentation, "", data))
+    scope = InstrumentationScope("p2p_diloco", __version__)
+    resource = Resource.create({"service.name": "p2p_diloco"})
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, "")], "")])

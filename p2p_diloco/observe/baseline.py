@@ -1,0 +1,150 @@
+"""A baseline: the losses of another run by samples, beside which a run is seen at equal samples.
+
+Law: reads its file once; what it makes of a snapshot is another snapshot. A file is CSV with a header, or JSON lines.
+The fields are `samples` or `tokens`, and `loss`, `held_out_loss` or both; others are ignored. Lines of `status --json`
+are JSON lines too: what they say of their run is read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from p2p_diloco.errors import ConfigError, UsageError, reason
+from p2p_diloco.observe.snapshot import Compared, RunEvent, RunStatus, Snapshot
+
+BOUND = 0.05
+"""A loss that is higher than the baseline's by a greater share than this is a warning."""
+LOSSES = ("held_out_loss", "loss")
+"""Which of a run's losses are compared: the first that the baseline and the run both have."""
+
+Curve = Sequence[tuple[float, float]]
+"""(samples, loss), by rising samples, which are all unlike."""
+
+log = logging.getLogger(__name__)
+
+
+class Baseline:
+    """Compares snapshots of one run with a baseline."""
+
+    def __init__(self, curves: Mapping[str, Curve], bound: float = BOUND) -> None:
+        """`curves`: by the name of the loss, without those that have no point."""
+        self._curves, self._bound = curves, bound
+        self._above_since: float | None = None
+
+    @classmethod
+    def read(cls, path: Path, bound: float = BOUND, tokens_per_sample: float | None = None) -> Baseline:
+        """Read a file. `tokens_per_sample` is needed if it has tokens instead of samples.
+
+        Raises:
+            ConfigError: the file can't be read, or has no baseline. UsageError: a number can't be used.
+        """
+        if not 0 <= bound < math.inf:
+            raise UsageError("must be 0 or more", key="--baseline-bound", value=bound, mend="choose 0.05 for 5 %")
+        if tokens_per_sample is not None and not 0 < tokens_per_sample < math.inf:
+            mend = "give the tokens that your trainer reports as one sample"
+            raise UsageError("must be more than 0", key="--tokens-per-sample", value=tokens_per_sample, mend=mend)
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            why = reason(error) if isinstance(error, OSError) else "it is no text"
+            raise _unusable(path, f"can't be read: {why}") from error
+        rows = list(_rows(path, text.splitlines()))
+        curves = {name: _curve(path, rows, name, tokens_per_sample) for name in LOSSES}
+        found = {name: curve for name, curve in curves.items() if curve}
+        if not found:
+            raise _unusable(path, "has no line with samples or tokens and a loss")
+        return cls(found, bound)
+
+    def beside(self, seen: Snapshot) -> Snapshot:
+        """The snapshot with the comparison. While the loss is above the bound, an event tells since when."""
+        compared = self._compared(seen.run)
+        run = replace(seen.run, compared=compared)
+        if compared is None or not compared.above:
+            self._above_since = None if compared else self._above_since  # a look without a loss proves nothing
+            return replace(seen, run=run)
+        text = f"the {compared.told} is more than {self._bound * 100:.3g} % above the baseline's"
+        if self._above_since is None:
+            self._above_since = seen.time
+            log.warning("run %s: %s: %.4f against %.4f", run.run_id, text, compared.loss, compared.baseline)
+        event = RunEvent(self._above_since, "baseline", text)
+        return replace(seen, run=replace(run, events=tuple(sorted((*run.events, event), key=lambda e: e.time))))
+
+    def _compared(self, run: RunStatus) -> Compared | None:
+        for name in LOSSES:
+            loss = getattr(run, name)
+            if loss is None or run.samples is None or name not in self._curves:
+                continue
+            baseline = _at(self._curves[name], run.samples)
+            if baseline is not None:
+                excess = round(loss / baseline - 1, 6)  # exactly 5 % is not more than 5 %
+                return Compared(name, run.samples, loss, baseline, excess, self._bound, excess > self._bound)
+        return None
+
+
+def _at(curve: Curve, samples: float) -> float | None:
+    """The loss at so many samples, on the straight line between two points. None before the first and after the last
+    one."""
+    if not curve[0][0] <= samples <= curve[-1][0]:
+        return None
+    after = bisect_left(curve, samples, key=itemgetter(0))
+    (x0, y0), (x1, y1) = curve[max(0, after - 1)], curve[after]
+    return y1 if x1 == x0 else y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
+
+
+def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The file's objects or rows, with the number of each line."""
+    if not (lines and lines[0].lstrip().startswith("{")):
+        yield from enumerate(csv.DictReader(lines, skipinitialspace=True), 2)
+        return
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise _unusable(path, f"has no JSON object in line {number}")
+        yield number, row["run"] if isinstance(row.get("run"), dict) else row
+
+
+def _curve(path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, per_sample: float | None) -> Curve:
+    """The points of one loss. Losses at the same samples become their mean."""
+    points = list[tuple[float, float]]()
+    for line, row in rows:
+        unit = "samples" if row.get("samples") not in (None, "") else "tokens"
+        if row.get(unit) in (None, "") or row.get(name) in (None, ""):
+            continue  # for instance a line of `status --json` before the first loss
+        x, y = (_number(path, line, key, row[key]) for key in (unit, name))
+        if unit == "tokens" and per_sample is None:
+            wrong, mend = "has tokens, and a run counts samples", "say with --tokens-per-sample how many one sample has"
+            raise ConfigError(wrong, key="--baseline", value=path, mend=mend)
+        points.append((x / (per_sample or 1) if unit == "tokens" else x, y))
+    return [(x, fmean(y for _, y in same)) for x, same in groupby(sorted(points), key=itemgetter(0))]
+
+
+def _number(path: Path, line: int, key: str, value: object) -> float:
+    """A number that is more than 0, or samples that may be 0."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (0 <= number < math.inf) or (number == 0 and key in LOSSES):
+        raise _unusable(path, f"has {key}={value} in line {line}, which must be a finite number more than 0")
+    return number
+
+
+def _unusable(path: Path, wrong: str) -> ConfigError:
+    mend = 'write a header `samples,loss` and a row for each point, or lines such as {"samples": 800, "loss": 2.5}'
+    return ConfigError(wrong, key="--baseline", value=path, mend=mend)

@@ -1,0 +1,71 @@
+"""Says what is wrong with a run, one line for each fault, from one look at it.
+
+Law: pure; a snapshot in, sentences out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from statistics import median
+
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.snapshot import Snapshot
+
+DEATHS_S = 300.0
+"""A death is a fault for so long."""
+STALL_S_LEAST = 30.0
+"""No run is stalled before so many seconds without a commit: records tell of commits some seconds late."""
+REFUSED_MANY = 100
+"""So many refused messages of one peer are a fault. Honest peers' are refused now and then, when they come late."""
+
+
+def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
+    """Yield what is wrong. `stall_rounds`: after so many usual rounds without a commit the run is stalled."""
+    ended = any(peer.state == "finished" for peer in seen.peers)
+    if not seen.peers:
+        yield f"no peers: the run {seen.run.run_id} has none, or this machine finds none of its records"
+    if not ended:
+        yield from _stall(seen, stall_rounds)
+        yield from _deaths(seen)
+    if (one := seen.run.compared) is not None and one.above:
+        yield (
+            f"loss above its baseline: {one.told} {one.loss:.4f} is {one.excess:.1%} above {one.baseline:.4f} "
+            f"at {one.samples:,} samples (allowed: {one.bound:.1%})"
+        )
+    for peer in seen.peers:
+        if peer.doubt:
+            yield f"peer in doubt: {peer.name}: {peer.doubt}"
+        for refused in peer.refused:
+            if refused.count >= REFUSED_MANY:
+                yield f"peer refused: {peer.name} refused {refused.count:,} messages of {refused.peer}: {refused.why}"
+
+
+def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
+    """The stall of a run whose peers train, judging by the newest round that a peer has told of."""
+    known = [peer.last_round for peer in seen.peers if peer.last_round is not None]
+    if not known or all(peer.state == "paused" for peer in seen.peers):
+        return
+    usual_s = median(_spent(peer) for peer in seen.peers if peer.last_round is not None)
+    since_s = seen.time - max(one.ended for one in known)
+    if since_s > max(STALL_S_LEAST, rounds * usual_s):
+        waits = next((f"; {peer.name} is {peer.waits_for}" for peer in seen.peers if peer.waits_for), "")
+        yield f"stalled: no commit for {since_s:.0f} s, where a round usually takes {usual_s:.0f} s{waits}"
+
+
+def _spent(peer: PeerStatus) -> float:
+    """The seconds of a peer's last round."""
+    assert peer.last_round is not None
+    *parts, _, _ = dataclasses.astuple(peer.last_round)
+    return float(sum(parts))
+
+
+def _deaths(seen: Snapshot) -> Iterator[str]:
+    """Peers that others found dead, each once, and peers that have fallen silent."""
+    told = {peer.death.text: peer.death.time for peer in seen.peers if peer.death is not None}
+    for text, time in sorted(told.items(), key=lambda item: item[1]):
+        if seen.time - time <= DEATHS_S:
+            yield f"dead peer: {text} ({max(0.0, seen.time - time):.0f} s ago)"
+    for peer in seen.peers:
+        if seen.state(peer) == "silent":
+            yield f"silent peer: {peer.name} has not told of itself for {seen.last_seen_s(peer):.0f} s"

@@ -1,0 +1,170 @@
+"""Metrics over OTLP: a collector of the test's own takes the requests and reads them with OpenTelemetry's schema."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+pytest.importorskip("opentelemetry.proto", reason="the extra otlp is not installed")
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.sdk.metrics.export import MetricExportResult
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.node import otlp
+from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, served, told
+from tests.net.memory import MemoryNetwork
+from tests.node.test_metrics import FULL, at
+
+
+class Received:
+    """What a collector has received."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, ExportMetricsServiceRequest]] = []
+        self.news = threading.Event()
+        self.url = ""
+
+    def values(self) -> dict[tuple[str, str], float]:
+        """The newest request's values, by name and the further label's value."""
+        (resource,) = self.requests[-1][1].resource_metrics
+        assert {one.key: one.value.string_value for one in resource.resource.attributes}["service.name"] == "p2p_diloco"
+        found = {}
+        for metric in resource.scope_metrics[0].metrics:
+            kind = metric.WhichOneof("data")
+            assert kind == ("sum" if metric.name.endswith("_total") else "gauge")
+            if kind == "sum":
+                assert metric.sum.is_monotonic
+            for point in getattr(metric, kind).data_points:
+                labels = {one.key: one.value.string_value for one in point.attributes}
+                (further,) = [value for label, value in labels.items() if label not in LABELS] or [""]
+                found[metric.name.removeprefix(PREFIX), further] = point.as_double
+        return found
+
+
+@pytest.fixture
+def collector() -> Iterator[Received]:
+    received = Received()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(ExportMetricsServiceResponse().SerializeToString())
+            received.news.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    received.url = f"http://127.0.0.1:{server.server_port}"
+    yield received
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def prometheus() -> dict[tuple[str, str], float]:
+    """The same values as Prometheus gets them."""
+    from tests.node.test_metrics import values
+
+    with served("127.0.0.1", 0, PeersCollector("main", lambda: [FULL])) as port:
+        return values(at(port))
+
+
+@pytest.mark.parametrize(("given", "path"), [("", "/v1/metrics"), ("/", "/v1/metrics"), ("/own/path", "/own/path")])
+def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, path: str) -> None:
+    """The same names, labels and values; at the end of a short program, too. An endpoint without a path gets OTLP's."""
+    with told(None, collector.url + given, PeersCollector("main", lambda: [FULL])):
+        pass
+    assert [where for where, _ in collector.requests] == [path]
+    assert collector.values() == prometheus()
+
+
+def test_it_is_sent_again_and_again(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "EVERY_S", 0.05)
+    with otlp.exported(collector.url, PeersCollector("main", lambda: [FULL])):
+        for _ in range(3):
+            assert collector.news.wait(20.0)
+            collector.news.clear()
+    assert len(collector.requests) >= 3
+
+
+def test_a_collector_that_does_not_answer_delays_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end comes soon. The log has one line with the reason, however often it fails, and one when it works again."""
+    monkeypatch.setattr(otlp, "EVERY_S", 0.05)
+    results = [MetricExportResult.FAILURE, MetricExportResult.FAILURE, MetricExportResult.SUCCESS]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    began = time.monotonic()
+    caplog.set_level(logging.INFO)
+    with otlp.exported(f"http://127.0.0.1:{port}", PeersCollector("main", lambda: [FULL])):
+        time.sleep(0.2)
+    assert time.monotonic() - began < 2 * otlp.LAST_S + 3.0
+    (why,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert why.startswith(f"http://127.0.0.1:{port}/v1/metrics takes no metrics; trying on: ")
+    assert "Connection refused" in why
+    caplog.clear()
+    monkeypatch.setattr(
+        otlp.OTLPMetricExporter, "export", lambda *_: results.pop(0) if len(results) > 1 else results[0]
+    )
+    with otlp.exported(f"http://127.0.0.1:{port}"):
+        while len(results) > 1:
+            time.sleep(0.02)
+    assert sum("takes no metrics" in record.message for record in caplog.records) == 1
+    assert sum("takes metrics again" in record.message for record in caplog.records) == 1
+
+
+def test_without_the_extra_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "p2p_diloco.node.otlp")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics.export", None)
+    wanted = pytest.raises(ConfigError, match=r"otlp_endpoint.*pip install 'p2p-diloco\[otlp\]'")
+    with wanted, told(None, "http://127.0.0.1:1"):
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["127.0.0.1:4318", "grpc://x", "http://"])
+def test_an_endpoint_is_a_url(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="otlp_endpoint"):
+        PeerConfig(otlp_endpoint=wrong)
+
+
+def test_a_peer_sends_while_it_lives(
+    collector: Received, memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own status, if `otlp_endpoint` names a collector."""
+    monkeypatch.setattr(otlp, "EVERY_S", 0.05)
+
+    async def life() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick, otlp_endpoint=collector.url)
+        await peer.enter()
+        with contextlib.suppress(AssertionError):
+            await peer.exchange(1.0)
+        for _ in range(200):
+            if collector.requests and collector.values().get(("epoch", "")) == 1.0:
+                break
+            await asyncio.sleep(0.05)
+        await peer.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert collector.values()["epoch", ""] == 1.0

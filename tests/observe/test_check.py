@@ -1,0 +1,84 @@
+"""`status --check`: nothing of a run that goes well, and one line for each fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
+from p2p_diloco.observe.check import faults
+from p2p_diloco.observe.snapshot import Compared, Snapshot, snapshot
+
+NOW = 1_000_000.0
+ALICE = PeerStatus(
+    name="alice", peer_id="a", state="training", time=NOW - 3, epoch=5, loss=2.0,
+    last_round=LastRound(50.0, 2.0, 4.0, 3.0, 1.0, 0.0, 0.5, NOW - 200),
+)  # fmt: skip
+
+
+def seen(*peers: PeerStatus) -> Snapshot:
+    return snapshot("main", None, peers, NOW)
+
+
+def told(*peers: PeerStatus, rounds: float = 5.0) -> list[str]:
+    return list(faults(seen(*peers), rounds))
+
+
+def test_a_good_run_has_no_fault() -> None:
+    """Also one whose peers have refused a few late messages, were killed an hour ago, or haven't made a round yet."""
+    few = replace(ALICE, refused=(RefusedPeer("bob", 99, "late"),), death=Event(NOW - 3600, "bob never answered"))
+    assert told(ALICE, few, PeerStatus(name="new", peer_id="n", state="joining", time=NOW)) == []
+
+
+def test_a_run_without_peers() -> None:
+    (line,) = told()
+    assert line.startswith("no peers: the run main")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds", "stalled"),
+    [({}, 3.0, True), ({}, 4.0, False), ({"state": "finished"}, 3.0, False), ({"state": "paused"}, 3.0, False),
+     ({"last_round": LastRound(1.0, 0, 0, 0, 0, 0, 0, NOW - 29)}, 3.0, False),
+     ({"last_round": LastRound(1.0, 0, 0, 0, 0, 0, 0, NOW - 31)}, 3.0, True)],
+)  # fmt: skip
+def test_a_stalled_run(changes: dict[str, Any], rounds: float, stalled: bool) -> None:
+    """No commit for so many usual rounds, and for half a minute: short rounds may end unseen for some seconds. Finished
+    and paused runs are not stalled."""
+    found = told(replace(ALICE, **changes), rounds=rounds)
+    assert [line.split(":")[0] for line in found] == ["stalled"] * stalled
+
+
+def test_a_stall_has_its_reason() -> None:
+    """If a peer tells what it waits for. The newest round of any peer counts."""
+    waits = replace(ALICE, waits_for="waiting for the contributions of bob")
+    (line,) = told(waits, rounds=1.0)
+    assert line == (
+        "stalled: no commit for 200 s, where a round usually takes 60 s; alice is waiting for the contributions of bob"
+    )
+    fresh = replace(ALICE, peer_id="b", last_round=replace(ALICE.last_round, ended=NOW - 2))  # type: ignore[type-var]
+    assert told(waits, fresh, rounds=1.0) == []
+
+
+def test_dead_and_silent_peers() -> None:
+    """A death that several have noticed is told once; a silent peer may be dead too."""
+    bob = "bob (…abcdef) was silent for 8 s"
+    witnesses = [replace(ALICE, peer_id=id, death=Event(NOW - 60, bob)) for id in "abc"]
+    silent = replace(ALICE, name="dave", peer_id="d", time=NOW - 20)
+    assert told(*witnesses, silent) == [
+        f"dead peer: {bob} (60 s ago)",
+        "silent peer: dave has not told of itself for 20 s",
+    ]
+    assert told(replace(silent, state="leaving"), ALICE) == []
+
+
+def test_doubt_refusals_and_a_bad_loss() -> None:
+    one = replace(ALICE, doubt="its audits fail", refused=(RefusedPeer("mallory", 1200, "not asked for"),))
+    looked = seen(one)
+    compared = Compared("loss", 1000, 2.12, 2.0, 0.06, 0.05, above=True)
+    assert list(faults(replace(looked, run=replace(looked.run, compared=compared)), 5.0)) == [
+        "loss above its baseline: loss 2.1200 is 6.0% above 2.0000 at 1,000 samples (allowed: 5.0%)",
+        "peer in doubt: alice: its audits fail",
+        "peer refused: alice refused 1,200 messages of mallory: not asked for",
+    ]
