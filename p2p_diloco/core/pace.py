@@ -28,7 +28,7 @@ steps should not shrink to three because the fourth would end slightly late."""
 
 STEPS_MIN, STEPS_MAX = 3, 31
 """The usual time of a step is the median of the last steps. Their number is that of a round's steps, but at least
-STEPS_MIN (once so many are known) and at most STEPS_MAX."""
+STEPS_MIN (once that many are known) and at most STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:

@@ -52,8 +52,8 @@ class Revision:
 
     @property
     def covered(self) -> tuple[float | None, ...]:
-        """What signatures and digests cover. A revision that changes only the rates has the same bytes as in versions
-        that knew no other changes."""
+        """What signatures and digests cover. A revision that changes only the rates gives the same bytes as in older
+        versions of this package, where rates were all that could change."""
         rates, later = (self.number, self.outer_lr, self.outer_momentum), [getattr(self, name) for name in _LATER]
         return (*rates, *later) if any(value for value in later) or NEVER in later[:-1] else rates
 

@@ -88,8 +88,8 @@ class Submitting(Sending):
         self.patience, self.again_at = patience, now + patience
 
     def sends_again(self, now: float) -> bool:
-        """Return whether to send the submission again, because the answer to it may have been lost. That is so at
-        growing intervals, which begin once the aggregator has received it."""
+        """Return whether to send the submission again now, because its answer may have been lost. It is sent again at
+        growing intervals, the first of which begins when the aggregator has received the submission."""
         if self.mine is None or self.handed in (None, self.me):
             self.wait(now, self.patience)
         elif now >= self.again_at:
