@@ -76,7 +76,8 @@ def signed(
     time: float,
     revision: Revision = FOUNDED,
 ) -> End:
-    """Sign that the run of so many shards has ended with this version, at this revision; returns the record."""
+    """Sign that the run, which has this many `shards`, has ended with this version at this revision; returns the
+    record."""
     proof = transport.sign(KIND, statement(founding, model, shards, time))
     return End(model, time, transport.peer_id, proof, founding.founder, founding.time, shards, revision)
 

@@ -121,8 +121,8 @@ class EventLog:
 
     @property
     def notes(self) -> list[tuple[float, str]]:
-        """The newest notes, as (time of the event loop, text). Names are inserted only here, because some may have been
-        unknown when the note was made."""
+        """The newest notes, as (time of the event loop, text). Peers' names are inserted only now, because a name may
+        have been unknown when the note was made."""
         return [(when, self.named(text)) for when, text in self._notes]
 
     def named(self, text: str) -> str:

@@ -114,7 +114,7 @@ class Joining:
                 mend,
             )
         else:
-            if _just_founded(found):  # by several peers, perhaps: then all are to choose among the same records
+            if _just_founded(found):  # perhaps by several peers, which must all choose among the same records
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = {**found, **await self._records()}
         value = found[min(found)]

@@ -25,8 +25,8 @@ class Refused:
 
 
 class Refusals:
-    """Counts refused messages by their sender. A message is refused by the node, which answers with the reason, or
-    ignored by the replica."""
+    """Counts refused messages by their sender: those that the node refuses with a reason, and those that the replica
+    ignores."""
 
     def __init__(self) -> None:
         self.name_of: Callable[[str], str] = lambda peer: ""

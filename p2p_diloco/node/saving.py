@@ -328,7 +328,8 @@ class Checkpoint:
 
 
 def _completed(fields: object) -> object:
-    """Add what a state lacks that was written before revisions changed more than the rates."""
+    """Add the missing fields to a state that was written by an older version, whose revisions changed only the
+    rates."""
     if not isinstance(fields, list) or len(fields) != _FIELDS_BEFORE or not isinstance(fields[-1], list):
         return fields
     *rest, revision = fields

@@ -229,8 +229,8 @@ class TrainerSide:
         )
 
     def _takes(self, effect: Load, *, afresh: bool) -> dict[int, Take]:
-        """Choose what the trainer does with each shard. If the new state rules out data that it has trained on, it
-        drops all progress that no commit has counted."""
+        """Choose what the trainer does with each shard. If the new state gives data that the trainer has used to other
+        peers, the trainer drops all progress that no commit has counted."""
         carries, ledger = {loaded.shard: loaded.carry for loaded in effect.shards}, self._replica.rules.ledger
         trained, ended = (self._shared.steps, self._shared.samples), bool(self._shared.finished)
         takes = self._progress.merge(carries, effect.due, trained, afresh=afresh, ended=ended)
