@@ -35,7 +35,8 @@ _KIND, _VERSION = "p2p_diloco run key", 1
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the run key allows: the holder of the key pair `public` may take part in the run `run` (the run key's public
-    half) until `expires`, in this role. `peer`: only the peer with this libp2p id may; None: any peer may."""
+    half) until `expires`, in this role. `peer`: the libp2p id of the only peer that may use the grant; None: any peer
+    may."""
 
     run: bytes
     id: bytes

@@ -187,9 +187,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whether other peers can dial this peer, as far as they have told. `kind` is "public" if they can at one of this
-    peer's own addresses, "mapped" if they can at a router's address that leads to it, "private" if they can't, and
-    "unknown" until a peer has told."""
+    """Whether other peers can dial this peer, by what they have reported. `kind` is "public" if they reach it at one of
+    its own addresses, "mapped" if they reach it at a router's address, "private" if they can't dial it, and "unknown"
+    until a peer has reported."""
 
     kind: str = "unknown"
     why: str = "no peer has told yet"

@@ -132,12 +132,13 @@ class Membership:
         return signed(self.run, signature, kind, statement)
 
     def seal(self, name: bytes, value: bytes) -> bytes:
-        """Encrypt a value for the members. It opens under the same name only. Adds `SEAL_BYTES`."""
+        """Encrypt a value for the members. It can be decrypted only under the same name. Encryption adds
+        `SEAL_BYTES`."""
         nonce = os.urandom(12)  # random: one key must encrypt fewer than 2**32 values, and a run stores far fewer
         return nonce + self._sealing.encrypt(nonce, value, name)
 
     def open(self, name: bytes, sealed: bytes) -> bytes | None:
-        """Decrypt a value that a member sealed under this name; None: no member did."""
+        """Decrypt a value that a member sealed under this name; None if no member has sealed it."""
         try:
             return self._sealing.decrypt(sealed[:12], sealed[12:], name)
         except (InvalidTag, ValueError):

@@ -24,7 +24,7 @@ TLS_CHUNK_BYTES = 64 * 1024
 """The same for connections that this process encrypts. It is smaller so that few encrypted bytes wait unsent, as with
 `tcp.UNSENT_BYTES`."""
 CLOSE_S = 2.0
-"""Once the stream is closed, bytes that were written before may still be sent for so many seconds."""
+"""Once the stream is closed, bytes that were written before may still be sent for this many seconds."""
 
 
 class PipeBroken(Exception):
