@@ -18,8 +18,8 @@ message carries 4 MiB."""
 RECORDS_MAX = 16 * 1024
 """In all: at most 24 MB, and usually far less."""
 MADE_ROOM_PART = 8
-"""Room is made for RECORDS_MAX / MADE_ROOM_PART records at a time. So a flood of records causes a sort of all records only
-now and then."""
+"""Room is made for RECORDS_MAX / MADE_ROOM_PART records at a time. So a flood of records causes a sort of all of them
+only now and then."""
 GHOSTS_MAX = 1024
 """Each time a record is stored again, Hivemind leaves an old entry in its heap. Once there are about this many old
 entries, the heap is made anew."""
