@@ -44,7 +44,7 @@ class Span:
 
 
 class Local(Protocol):
-    """What an exchange does with the parameters. The parameters may be in several processes."""
+    """The operations of an exchange on the parameters, which may be in several processes."""
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
         """Do the same as `LocalModel.merge`. Each method below does the same as the method of that name in

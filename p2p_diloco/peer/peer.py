@@ -205,8 +205,8 @@ class Peer:
         self, dataset: Dataset[Any] | int, *, name: str = "train", epochs: int | None = None, fingerprint: str = ""
     ) -> Shard:
         """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
-        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: after so many it ends; None:
-        never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
+        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: the number of epochs after
+        which it ends; None: never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
         data, found = data_set(dataset, name, epochs, fingerprint)
         return open_shard(self._entered, data, found, self._local_config.run_id)
 

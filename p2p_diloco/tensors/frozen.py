@@ -48,6 +48,6 @@ def _sample(tensor: Tensor) -> bytes:
     places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64).long().to(tensor.device)
     try:
         values = torch.take(tensor.detach(), places).to("cpu", torch.float32).to(torch.bfloat16)
-    except (NotImplementedError, RuntimeError, TypeError):  # a quantised kind of tensor: its name and shape must do
+    except (NotImplementedError, RuntimeError, TypeError):  # a quantised tensor: only its name and shape are compared
         return b""
     return bytes(values.view(torch.uint8).tolist())
