@@ -49,8 +49,8 @@ class TakingPart:
         return self._peer
 
     def enter(self, model: nn.Module, optimizer: OptimizerOrWrapper | list[OptimizerOrWrapper]) -> Peer | AbsentPeer:
-        """Make the peer and enter the run. `model`: as it trains, inside DistributedDataParallel if it is. A training
-        that an exception ended, and that is begun again, leaves first."""
+        """Make the peer and enter the run. `model`: the model as it is trained, with its DistributedDataParallel if it
+        has one. If an exception has ended an earlier training that is still in the run, that one leaves first."""
         self.leave()
         made = Peer(model, optimizer, **self._settings) if self._settings else Peer.from_env(model, optimizer)
         self._peer = made.__enter__()

@@ -68,7 +68,7 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
             self._part.show_global()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """An evaluation or a save is over."""
+        """End the pause of an evaluation or a save that is over."""
         self._part.show_own()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -94,7 +94,7 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
         self._stand_by(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """An evaluation or a save may follow, or the end."""
+        """Prepare for an evaluation, a save or the end of training, one of which may follow."""
         self._part.show_own()
         self._stand_by(control)
 
@@ -114,12 +114,13 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
             shown.update(place)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Leave, if training did not end with a step."""
+        """Leave the run, unless the last step has already done so."""
         self._part.leave()
 
     def _stand_by(self, control: Any) -> None:
-        """Prepare for what Trainer does next: nothing more, so leave; or evaluate or save, so pause. This comes before
-        Trainer loads its best checkpoint into the model, which must not be taken for progress."""
+        """Prepare for Trainer's next action: leave the run if training is over; pause if an evaluation or a save
+        follows. This happens before Trainer loads its best checkpoint into the model, because that load must not be
+        taken for progress."""
         if control.should_training_stop:
             self._part.leave()
         elif control.should_evaluate or control.should_save:
