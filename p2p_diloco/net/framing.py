@@ -96,8 +96,8 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Takes complete frames out of the start of a buffer, and decodes them. After an error the decoder can't be used
-    any more."""
+    """Takes complete frames out of the start of a buffer, and decodes them. After an error the decoder can no longer be
+    used."""
 
     def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
         self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body

@@ -1,7 +1,7 @@
-"""Where a peer's invitation and run key come from: a setting, or files in the folder that it was started in.
+"""Finds a peer's invitation and run key: in a setting, or in files in the folder that the peer was started in.
 
-Law: reads these files; `membership` knows what is in them. Whether a run is private follows from a peer's settings
-alone: `on_this_machine`, `open` and `invite`.
+Law: finds and reads these files; `membership` uses their content. Whether a run is private follows from a peer's
+settings alone: `open`, `invite`, and whether its addresses keep the run on this machine.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Listener:
             pipe.abort()
 
     async def ended(self) -> None:
-        """Wait until no connection is in its handshake any more."""
+        """Wait until all handshakes have ended."""
         await asyncio.gather(*self._greeting, return_exceptions=True)
 
     # -- inside

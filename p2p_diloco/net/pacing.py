@@ -141,7 +141,7 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """Record that no payload is being written to the peer any more. After the next tick its connection is neither
+        """Record that the writing of payloads to the peer has ended. After the next tick its connection is neither
         measured nor limited."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True

@@ -154,7 +154,7 @@ class Relay:
         return unpacked(frame.header) if isinstance(frame, Message) else None
 
     def cut(self, peer: str) -> None:
-        """End a peer's registration, because it is no member any more."""
+        """End a peer's registration, because it is no longer a member."""
         if (registered := self._registered.get(peer)) is not None:
             registered.abort()
 

@@ -33,7 +33,8 @@ class Due:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
-    the last sending, how long training has stood still for this exchange, and a round's inner steps by the run's H."""
+    the previous sending, the seconds for which training had stood still for it by then, and the inner steps of a round
+    at the run's H."""
 
     request: int
     at_step: int

@@ -54,8 +54,8 @@ def bounded(weights: Sequence[float]) -> list[float]:
 
 
 def factors(aggregation: Aggregation, parts: Sequence[Iterator[Tensor]], weights: Sequence[float]) -> list[float]:
-    """The factor of each contribution. `parts`: their values, fp32, in blocks as `codec.decode_blocks` gives them;
-    `weights`: what they weigh."""
+    """The factor of each contribution. `parts`: the contributions' values, fp32, in blocks as `codec.decode_blocks`
+    gives them; `weights`: the contributions' weights."""
     if aggregation == "mean":
         return [1.0] * len(weights)
     if aggregation == "clip":
