@@ -29,9 +29,9 @@ except ImportError as error:
 class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
     """Makes a Lightning Trainer one peer of a run.
 
-    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
-    unless `p2p-diloco join` started the program. Validation uses the global parameters, and checkpoints contain them.
-    The module holds the run's result when `fit` returns.
+    The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
+    trains alone unless `p2p-diloco join` started the program. Validation uses the global parameters, and checkpoints
+    contain them. The module holds the run's result when `fit` returns.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -27,7 +27,7 @@ class TakingPart:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: arguments of `Peer` other than model and optimizer; if empty, the peer is `Peer.from_env`'s."""
+        """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer."""
         self._settings = dict(settings)
         self._peer: Peer | AbsentPeer | None = None
         self._params: dict[str, nn.Parameter] = {}

@@ -32,9 +32,9 @@ KEPT = "p2p_diloco"
 class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
     """Makes a Trainer one peer of a run.
 
-    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
-    unless `p2p-diloco join` started the program. Trainer evaluates and saves the global parameters. The model holds the
-    run's result when `train` returns.
+    The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
+    trains alone unless `p2p-diloco join` started the program. Trainer evaluates and saves the global parameters. The
+    model holds the run's result when `train` returns.
     """
 
     def __init__(self, **settings: Any) -> None:

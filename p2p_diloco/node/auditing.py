@@ -137,7 +137,7 @@ class Audits:
         an audit of its own, and then sends them.
 
         Raises:
-            Refusal: the commit isn't known here any more, or this peer audits another one for the sender.
+            Refusal: this peer has forgotten the commit, or is auditing another one for the sender.
         """
         case = self._case((audit.shard, audit.digest))
         if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
@@ -277,7 +277,7 @@ class Audits:
         await asyncio.gather(*(self._audit_in_turn() for _ in range(AT_ONCE)), self._tend())
 
     async def _tend(self) -> None:
-        """Now and then, forget what is old, and tell newcomers of the peers that were expelled."""
+        """Now and then, forget old commits, and tell newcomers which peers were expelled."""
         while True:
             await asyncio.sleep(self._wait_s / 4)
             now = self._clock()
@@ -343,7 +343,7 @@ class Audits:
         return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
 
     async def _is_mean(self, case: Case) -> bool:
-        """Whether the mean of the contributions is that of the commit."""
+        """Whether the mean of the contributions is the commit's mean."""
         parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
         return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
 

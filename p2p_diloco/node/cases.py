@@ -14,8 +14,8 @@ from p2p_diloco.core.messages import Counted
 from p2p_diloco.node.seals import Sealed
 
 KEPT_BYTES = 256 * 2**20
-"""The most bytes of contributions to a peer's own commits that it keeps, besides those of each shard's last commit.
-Other peers don't expect more than half as much."""
+"""The most bytes of contributions that a peer keeps for its own commits, not counting each shard's last commit. Other
+peers rely on half of this only."""
 CASES_MAX = 8192
 """The most commits that are remembered."""
 

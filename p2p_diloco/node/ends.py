@@ -27,7 +27,7 @@ from p2p_diloco.node.unowned import TRIED_MAX
 KIND = b"end of a run"
 """The kind of statement that a peer signs."""
 RECORD_TTL_S = 24 * 3600.0
-"""How long the DHT keeps an end for absent peers, once no peer renews it any more."""
+"""How long the DHT keeps an end for absent peers after its last renewal."""
 _FIELDS_BEFORE = 7
 """The fields of a record that a version without `End.revision` has written."""
 FILE = "ended.json"

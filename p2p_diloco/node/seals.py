@@ -1,4 +1,4 @@
-"""Seals: what a peer signs of its contribution, and what an aggregator signs of its commit.
+"""Seals: the signature of a peer for its contribution, and the signature of an aggregator for its commit.
 
 Law: bytes and verdicts; nothing is sent or stored. A seal can't be made by any other peer, and can be passed on. A
 contribution's seal covers its payload, its weight, its samples, and which data it says it was made from. A commit's

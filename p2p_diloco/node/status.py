@@ -194,7 +194,7 @@ class PeerStatus:
     addresses: tuple[str, ...] = ()
     """The addresses at which other peers may dial the peer."""
     refused: tuple[RefusedPeer, ...] = ()
-    """The peers of which this peer has refused messages, at most `REFUSED_MAX`: those refused last, newest last."""
+    """The peers whose messages this peer has refused, at most `REFUSED_MAX`: those refused last, newest last."""
     doubt: str = ""
     """Why the peer takes its own machine for faulty; empty if it doesn't."""
     events: tuple[Event, ...] = ()

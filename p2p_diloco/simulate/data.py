@@ -125,7 +125,7 @@ class Data:
         supply.seen = tables
 
     def ended(self, process: Process) -> bool:
-        """Whether a trainer knows that all positions are used, so that it contributes no more."""
+        """Whether a trainer knows that all positions are used, and so has stopped contributing."""
         return self.of(process).complete
 
     # -- laws

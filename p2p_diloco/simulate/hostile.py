@@ -75,7 +75,7 @@ class Hostile:
         self.contests = rng.random() < 0.3  # whether it answers each claim with a higher one
         self.misleads = rng.random() < 0.3  # whether it answers contributions with the name of another aggregator
         self.confirms = rng.random() < 0.5  # whether it says that it holds the commits that it is sent
-        self.silent = False  # whether it counts for nothing any more
+        self.silent = False  # whether it has fallen silent or was expelled
         self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # how it ends
         self.forged = set[str]()  # digests that it made up
         self.sequence = 0

@@ -85,7 +85,8 @@ class Store:
 
 @dataclass(slots=True)
 class Trainer:
-    """One incarnation of a trainer: its local parameters, and what became of its inner steps."""
+    """One incarnation of a trainer: its local parameters, and which of its inner steps were sent, counted or
+    dropped."""
 
     shards: int
     base: list[int] = field(default_factory=list)
