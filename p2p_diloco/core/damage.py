@@ -1,6 +1,6 @@
 """A shard whose tensors no longer match its version: its round stops, and goes on once the tensors are repaired.
 
-Law: functions on one shard's log, which knows nothing of them. `mending` decides how the tensors are repaired.
+Law: functions on one shard's log; the log does not call them. `mending` decides how the tensors are repaired.
 """
 
 from __future__ import annotations

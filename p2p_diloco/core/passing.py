@@ -1,8 +1,8 @@
 """Live peers for which a round has waited too long, because they answer probes but do not do their part.
 
-Law: functions on one shard's log, which knows nothing of them. A peer that does not commit or confirm is passed over
-for one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not
-promise may know a greater claim, so it is not passed over: the round only goes on without its promise.
+Law: functions on one shard's log; the log does not call them. A peer that does not commit or confirm is passed over for
+one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not promise
+may know a greater claim, so it is not passed over: the round only goes on without its promise.
 """
 
 from __future__ import annotations

@@ -41,17 +41,18 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
 
     @property
     def peer(self) -> Peer | AbsentPeer:
-        """The peer, from the beginning of training on; it answers after training, too."""
+        """The peer. It exists once training has begun, and can still be asked after training."""
         return self._part.peer
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Enter the run, with data in an order of this peer's own: Lightning makes the data loaders' iterators next."""
+        """Enter the run. Then seed this peer's data order, before Lightning makes the data loaders' iterators, so that
+        no two peers train on the same batches."""
         peer = self._part.enter(trainer.strategy.model, trainer.optimizers)
         if isinstance(peer, Peer):
             seed_everything(peer.seed, workers=os.environ.get("PL_SEED_WORKERS", "0") == "1", verbose=False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Go on where the run is."""
+        """Continue at the run's step. After a restart, first restore this peer's counters."""
         counters = self._restored or {"local_step": trainer.global_step}
         if counters["local_step"]:
             self.peer.load_state_dict(counters)

@@ -44,13 +44,14 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
 
     @property
     def peer(self) -> Peer | AbsentPeer:
-        """The peer, from the beginning of training on; it answers after training, too."""
+        """The peer. It exists once training has begun, and can still be asked after training."""
         return self._part.peer
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
     ) -> None:
-        """Enter the run, and go on where it is, with batches in an order of this peer's own."""
+        """Enter the run and continue at the run's step. The order of batches is seeded by this peer, so that no two
+        peers train on the same ones."""
         peer = self._part.enter(model if any(map(is_sharded, model.parameters())) else as_one_peer(model), optimizer)
         if state.global_step:  # resumed
             peer.load_state_dict(state.stateful_callbacks.get(KEPT) or {"local_step": state.global_step})

@@ -90,7 +90,7 @@ Written = Callable[[], None]
 
 
 def unnoticed() -> None:
-    """A `Written` that does nothing."""
+    """Do nothing: the default for `written`, for callers that need not know when the next payload may be sent."""
 
 
 class Inbox(Protocol):

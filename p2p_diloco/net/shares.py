@@ -29,7 +29,7 @@ class Groups(Protocol):
 
 
 def no_groups(peer: str) -> Hashable | None:
-    """The `Groups` of an open run."""
+    """The `Groups` of an open run: it returns None, because peers of an open run have no grants."""
     return None
 
 

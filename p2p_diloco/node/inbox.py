@@ -56,7 +56,7 @@ class Handler:
 
 
 def no_grant(peer: str) -> Hashable | None:
-    """The grant of a peer in an open run."""
+    """Return None, because peers of an open run have no grants."""
     return None
 
 

@@ -301,8 +301,8 @@ async def found_if_nobody_has(
     """Found the run again if its record exists but no peer has its state, because its founder died too soon or all
     peers died.
 
-    Of the waiting peers the one with the lowest id founds it. They learn of each other by probes, so `patience_s` must
-    be longer than a discovery. If a peer's DHT record says that it holds the state, that peer is only unreachable from
+    The waiting peer with the lowest id founds the run. Waiting peers find each other by probes, so `patience_s` must be
+    longer than that takes. If a peer's DHT record says that it holds the state, that peer is only unreachable from
     here, and founding again would make two runs. A run that has `ended` is not founded either: `ending` waits for its
     last state.
 

@@ -162,7 +162,7 @@ class Peer:
         self._end("")
 
     def _end(self, why: str) -> None:
-        """Leave the run. `why`: why this is not a normal end of training; empty if it is."""
+        """Leave the run. `why`: the reason if training ended abnormally; empty after a normal end."""
         session, self._session = self._session, None
         if os.getpid() != self._owner:  # a forked process inherits the object, but must not end the node
             return
