@@ -1,8 +1,8 @@
 """Revisions: settings of a run, changed while the run goes on.
 
-Law: plain ordered data. Each commit names the revision of its outer step; along a lineage the revision never falls. A
-peer tells other peers the highest revision that it knows, and writes no commit at a lower one. The founder's signature
-is checked before a revision reaches the core.
+Law: a revision is plain data, and revisions are ordered. Each commit names the revision of its outer step; along a
+lineage the revision never falls. A peer tells other peers the highest revision that it knows, and writes no commit at a
+lower one. The founder's signature is checked before a revision reaches the core.
 """
 
 from __future__ import annotations
