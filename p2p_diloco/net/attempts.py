@@ -1,7 +1,7 @@
 """Waits for the result of an attempt with a deadline, or of the first of several attempts that succeeds. Results that
 come too late are passed to `discard`, so none is lost.
 
-Law: knows nothing of what is attempted.
+Law: does not depend on what is attempted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Dials another peer directly, and decides at which addresses and in which order.
 
-Law: from an offer to a connection that the listener accepted. It neither asks for offers nor keeps connections.
+Law: begins with an offer and ends with a connection that the listener has accepted. It neither asks for offers nor
+keeps connections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the run key of a private run signs (grants, revocations), and the certificates that peers make from grants.
 
-Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. Only the run key's own file is
-read and written here.
+Law: works on keys and bytes. It uses no socket and reads no clock: `now` is an argument, in seconds since 1970. Only
+the run key's own file is read and written here.
 
 The run key signs a grant. The grant's key signs the certificate of one peer, which that peer shows to others. Neither
 private key travels, and a certificate is worthless to any other peer.

@@ -1,6 +1,7 @@
 """The interface between node and transport: the methods that each calls on the other.
 
-Law: types only. No socket, no loop, no Hivemind; any class that satisfies `Transport` is an adapter.
+Law: defines types only, without a socket, an event loop or Hivemind. Any class that satisfies `Transport` is an
+adapter.
 """
 
 from __future__ import annotations

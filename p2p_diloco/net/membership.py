@@ -1,7 +1,8 @@
 """Membership of a private run: which peers are members, and the seal of the members' records.
 
-Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. The bytes of other peers are
-untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer for every reason.
+Law: works on keys and bytes only. It uses no socket and reads no clock: `now` is an argument, in seconds since 1970.
+The bytes of other peers are untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer
+for every reason.
 
 A peer without a `Membership` is in an open run, where every peer is taken. docs/security.md describes what membership
 defends against.

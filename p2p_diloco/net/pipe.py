@@ -1,7 +1,7 @@
 """A pipe: one stream of bytes, with a deadline on every wait.
 
-Law: knows asyncio's transports; neither frames nor peers. Payloads are received into the caller's memory and sent from
-it, without another copy of the whole.
+Law: knows asyncio's transports, but no frames and no peers. Payloads are received into the caller's memory and sent
+from it, without another copy of the whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limits how many payloads are received at a time. No single member of a private run gets all slots.
 
-Law: counts; it knows no stream. In an open run peers have no shares of the slots, because anyone could make further
-identities. There a limit on the memory of all payloads together applies instead.
+Law: only counts payloads and bytes; knows no stream. In an open run peers have no shares of the slots, because anyone
+could make further identities. There a limit on the memory of all payloads together applies instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Signed statements: their bytes, their Ed25519 signatures, and keys derived from a secret.
 
-Law: keys and bytes. A tuple has exactly one packed form. A signature for one kind of statement is not valid for any
-other kind.
+Law: works on keys and bytes only. A tuple has exactly one packed form. A signature for one kind of statement is not
+valid for any other kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The DHT records that this peer stores for others: as many as fit, whatever strangers send.
 
-Law: only what is kept and for how long; `records` says which records are valid. All records under one key fit into one
-message of the DHT. If there is no room, the records that expire last are dropped: the records of honest peers live for
-seconds or minutes and are stored again and again, while junk must live long to take room for long.
+Law: decides only which records are kept, and for how long; `records` says which are valid. All records under one key
+fit into one message of the DHT. If there is no room, the records that expire last are dropped: the records of honest
+peers live for seconds or minutes and are stored again and again, while junk must live long to take room for long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The TCP sockets of direct connections: their options, their counters and their pacing.
 
-Law: sockets and numbers; neither TLS nor peers. Counters, pacing and `wake_for` work only on Linux: elsewhere nothing
-is counted, no connection is limited, and every packet wakes the process.
+Law: works on sockets only, and knows nothing of TLS or peers. Counters, pacing and `wake_for` work only on Linux:
+elsewhere nothing is counted, no connection is limited, and every packet wakes the process.
 """
 
 from __future__ import annotations
