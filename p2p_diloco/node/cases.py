@@ -1,7 +1,7 @@
 """The commits of the last minutes, and how each of them was made, as far as this peer knows.
 
-Law: memory only; nothing is sent or judged. Of its own commits a peer keeps the contributions, since others may ask for
-them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
+Law: only remembers; sends and judges nothing. Of its own commits a peer keeps the contributions, since others may ask
+for them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The queue of events for the replica, and the log of the replica's notes.
 
-Law: a queue and a list. Every part of a node posts its events here; only the loop (`node`) takes them out.
+Law: only stores. Every part of a node posts its events here; only the loop (`node`) takes them out.
 """
 
 from __future__ import annotations

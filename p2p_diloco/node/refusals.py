@@ -1,6 +1,6 @@
 """The refused messages of other peers: how many of each peer, and the reason for the last one.
 
-Law: a bounded table, and one line in the log for each peer in it.
+Law: the table is bounded, and each peer in it gets one line in the log.
 """
 
 from __future__ import annotations

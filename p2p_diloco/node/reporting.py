@@ -1,6 +1,6 @@
 """Makes this peer's status (`PeerStatus`) from the parts of its node.
 
-Law: only reads.
+Law: only reads other parts' values; changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Seals: the signature of a peer for its contribution, and the signature of an aggregator for its commit.
 
-Law: bytes and verdicts; nothing is sent or stored. A seal can't be made by any other peer, and can be passed on. A
+Law: makes and judges bytes; sends and stores nothing. A seal can't be made by any other peer, and can be passed on. A
 contribution's seal covers its payload, its weight, its samples, and which data it says it was made from. A commit's
 seal covers the mean, the version that it leads to, and the seals of the contributions that it counts.
 

@@ -1,6 +1,6 @@
 """The first message of a peer to its node: its settings and its model's parameters.
 
-Law: plain values that cross the channel, and what follows from them alone.
+Law: holds plain values that cross the channel, and answers only questions that follow from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counts, in asynchronous mode, the outcomes of this peer's submissions, and adjusts its inner steps between two of
 them.
 
-Law: counts and arithmetic; nothing is sent or received here.
+Law: counts and computes; sends and receives nothing.
 """
 
 from __future__ import annotations

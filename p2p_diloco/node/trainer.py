@@ -1,6 +1,6 @@
 """The part of a node that serves the trainer: it answers the trainer's requests, and reports to the trainer.
 
-Law: the only part that writes to the channel once training runs. A trainer has one request of a kind open at a time,
+Law: only this part writes to the channel once training runs. A trainer has one request of a kind open at a time,
 numbered `n`; the answer has the same number, so that a late answer is not taken for the answer to a newer request.
 """
 

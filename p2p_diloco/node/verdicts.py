@@ -1,8 +1,8 @@
 """Which aggregators this peer has found to lie, which other peers have found the same, and when this peer expels them.
 
-Law: memory only; nothing is sent or computed. An aggregator is expelled only if this peer has found its lie and another
-peer confirms it, or if no other peer could find it. If others could find the lie but none does, this peer takes its own
-machine for faulty, and expels no peer without a confirmation.
+Law: only remembers and decides; sends and computes nothing. An aggregator is expelled only if this peer has found its
+lie and another peer confirms it, or if no other peer could find it. If others could find the lie but none does, this
+peer takes its own machine for faulty, and expels no peer without a confirmation.
 """
 
 from __future__ import annotations
