@@ -1,6 +1,6 @@
 """Reads numbers with units from flags: 25M parameters, 100mbit, 80ms.
 
-Law: text in, numbers out. A text that can't be read is an error that names the flag.
+Law: turns text into numbers. A text that can't be read causes an error that names the flag.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a user's command and passes this process's signals on to it. If this process is killed, so is the command.
 
-Law: processes and signals; nothing about peers or runs.
+Law: handles processes and signals; knows nothing of peers or runs.
 """
 
 from __future__ import annotations

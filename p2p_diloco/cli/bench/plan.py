@@ -1,6 +1,6 @@
 """The plan of a measurement, made from the flags of `bench` and checked.
 
-Law: values and their limits; nothing is started here.
+Law: holds values and their limits; starts nothing.
 """
 
 from __future__ import annotations
