@@ -1,7 +1,7 @@
 """What `join -- COMMAND` and the peer in its command tell each other: that the peer has joined, and that its log goes
 to stderr.
 
-Law: only the standard library. Outside a command of `join` nothing here has an effect.
+Law: uses only the standard library. Outside a command of `join` nothing here has an effect.
 """
 
 from __future__ import annotations
