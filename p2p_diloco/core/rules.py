@@ -152,7 +152,8 @@ class Rules:
     @property
     def promises_within(self) -> float:
         """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without this
-        promise. This is less than ``commits_within``, for the same reason."""
+        promise. This is less than ``commits_within``: otherwise the contributors would pass over the peer that
+        waits."""
         return min(4 * self.heartbeat_timeout, self.confirms_within)
 
     @property

@@ -81,6 +81,6 @@ class SealedRecords:
 
 
 def _place(hidden: str, name: str) -> bytes:
-    """The place that a value is sealed for: its key and its name with the owner. It can be decrypted for no other
-    place."""
+    """Name the place for which a value is sealed: its key, and its name with the owner. Anywhere else the value can't
+    be decrypted."""
     return f"{hidden}/{name}".encode()
