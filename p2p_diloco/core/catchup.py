@@ -125,7 +125,7 @@ class CatchUp:
 
     def _gather_again(self, now: float) -> list[Effect]:
         """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will not arrive any more, because the rounds were faster than the transfers of states."""
+        will no longer arrive, because the rounds were faster than the transfers of states."""
         kept = ((log.version, log.incoming) for log in self.logs)
         late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""

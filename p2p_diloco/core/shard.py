@@ -123,7 +123,7 @@ class ShardLog(ABC):
 
     def deliver(self, now: float) -> list[Effect]:
         """Send this peer's own contribution to the aggregator, or collect it if this peer aggregates. Nothing is sent
-        if the contribution has arrived there, is on its way, or can't be counted any more."""
+        if the contribution has arrived there, is on its way, or can no longer be counted."""
         mine = self.own.mine
         if mine is None or not self.own.sendable(self.version):
             return []

@@ -34,8 +34,8 @@ Place = tuple[str, int]
 
 
 class PortBudget:
-    """Counts the ports that other peers have this one dial, so that none can scan the ports of a machine, or of all
-    machines behind a router. `clock` returns seconds."""
+    """Counts the ports that this peer dials at other peers' request. Without a limit, a peer could use it to scan the
+    ports of a machine, or of all machines behind a router. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -185,7 +185,7 @@ class Hellos:
         """Forget the peers that are no longer members, and end their connections."""
         for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
             member, _ = self._known.pop(peer)
-            log.info("%s (%s) is no member any more: its invitation was revoked or has expired", peer, member.name)
+            log.info("%s (%s) is no longer a member: its invitation was revoked or has expired", peer, member.name)
             self._cut(peer)
 
     def _valid(self, member: Member) -> bool:

@@ -328,7 +328,7 @@ async def found_if_nobody_has(
                 whose = f"; they hold it: {known}" if known else ""
                 raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
             if not known and not over:
-                log.warning("no peer holds the state of the run any more: founding it anew with this peer's model")
+                log.warning("no peer holds the state of the run now: founding it anew with this peer's model")
                 found()
                 return
             if known:
