@@ -1,7 +1,8 @@
 """Reads, checks and sorts multiaddrs as users write them.
 
-Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package, loaded on first
-use, checks each part; no heavier package is loaded, so that a mistyped address is reported at once.
+Law: works on text only: an address that can't be read raises `AddressError`, and none is resolved or dialled. The
+`multiaddr` package, loaded on first use, checks each part; no heavier package is loaded, so that a mistyped address is
+reported at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Turns signals that end a program into `KeyboardInterrupt`, without losing any of them.
 
-Law: only signals and processes. A signal handler may raise anywhere, but in three places its exception would be lost or
-do harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is done.
-While `exec` runs code, the interpreter remembers SIGINT and ends by it even if the exception is caught, so the signal
-waits too. Python drops what a finaliser raises, so the signal is sent again.
+Law: handles only signals and processes. A signal handler may raise anywhere, but in three places its exception would be
+lost or do harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is
+done. While `exec` runs code, the interpreter remembers SIGINT and ends by it even if the exception is caught, so the
+signal waits too. Python drops what a finaliser raises, so the signal is sent again.
 """
 
 from __future__ import annotations

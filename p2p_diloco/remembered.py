@@ -1,6 +1,6 @@
 """Keeps addresses of a run's peers on disk. They are used at a later start, if no initial peer answers then.
 
-Law: an aid only. If the file can't be read or written, nothing is remembered, and no error is raised.
+Law: the file is only an aid. If it can't be read or written, nothing is remembered, and no error is raised.
 """
 
 from __future__ import annotations

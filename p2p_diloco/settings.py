@@ -1,5 +1,5 @@
-"""Reads settings from their sources. A flag counts before an environment variable, a variable before the TOML file, and
-the file before the default.
+"""Reads settings from their sources. A flag overrides an environment variable, a variable overrides the TOML file, and
+the file overrides the default.
 
 Law: only this module knows how a setting is written outside Python. It reads the settings file, checks paths and makes
 folders, and imports neither torch nor hivemind. An unknown key is refused in every source, and an error names the flag,

@@ -1,7 +1,7 @@
 """What `join -- COMMAND` and the peer in its command tell each other: that the peer has joined, and that its log goes
 to stderr.
 
-Law: only the standard library. Outside a command of `join` nothing here has an effect.
+Law: uses only the standard library. Outside a command of `join` nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def show_log(environment: Mapping[str, str] | None = None) -> None:
 
 
 class _UntilSetUp(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to stderr until the command sets up logging itself, so that no line comes twice."""
+    """Writes records to stderr until the command sets up logging itself, so that no line is written twice."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, if no other handler does."""

@@ -1,6 +1,6 @@
 """The command line: `p2p-diloco bootstrap`, `join` and the other commands that docs/cli.md lists.
 
-Law: flags in, exit codes out. Commands raise errors. Only this file turns an error into an exit code
+Law: turns a command line into an exit code. Commands raise errors. Only this file turns an error into an exit code
 (`p2p_diloco.errors` has the table) and a sentence on stderr, in which a setting is written as its flag. Nothing here
 imports torch or hivemind until a command needs it.
 """

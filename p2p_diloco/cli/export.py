@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FORMATS = ("safetensors", "hf", "torch")
 DTYPES = ("keep", "float32", "bfloat16", "float16")
 OF_AN_OBSERVER = ("run_id", "initial_peers", "invite", "open", "direct", "wait_timeout")
-"""The settings that a command beside a peer shares with it. Ports and the identity are that peer's own; only an
-invitation for one peer id needs that identity."""
+"""The settings that an observer takes from the settings of a peer on the same machine. Ports and the identity stay that
+peer's own; only with an invitation for one peer id does the observer need that identity."""
 NAMES_MAX = 5
 """The most names of missing entries in a log line; the JSON has all."""
 
@@ -99,7 +99,7 @@ async def _read(local: PeerConfig) -> Source:
 
 
 def _tell(told: Mapping[str, Any]) -> None:
-    """Say what was written, and what is not in it."""
+    """Log what was written, and what is missing in the files."""
     last = ", its last one" if told["finished"] else ""
     log.info("wrote %d parameters of the run %s at epoch %d%s", told["parameters"], told["run_id"], told["epoch"], last)
     if not told["described"]:

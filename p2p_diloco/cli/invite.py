@@ -97,7 +97,7 @@ def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as
 
 
 async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
-    """As `kick`, within a running event loop; returns the outcome as a sentence."""
+    """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
     shared, issued = shared_invitation(key_file), Issued.beside(key_file)
     ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
     await _revoke(RunKey.load(key_file), shared, issued, ids, initial_peers or shared.addresses)
@@ -117,8 +117,8 @@ def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
 
 
 def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Put out the peers that use an invitation: by its name, its grant's id, or the id of the peer that it was made
-    for. Then name the invitations that others may still use.
+    """Put out the peers that use an invitation. `name`: the invitation's name, its grant's id, or the id of the peer
+    that it was made for. Then name the invitations that other peers may still use.
 
     Raises:
         UsageError: there is no run key, or it has issued no such invitation. As `revoke` otherwise.
@@ -139,13 +139,13 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
 
 
 def _targets(issued: Issued, name: str) -> list[str]:
-    """What to revoke to put out a name: the invitations that were made for the peer of this id, or those of this
-    name."""
+    """The grants to revoke in order to put out `name`: the ids of the invitations made for the peer with this id; if
+    there are none, `name` itself."""
     return [entry.id for entry in issued.entries if entry.peer == name] or [name]
 
 
 def _other_ways_in(issued: Issued, name: str) -> str:
-    """The names of further invitations that any peer may use."""
+    """The names of all other valid invitations that any peer may use."""
     names = {name, *(entry.name for entry in issued.entries if entry.peer == name)}
     return ", ".join(sorted({e.name for e in issued.entries if _lets_anyone_in(e) and e.name not in names}))
 
@@ -158,7 +158,7 @@ def _lets_anyone_in(entry: Entry) -> bool:
 async def _revoke(
     key: RunKey, shared: Invitation, issued: Issued, ids: Sequence[bytes], addresses: Sequence[str]
 ) -> int:
-    """Store the new list of revocations; returns its length. From then on the file beside the key has them, too."""
+    """Store the new list of revocations in the DHT and in the file beside the key; returns its length."""
     from p2p_diloco.net.invited import founders_own
     from p2p_diloco.node import revoking
     from p2p_diloco.observe.look import observer

@@ -71,8 +71,8 @@ def join_run(
 
 
 def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> int:
-    """Check the network, and run the user's command with the settings in its environment. Returns its exit status. Warn
-    if no peer of it was ever in a run."""
+    """Check the network, and run the user's command with the settings in its environment. Returns its exit status. Log
+    a warning if the command never joined the run."""
     check_command(command)
     _check_network(peer)
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:

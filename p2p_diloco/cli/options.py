@@ -1,6 +1,6 @@
 """Options that several commands share.
 
-Law: texts and defaults alone; nothing is read or checked here.
+Law: holds texts and defaults only; reads and checks nothing.
 """
 
 from __future__ import annotations

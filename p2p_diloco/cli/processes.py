@@ -1,7 +1,7 @@
 """Starts the child processes of a command (`demo`, `bench`), reads their output and ends them.
 
-Law: processes and their files; nothing about runs. A process writes its data to NAME.out, one JSON object a line, and
-its log to NAME.log.
+Law: handles processes and their files; knows nothing of runs. A process writes its data to NAME.out, one JSON object a
+line, and its log to NAME.log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads numbers with units from flags: 25M parameters, 100mbit, 80ms.
 
-Law: text in, numbers out. A text that can't be read is an error that names the flag.
+Law: turns text into numbers. A text that can't be read causes an error that names the flag.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TIMES = {"ms": 1e-3, "s": 1.0}
 
 
 def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", most: float = PARAMETERS_MAX) -> int:
-    """Parse a number such as 25M, 100k, 1.5b or 1000. `key`: the flag that has this text; `what`: of what it is a
-    number. Both are for an error.
+    """Parse a number such as 25M, 100k, 1.5b or 1000. `key`, `what`: the flag, and what is counted, for the text of an
+    error.
 
     Raises:
         UsageError: the text can't be read, or the number is out of bounds.

@@ -1,7 +1,7 @@
 """Checks addresses before libp2p is loaded: whether a port is free, and whether a peer answers at an address.
 
-Law: plain sockets, a few seconds at most. An address that can't be checked this way passes, because libp2p would find
-the same errors later.
+Law: uses plain sockets, for a few seconds at most. An address that can't be checked this way passes, because libp2p
+would find the same errors later.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a user's command and passes this process's signals on to it. If this process is killed, so is the command.
 
-Law: processes and signals; nothing about peers or runs.
+Law: handles processes and signals; knows nothing of peers or runs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from p2p_diloco.errors import UsageError
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S = 0.05
-"""Seconds between two checks whether the command has ended. A blocking wait would handle a signal that comes just
-before the system call only after the command's end."""
+"""Seconds between two checks whether the command has ended. With a blocking wait, a signal that comes just before the
+system call would be handled only after the command's end."""
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_kernel: bool | None = None) -> int:

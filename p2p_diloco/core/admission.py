@@ -1,7 +1,7 @@
 """Which commits and contributions may count at all, whatever their tensors are: judged by author, term and numbers.
 
-Law: pure functions. What a message may add is far less than what a message can hold, so no accepted number keeps a
-later message from being sent.
+Law: pure functions. The limits are far below what a message can hold. So after any accepted message, the numbers and
+lists of the next message still fit into it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .rules import Rules
 from .version import ContributionId
 
 AHEAD_MAX = 86_400_000 << SALT_BITS
-"""An incarnation may be ahead of all that are known by a day: a clock may be wrong, but not by more."""
+"""An incarnation may be at most one day ahead of all known ones, because a clock may be wrong by that much."""
 
 COUNTED_MAX = 12_000
 """The most peers that a run counts. With 75 bytes each, the header of a shard's state still fits into a message."""
 
 NEWCOMERS_MAX, PLANNED_MAX = 64, 16
-"""A commit counts at most so many peers that no commit has counted before, and its plan names at most so many that
-neither it, nor an earlier commit, nor the plan before it knows. Such peers may be invented: each one that is counted
-takes room in the state for ever, and a round may wait for each one that is named until it is found dead."""
+"""Limits on unknown peers, which may be invented. NEWCOMERS_MAX: the most peers in one commit that no earlier commit
+has counted; each takes room in the state for ever. PLANNED_MAX: the most peers in a commit's plan that neither this
+commit, an earlier commit nor the previous plan contains; a round may wait for each until it is found dead."""
 
 
 def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> str:
@@ -71,14 +71,15 @@ def misused(peer: str, what: Contribution | Counted, state: State | None, rules:
 
 
 def countable(inbox: Mapping[str, Contribution], state: State) -> tuple[tuple[str, Contribution], ...]:
-    """Return the contributions that the next commit may count, sorted by peer: not too many of peers that no commit has
-    counted before."""
+    """Return the contributions that the next commit may count, sorted by peer. The number of those from new peers,
+    which no commit has counted before, is limited."""
     left_out = set(sorted(inbox.keys() - state.counted.keys())[_room(state) :])
     return tuple((peer, contribution) for peer, contribution in sorted(inbox.items()) if peer not in left_out)
 
 
 def bounded(plan: Plan, contributors: set[str], me: str, state: State) -> Plan:
-    """Return the plan of this peer's next commit without the names that are too many. The later commits name them."""
+    """Return the plan of this peer's next commit, with at most as many unknown peers as allowed. Later commits name the
+    others."""
     most = PLANNED_MAX if state.counted else COUNTED_MAX
     left_out = set(sorted(_strangers(plan, contributors | {me}, state))[most:])
     if not left_out:
@@ -88,24 +89,25 @@ def bounded(plan: Plan, contributors: set[str], me: str, state: State) -> Plan:
 
 
 def _strangers(plan: Plan, known: set[str], state: State) -> set[str]:
-    """Return the peers that the plan names, and neither the plan before it nor any commit."""
+    """Return the peers that this plan names, but that the previous plan does not name and no commit has counted."""
     return {*plan.group, *plan.succession} - {*state.plan.group, *state.plan.succession} - state.counted.keys() - known
 
 
 def _room(state: State) -> int:
-    """Return how many peers that no commit has counted before the next commit may count. The first commit of a run
-    counts only such peers."""
+    """Return how many new peers the next commit may count. A peer is new if no commit has counted it; in the first
+    commit of a run all peers are new."""
     left = COUNTED_MAX - len(state.counted)
     return min(left, NEWCOMERS_MAX) if state.counted else left
 
 
 def not_entitled(shard: int, sender: str, holder: str, term: int) -> Complaint:
-    """Return the complaint that ``sender`` names a holder of a term that this holder may not hold."""
+    """Return the complaint about a ``sender`` that names ``holder`` as the holder of this term, although it may not
+    hold the term."""
     return Complaint(sender, f"a claim to shard {shard} is refused: {holder} may not hold term {term}")
 
 
 def latest_incarnation(counted: Mapping[str, ContributionId], own: int) -> int:
-    """Return the highest incarnation that a contribution may have: not far beyond those that are ``counted`` and this
-    peer's ``own``. After a contribution of a higher one was counted, no later one of its author might fit into a
+    """Return the highest incarnation that a contribution may have: at most AHEAD_MAX above all ``counted`` ones and
+    this peer's ``own``. Without this limit one peer could use an incarnation so high that its next one fits into no
     message."""
     return max([own, *(known.incarnation for known in counted.values())]) + AHEAD_MAX

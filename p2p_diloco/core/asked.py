@@ -13,8 +13,8 @@ from .messages import Commit, Contribution, Fetch, Message, TakeOver, Versions
 from .rules import Rules
 
 QUESTIONS = (Contribution, Fetch, TakeOver, Versions)
-"""Messages that another peer may answer with commits, a state or versions. In asynchronous mode a commit is one, too:
-its receiver may be further."""
+"""Messages that another peer may answer with commits, a state or versions. In asynchronous mode a Commit is such a
+message, too: its receiver may already have a newer version."""
 
 
 class Asked:

@@ -2,8 +2,8 @@
 peers.
 
 Law: a proposal becomes a commit only when every live peer that its plan names holds it. Submitters are answered with
-commits, never with proposals, so one more death cannot undo what a submitter was told. The aggregator changes only by a
-commit of its own or by a takeover.
+commits, never with proposals, so if one more peer dies, what a submitter was told stays true. The aggregator changes
+only by a commit of its own or by a takeover.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class AsynchronousLog(ShardLog):
         return self.deadline if self.round.inbox and self._able() else None
 
     def _able(self) -> bool:
-        """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. With
-        ``trusted`` set, the number of workers does not matter, because the commit then only makes a version that
-        matches damaged tensors."""
+        """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. For damaged
+        tensors that no peer has undamaged (``trusted``), the number of workers does not matter: the commit counts
+        nothing, and only makes a version that matches these tensors."""
         return super()._able() and (self.round.trusted or len(self.workers()) >= self.needed)
 
     def workers(self) -> list[str]:
@@ -363,8 +363,8 @@ class AsynchronousLog(ShardLog):
     # -- lost messages, and time
 
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """Called when a message could not be delivered. Arrange that a proposal or a Held is sent again; in place of
-        any other commit or state, send the newest state."""
+        """Called when a message could not be delivered. Arrange that a proposal or a Held is sent again. Instead of any
+        other commit or state, the newest state will be sent."""
         proposed = self.round.proposed
         if isinstance(message, Held):
             self.unheard[to] = message

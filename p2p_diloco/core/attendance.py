@@ -1,8 +1,8 @@
 """Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for a peer.
 
-Law: local knowledge only, from contributions, commits and Summaries. This module proposes members and bounds waits; the
-commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is expected in all
-of them, and a peer that is left out of one is soon left out of all.
+Law: uses only local knowledge, from contributions, commits and Summaries. This module proposes members and bounds
+waits; the commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is
+expected in all of them, and a peer that is left out of one is soon left out of all.
 
 A commit names every worker that holds a state. If a round closes without a worker that it named, this worker is named
 again only once it shows that it has reached a later epoch: a peer announces each epoch that it reaches without being

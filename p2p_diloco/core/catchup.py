@@ -51,7 +51,7 @@ class CatchUp:
         self.lag = Lag(rules, logs, roster)
         # by donor: how often it has delivered nothing, or wrong states, and until when it is not asked again
         self.failures: dict[str, tuple[int, float]] = {}
-        self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
+        self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for their whole states
 
     # -- questions
 
@@ -125,7 +125,7 @@ class CatchUp:
 
     def _gather_again(self, now: float) -> list[Effect]:
         """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will not arrive any more, because the rounds were faster than the transfers of states."""
+        will no longer arrive, because the rounds were faster than the transfers of states."""
         kept = ((log.version, log.incoming) for log in self.logs)
         late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -267,8 +267,9 @@ class CatchUp:
         return [self.switching.ask()]
 
     def _answered(self, peer: str) -> None:
-        """End what waits for an answer of this peer, which has given one that can't be used yet. If that counted as a
-        failure, the wait for the peer would begin anew with each answer, and never end."""
+        """Stop waiting for this peer: it has answered, but the answer can't be used yet. This is not recorded as a
+        failure: after a failure a peer is not asked for a while, and each answer would start this time anew, without
+        end."""
         if self.fetching is not None and self.fetching.donor == peer:
             self.fetching = None
         if self.gathering is not None and self.gathering.vector is None and self.gathering.first == peer:

@@ -232,8 +232,8 @@ class Contributing:
         return False
 
     def left_out(self, shard: int, base: Version) -> bool:
-        """Return whether the exchange under way lacks a shard that is due, as that has joined another lineage. If so,
-        the exchange is over: else peers could wait for each other without end, each in another shard."""
+        """Return whether this shard is due, but not part of the exchange under way, because it has joined another
+        lineage. If so, end the exchange: else peers could wait for each other without end, each in another shard."""
         log, flight = self.logs[shard], self.flight
         if flight is None or log.version != base or flight.get(shard) == base or self._stands_at(log) != self._lowest():
             return False

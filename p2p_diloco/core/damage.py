@@ -1,6 +1,6 @@
 """A shard whose tensors no longer match its version: its round stops, and goes on once the tensors are repaired.
 
-Law: functions on one shard's log, which knows nothing of them. `mending` decides how the tensors are repaired.
+Law: functions on one shard's log; the log does not call them. `mending` decides how the tensors are repaired.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def mended(log: ShardLog, now: float, *, trusted: bool = False) -> list[Effect]:
     """Handle the end of a repair: the tensors match the version again, so repeat the Average that the damage
     interrupted.
 
-    With ``trusted``, the tensors still do not match, but no peer has sent better ones. This peer then writes the next
-    commit, even if another peer has claimed the term: any peer that could promise the term would have sent better
-    tensors.
+    ``trusted``: the tensors still do not match, but no peer has sent better ones. This peer then writes the next
+    commit, even if another peer has claimed the term, because any peer that could promise that term would have sent
+    better tensors.
     """
     round = log.round
     average, round.interrupted = round.interrupted, None

@@ -32,7 +32,8 @@ class Pace:
         self.steps = self.base
 
     def rebase(self, base: int) -> None:
-        """Go over to another H. This peer's own number changes by the same ratio until its next reading."""
+        """Go over to another H, the new ``base``. Until the next reading, this peer's own number of steps is scaled by
+        new H / old H."""
         self.base, self.steps = base, max(1, self.steps * base // self.base)
 
     def adjust(self, speed: float, others: Iterable[float]) -> int:

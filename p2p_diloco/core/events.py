@@ -122,7 +122,7 @@ class Contribute:
 @dataclass(frozen=True, slots=True)
 class Averaged:
     """The answer to Average: the outer step, taken from ``base``, leads to ``digest``. ``payload``: the encoded mean.
-    ``seal``: of the commit."""
+    ``seal``: the commit's seal."""
 
     shard: int
     base: Version

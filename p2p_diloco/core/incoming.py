@@ -29,8 +29,8 @@ class Incoming:
             self.early[sender] = contribution
 
     def keep(self, sender: str, commit: Commit) -> None:
-        """Store a commit. If more than ``commits_kept`` are stored, drop one of the sender with most commits here: that
-        on the oldest version. So no peer displaces the commits of other peers."""
+        """Store a commit. If more than ``commits_kept`` are stored, take the sender that has most commits here, and
+        drop its commit on the oldest version. So no peer displaces the commits of other peers."""
         self.commits[commit.base, sender] = commit
         if len(self.commits) > self.rules.commits_kept:
             most = Counter(sender for _, sender in self.commits).most_common(1)[0][0]

@@ -16,8 +16,8 @@ from .messages import Outdated, Plan, Promise, State, TakeOver
 from .roster import Roster
 
 TERMS_AHEAD_MAX = 64
-"""A claim may be ahead of the known term by so many turns of all candidates. A peer that was cut off may have missed
-claims, but no peer misses so many."""
+"""A claim may be at most this many turns of all candidates ahead of the known term. A peer that was cut off may have
+missed claims, but never more than that."""
 
 
 class Leadership:
@@ -31,7 +31,7 @@ class Leadership:
         # the peers that promised, if this peer holds the term by a claim; else None
         self.promised_by: set[str] | None = None
         self.passed_over: set[str] = set()  # the peers that this round goes on without
-        self.overdue = False  # whether this round lasts so long that claims of peers count that were passed over before
+        self.overdue = False  # the round lasts so long that peers passed over earlier may win claims again
         self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
         self.outbid: set[str] = set()  # the peers whose claims this peer has answered with a higher one (`contest`)
 
@@ -43,14 +43,13 @@ class Leadership:
 
     def target(self) -> tuple[int, str]:
         """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
-        is the holder while it lives, even if it has become private. If this peer has passed the holder over, it is this
-        peer itself, if it is a candidate. Else it is the next live candidate: a reachable one if there is one, else a
-        private one. If all candidates are gone, it is the peer with the lowest id among all that may aggregate, again a
-        reachable one if there is one."""
+        is the holder while it lives, even if it has become private. Otherwise it is this peer, if it is a candidate and
+        has passed the holder over; else the next live candidate, reachable ones before private ones. If all candidates
+        are gone, it is the peer with the lowest id among all that may aggregate, again reachable ones first."""
         if self.able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
-        if self.holder in self.passed_over and self.me in candidates:  # the other candidates may not wait for it
+        if self.holder in self.passed_over and self.me in candidates:  # other candidates may not pass the holder over
             return self.next_term_of(self.me), self.me
         terms, number = range(self.term + 1, self.term + len(candidates) + 1), len(candidates)
         others = [(self.term + number + 1, peer) for peer in self.roster.summaries() if peer not in candidates]
@@ -74,8 +73,8 @@ class Leadership:
         return term > len(candidates) and not any(map(self.able, candidates))
 
     def rank(self, term: int, holder: str) -> tuple[bool, int, str]:
-        """Return what decides between two claims; the greater wins. A candidate outranks any other peer: one that had
-        claimed the term while the candidates were gone yields when a candidate is back."""
+        """Return the rank of a claim; the claim of higher rank wins. A candidate outranks any other peer. So a peer
+        that claimed the term while all candidates were gone yields once a candidate is back."""
         return holder in self.candidates(), term, holder
 
     @property
@@ -100,8 +99,8 @@ class Leadership:
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in answered]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
-        """Whether another peer's claim stands against a commit sent by ``sender``: a third, live peer holds the term,
-        and it has not reached a later epoch than this peer."""
+        """Whether another peer's claim forbids a commit sent by ``sender``: a third, live peer holds the term, and that
+        peer has not reached a later epoch than this one."""
         summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
         if summary is None or self.state is None:
             return False
@@ -114,7 +113,8 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term. If that is this peer, it has forgotten its claim: it asks again."""
+        """Accept that ``holder`` holds the term. If that is this peer, which had forgotten its claim, it asks for
+        promises again."""
         self.term, self.holder, self.promised_by = term, holder, set() if holder == self.me else None
 
     def seize(self) -> None:

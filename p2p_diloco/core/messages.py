@@ -40,7 +40,7 @@ class Summary:
     eligible: bool  # reachable: other peers can dial it, so it aggregates before private peers do
     model: ModelVersion
     epochs: tuple[int, ...]  # lowest epoch per fragment; empty while the peer holds no state
-    idle: bool  # makes no inner steps: paused for long, or its trainer is stuck
+    idle: bool  # the peer makes no inner steps: it is paused for long, or its trainer is stuck
     bandwidth: float = 0.0  # of the peer's link in its slower direction, in bytes a second; 0: not measured
     # its outer steps lead to other digests: other peers send it states, not commits, and elect it last
     unlike: bool = False
@@ -81,8 +81,8 @@ class Leave:
 class Contribution:
     """A pseudo-gradient for one shard, sent to the peer that should aggregate it. ``base``: the version that it was
     made on. ``weight``: its weight in the mean. ``samples``: the number of training samples. ``payload``: encoded
-    bytes. ``seal``: its author's proof of all this, opaque to the core. ``uses``: of the ledger, the data that it was
-    made from."""
+    bytes. ``seal``: its author's proof of all this, opaque to the core. ``uses``: the data that it was made from, if
+    the shard is the ledger."""
 
     shard: int
     base: Version
@@ -110,7 +110,7 @@ class Counted:
 class Commit:
     """One outer step of a shard. The payload is the encoded mean: applied to ``base`` with the rates of ``revision``,
     it gives ``version``. ``plan`` is the plan of the next round. ``seal``: the proofs of the contributions, and the
-    aggregator's proof of the commit; opaque to the core. ``gone``: of the ledger, the peers whose leases it frees."""
+    aggregator's proof of the commit; opaque to the core. ``gone``: peers whose leases the ledger's commit frees."""
 
     shard: int
     base: Version
@@ -222,9 +222,9 @@ class State:
     sent.
 
     ``term`` and ``revision``: those of the commit that made this version. ``plan``: for the next round. ``buffered``:
-    number of submissions in the Delayed Nesterov buffer. ``paced``: since when H is what it is, as the shard's epoch at
-    that time and the inner steps of each peer that had led to it; (0, 0): since the founding. ``tables``: of the
-    ledger, which data is used and which is leased.
+    number of submissions in the Delayed Nesterov buffer. ``paced``: when H last changed: the shard's epoch at that
+    time, and the inner steps that each peer had made up to then; (0, 0): never. ``tables``: which data is used and
+    which is leased; only the ledger has them.
     """
 
     shard: int

@@ -24,7 +24,8 @@ class Mismatches:
     def found(self, text: str, sender: str, now: float) -> list[Effect]:
         """Record that a commit from this sender led to another digest than it names. Log ``text``, unless such a line
         was logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. If several
-        peers live, these commits must come from two: a single one may compute wrongly, or lie."""
+        other peers are live, these commits must come from at least two of them, because a single peer may compute
+        wrongly, or lie."""
         self.in_a_row += 1
         self.senders.add(sender)
         proven = self.in_a_row >= self.rules.astray_max and len(self.senders) >= min(2, len(self.roster.alive()))

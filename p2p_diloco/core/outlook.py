@@ -40,13 +40,14 @@ def round_now(replica: Replica) -> tuple[int, int, int] | None:
 
 
 def steps(replica: Replica) -> int:
-    """Return the inner steps, of a peer that makes H of them, that have led to the present state."""
+    """Return how many inner steps a peer that always makes H has made up to the present state."""
     of = [steps_of(replica.state(shard), replica.rules) for shard in range(len(replica.logs))]
     return sum(min(of[shard] for shard in shards) for shards in replica.rules.fragments)
 
 
 def ended_by(replica: Replica) -> Revision:
-    """Return the revision whose stop the run has reached: the highest one of a shard by which the model is the last."""
+    """Return the revision whose stop ended the run: of the shards' revisions, the highest whose stop the model has
+    reached."""
     held, model = {replica.state(shard).revision for shard in range(len(replica.logs))}, replica.roster.mine.model
     return max((one for one in held if replica.rules.ended(model, one)), default=replica.revision)
 

@@ -23,12 +23,12 @@ from .messages import Summary
 from .shares import filled
 
 LATE_MAX = 0.1
-"""The share of a round by which its last step may end late while other peers wait: a round planned for exactly four
-steps should not shrink to three because the fourth would end slightly late."""
+"""A round's last step may end late by this share of the round, while other peers wait. Otherwise a round planned for
+exactly four steps would shrink to three if the fourth would end slightly late."""
 
 STEPS_MIN, STEPS_MAX = 3, 31
-"""The usual time of a step is the median of the last steps. Their number is that of a round's steps, but at least
-STEPS_MIN (once so many are known) and at most STEPS_MAX."""
+"""The usual time of a step is the median of the last steps. It is taken over as many steps as a round has, but over at
+least STEPS_MIN (once that many are known) and at most STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Live peers for which a round has waited too long, because they answer probes but do not do their part.
 
-Law: functions on one shard's log, which knows nothing of them. A peer that does not commit or confirm is passed over
-for one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not
-promise may have a reason: it may know a greater claim. So this peer only goes on without its promise.
+Law: functions on one shard's log; the log does not call them. A peer that does not commit or confirm is passed over for
+one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not promise
+may know a greater claim, so it is not passed over: the round only goes on without its promise.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .shard import ShardLog
 
 def pass_over(log: ShardLog, now: float) -> list[Effect]:
     """Pass over live peers for which the round has waited too long. Called once per heartbeat interval, before `tick`
-    of any shard. All waits of a round for one peer count together: no claim in between lets the wait begin again."""
+    of any shard. All waits of a round for the same peer are added up; a claim in between does not reset the sum."""
     most = {} if log.version is None or log.final or log.frozen else awaited(log)
     waited, step = log.round.awaited, log.rules.probe_every
     log.round.lasted += step
-    log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # so long have others waited for this peer
+    log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # others have waited that long for this peer
     waited |= {peer: waited.get(peer, -step) + step for peer in most}
     late = [peer for peer in most if waited[peer] >= most[peer]]
     excused = {peer for peer in late if peer in log.unpromised()}
@@ -31,9 +31,9 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
 
 
 def forgive_all_but(lost: str, log: ShardLog) -> None:
-    """Handle the loss of a peer. Its claims may have kept others from doing their part, so the waits for them begin
-    anew, and the round goes on with those that it had passed over. Each is forgiven once in a round: else two peers
-    that come and go in turns could hold it up without end."""
+    """Handle the loss of a peer. Its claims may have kept other peers from doing their part. So the round counts the
+    waits for the other peers from zero, and no longer passes over any of them. Each peer is forgiven once in a round:
+    otherwise two peers that come and go in turns could delay the round without end."""
     lead, awaited = log.lead, log.round.awaited
     forgiven = {*lead.passed_over, *awaited} - {lost} - lead.forgiven
     lead.forgiven |= forgiven
@@ -42,7 +42,7 @@ def forgive_all_but(lost: str, log: ShardLog) -> None:
 
 
 def absent(log: ShardLog) -> list[Effect]:
-    """Note once of each live worker that it has missed several rounds in a row."""
+    """Log each live worker that has missed several rounds in a row, once."""
     members, misses = log.roster.members, log.attendance.misses_often
     missing = [peer for peer in log.roster.workers() if peer in members and not members[peer].missed and misses(peer)]
     for peer in missing:
@@ -53,17 +53,18 @@ def absent(log: ShardLog) -> list[Effect]:
 
 
 def awaited(log: ShardLog) -> dict[str, float]:
-    """Return the live peers that the round can't do without, each with the seconds that it waits at most: the peers
-    that must hold this peer's proposal, the peers whose promise is missing, or the aggregator that has this peer's
-    contribution. If this peer has none, but others took it for the aggregator, it waits in their place."""
+    """Return the live peers that the round can't do without, each with the longest time in seconds that the round waits
+    for it: the peers that must hold this peer's proposal, the peers whose promise is missing, or the aggregator that
+    has this peer's contribution. A peer that has no contribution of its own to send also waits for the aggregator, if
+    other peers sent it theirs because they took it for the aggregator."""
     rules, lead = log.rules, log.lead
     holders = [] if log.round.proposed is None else log.must_hold(log.round.proposed)
     found = dict.fromkeys(holders, rules.confirms_within)
     if lead.holder == log.me:
-        # a peer that was passed over lately may hold up each round with its promise
+        # a peer that was lately passed over might delay every round by withholding its promise
         passed, shorter = log.roster.passed, min(rules.dead_after, rules.promises_within)
         return found | {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
-    _, holder = lead.target()  # another one than the known holder if that was passed over
+    _, holder = lead.target()  # not the known holder, if this peer has passed that one over
     if holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:
         return found
     sent = log.own.handed == holder if log.own.sendable(log.version) else bool(log.round.inbox)

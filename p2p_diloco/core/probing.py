@@ -28,11 +28,11 @@ class Member:
     unreached: int = 0  # intervals in a row in which a probe was sent and nothing is known to have arrived
     suspect: bool = False  # a dial was refused or a connection broke; no message has come since
     dead: bool = False
-    expelled: bool = False  # it has lied: it stays dead, and is neither probed nor forgotten
+    expelled: bool = False  # the peer has lied: it stays dead, and is neither probed nor forgotten
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
-    passed_until: float = float("-inf")  # until then it may not aggregate: a round has gone on without it
-    missed: bool = False  # that it has missed several rounds in a row was noted
+    passed_until: float = float("-inf")  # when the peer may aggregate again, after a round went on without it
+    missed: bool = False  # whether it was noted that the peer has missed several rounds in a row
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property

@@ -130,7 +130,7 @@ class Replica:
 
     @property
     def steps(self) -> int:
-        """The inner steps, of a peer that makes H of them, that have led to the present state."""
+        """How many inner steps a peer that always makes H has made up to the present state."""
         return outlook.steps(self)
 
     @property

@@ -1,8 +1,8 @@
 """Revisions: settings of a run, changed while the run goes on.
 
-Law: plain ordered data. Each commit names the revision of its outer step; along a lineage the revision never falls. A
-peer tells other peers the highest revision that it knows, and writes no commit at a lower one. The founder's signature
-is checked before a revision reaches the core.
+Law: a revision is plain data, and revisions are ordered. Each commit names the revision of its outer step; along a
+lineage the revision never falls. A peer tells other peers the highest revision that it knows, and writes no commit at a
+lower one. The founder's signature is checked before a revision reaches the core.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Revision:
 
     @property
     def covered(self) -> tuple[float | None, ...]:
-        """What signatures and digests cover. A revision that changes only the rates has the same bytes as in versions
-        that knew no other changes."""
+        """What signatures and digests cover. A revision that changes only the rates gives the same bytes as in older
+        versions of this package, where rates were all that could change."""
         rates, later = (self.number, self.outer_lr, self.outer_momentum), [getattr(self, name) for name in _LATER]
         return (*rates, *later) if any(value for value in later) or NEVER in later[:-1] else rates
 

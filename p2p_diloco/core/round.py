@@ -17,9 +17,9 @@ class Round:
 
     lead: which peer may write the commit. samples: those of the version. lasted: how long the round has lasted, in
     heartbeats. opened: when the version came, the first contribution came, or this peer took over, whichever was last.
-    asks_at: when to ask again for missing messages. patience: the length of the interval that ends at ``asks_at``.
-    inbox: contributions, by peer. awaited: the peers without which the round couldn't go on, each with the seconds for
-    which it has waited for that peer so far, together with earlier rounds if their commits counted nothing.
+    asks_at: when to ask again for missing messages. patience: length of the interval that ends then. inbox:
+    contributions, by peer. awaited: the peers without which the round couldn't go on, each with the seconds waited for
+    it so far, including earlier rounds whose commits counted nothing.
 
     working: the tensor work under way. told_by: the sender of the commit that is being applied. draft: the commit that
     this peer's Average computes. proposed: the computed commit, until every peer that must hold it does. interrupted:

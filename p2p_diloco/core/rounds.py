@@ -111,8 +111,8 @@ class Rounds:
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        """Handle another peer's commit by how its base relates to the shard's version. It counts from its author, or as
-        the answer to a question."""
+        """Handle another peer's commit by how its base relates to the shard's version. The commit is ignored unless it
+        comes from its author, or answers a question of this replica's."""
         log = self.logs[commit.shard]
         if sender != commit.aggregator and not self.asked.open(sender, now):
             return [Complaint(sender, f"a commit of {commit.aggregator} is ignored: it was not asked for")]

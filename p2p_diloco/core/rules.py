@@ -39,15 +39,15 @@ class Rules:
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
-    forgotten: int = 60  # a peer that is gone is forgotten after so many heartbeat_timeouts
+    forgotten: int = 60  # a peer that is gone is forgotten after this many heartbeat_timeouts
     fetch_window: int = 2  # shards requested from one donor at a time
     commits_kept: int = 256  # per shard, the most stored commits on versions not reached yet
     fetch_repeats: int = 5  # repeated requests to donors of another lineage while no state arrives
-    astray_max: int = 6  # after so many commits in a row that lead to other digests, this replica asks for states
+    astray_max: int = 6  # after this many commits in a row with another digest here, this replica asks for states
     answered_with: int = 4  # the most commits sent in place of a state, so that they are not longer than the state
     weight_max: float = math.inf  # the largest weight of a contribution
     samples_max: int = 2**40  # the most samples of a contribution
-    misses_max: int = 2  # a worker that misses so many rounds in a row is only waited for during a grace
+    misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many in a row
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
@@ -57,15 +57,15 @@ class Rules:
 
     @property
     def ledger(self) -> int:
-        """The shard whose commits say which data is used: the first that a peer sends in a round of the whole model,
-        so that a peer which dies in the middle of an exchange rather leaves data out of other shards than uses it
-        twice."""
+        """The shard whose commits say which data is used. A peer sends this shard first in a round of the whole model.
+        So if the peer dies in the middle of an exchange, its data is marked as used, but may be missing in other
+        shards; it is never used twice."""
         return self.fragments[0][0]
 
     @property
     def recall(self) -> int:
-        """After so many commits of which none used a part of it, a peer's lease is freed; in asynchronous mode after
-        so many for each holder of a lease."""
+        """A peer's lease is freed after this many commits that used no part of it. In asynchronous mode the number is
+        multiplied by the number of lease holders."""
         return RECALL_ASYNC if self.asynchronous else self.carry_rounds + RECALL
 
     @property
@@ -74,7 +74,7 @@ class Rules:
         return sum(len(shards) for shards in self.fragments)
 
     def fits(self, weight: float, samples: int, revision: Revision = FOUNDED) -> bool:
-        """Whether a contribution may have this weight and so many samples. The limits grow with H."""
+        """Whether a contribution may have this weight and this many samples. The limits grow with H."""
         longer = max(1.0, (revision.sync_every or 0) / self.sync_every)
         return 0 < weight <= self.weight_max * longer and 0 <= samples <= self.samples_max * longer
 
@@ -84,12 +84,12 @@ class Rules:
         return epochs, in_force(self.stop_after_samples, revision.stop_after_samples)
 
     def needed(self, revision: Revision, *, first: bool) -> int:
-        """The lowest number of contributions that an outer step needs, or, of a run's first one (``first``)."""
+        """The lowest number of contributions that an outer step needs. ``first``: it is the run's first outer step."""
         least = revision.min_peers or self.min_peers
         return max(least, self.start_peers) if first else least
 
     def steps_between(self, revision: Revision) -> int:
-        """The inner steps between two exchanges of a fragment, of a peer that makes H of them."""
+        """The inner steps between two exchanges, for a peer that makes H between two exchanges of the whole model."""
         return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments))
 
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
@@ -151,18 +151,20 @@ class Rules:
 
     @property
     def promises_within(self) -> float:
-        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without. This
-        is less than ``commits_within``, for the same reason."""
+        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without this
+        promise. This is less than ``commits_within``: otherwise the contributors would pass over the peer that
+        waits."""
         return min(4 * self.heartbeat_timeout, self.confirms_within)
 
     @property
     def dead_after(self) -> float:
-        """A peer that leaves a probe unanswered for this long counts as dead until a message from it arrives."""
+        """How long, in seconds, a peer may leave a probe unanswered. Then it counts as dead until a message from it
+        arrives."""
         return self.heartbeat_timeout
 
     @property
     def deaf_after(self) -> int:
-        """A peer that no probe reaches in so many intervals in a row counts as dead, even if its messages arrive."""
+        """A peer that no probe reaches in this many intervals in a row counts as dead, even if its messages arrive."""
         return math.ceil(2 * self.heartbeat_timeout / self.heartbeat_interval)
 
     @property

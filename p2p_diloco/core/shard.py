@@ -123,7 +123,7 @@ class ShardLog(ABC):
 
     def deliver(self, now: float) -> list[Effect]:
         """Send this peer's own contribution to the aggregator, or collect it if this peer aggregates. Nothing is sent
-        if the contribution has arrived there, is on its way, or can't be counted any more."""
+        if the contribution has arrived there, is on its way, or can no longer be counted."""
         mine = self.own.mine
         if mine is None or not self.own.sendable(self.version):
             return []
@@ -136,8 +136,8 @@ class ShardLog(ABC):
         return [] if leaves is None else [Send(holder, leaves)]
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
-        """Handle a request for this peer's contribution: it is sent again if the request comes from the aggregator. The
-        aggregator that the plan names may ask, too: a peer that has claimed its term may have forgotten that claim."""
+        """Handle a request for this peer's contribution: send it again if the aggregator asks. The plan's first
+        aggregator may ask too, because a peer that claimed the term after it may have forgotten that claim."""
         if base == self.version and sender in (self.lead.target()[1], *self.lead.plan.succession[:1]):
             self.own.wanted()
         return self.deliver(now)
@@ -300,7 +300,7 @@ class ShardLog(ABC):
         assert self.state is not None
         self.outgoing.renew(self.state)
         before, samples = self.round, self.state.version.samples
-        waited = before.awaited if before.samples == samples else {}  # a commit that counts nothing ends no wait
+        waited = before.awaited if before.samples == samples else {}  # a commit without contributions ends no wait
         self.round = Round(Leadership(self.roster, self.state), samples, awaited=waited)
         self.round.open(now, self.rules.settle)
         for peer in lending.named(self.lead.candidates(), self.state):
@@ -377,7 +377,7 @@ class ShardLog(ABC):
                 return [not_entitled(self.shard, sender, sender, request.term), Send(sender, self.lead.refusal())]
             if not contest.wins(self.lead, request.term, sender):
                 return [Send(sender, self.lead.refusal())]
-            if sender != self.lead.holder:  # it gains nothing by a higher term
+            if sender != self.lead.holder:  # the holder itself gains nothing by a higher term
                 self.concede(request.term, sender)
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
 

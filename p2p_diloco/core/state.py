@@ -49,7 +49,7 @@ def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
 
 
 def steps_of(state: State, rules: Rules) -> int:
-    """Return how many inner steps, of a peer that makes H of them, have led to this state of its shard."""
+    """Return the inner steps that this shard's commits stand for, each for the steps between two exchanges at its H."""
     epoch, steps = state.paced
     return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision)
 

@@ -2,7 +2,7 @@
 of its lineage.
 
 Law: an exchange ends when the peer's own state counts the submission, when the submission was refused and the newer
-state has arrived, or when it can't be counted any more. The trainer merges then, and also when this peer has left the
+state has arrived, or when it can no longer be counted. The trainer merges then, and also when this peer has left the
 lineage of the trainer's base. `asynchronous` is the aggregator's side.
 """
 
@@ -25,7 +25,7 @@ LEFT = "this peer has left the lineage that the submission was made on"
 
 
 def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
-    """Whether the submission can't be counted any more, because it, or a part of the progress that it carries, is
+    """Whether the submission can no longer be counted, because it, or a part of the progress that it carries, is
     counted already. ``counted``: its author's last counted contribution."""
     if counted is None or counted < contribution.oldest:
         return False
@@ -61,8 +61,8 @@ class Submitting(Sending):
         return over or final(state, self.rules) or base is None or not grown_from(state, base)
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the trainer must still wait for the submission: until it is counted, is refused, or can't be counted
-        any more."""
+        """Whether the trainer must still wait for the submission: until it is counted, is refused, or can no longer be
+        counted."""
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
@@ -88,8 +88,8 @@ class Submitting(Sending):
         self.patience, self.again_at = patience, now + patience
 
     def sends_again(self, now: float) -> bool:
-        """Return whether to send the submission again, because the answer to it may have been lost. That is so at
-        growing intervals, which begin once the aggregator has received it."""
+        """Return whether to send the submission again now, because its answer may have been lost. It is sent again at
+        growing intervals, the first of which begins when the aggregator has received the submission."""
         if self.mine is None or self.handed in (None, self.me):
             self.wait(now, self.patience)
         elif now >= self.again_at:

@@ -1,8 +1,8 @@
 """Which peers hold a shard from one asynchronous commit to the next: its aggregator and its successors.
 
-Law: pure. This module proposes the next plan to the author of a commit. An aggregator stays while it lives and no other
-peer is elected. An elected peer is made a successor first, so that it holds the state when it takes over. A private
-peer is elected, or made a successor, only where there are too few reachable ones.
+Law: pure functions. This module proposes the next plan to the author of a commit. An aggregator stays while it lives
+and no other peer is elected. An elected peer is made a successor first, so that it holds the state when it takes over.
+A private peer is elected, or made a successor, only where there are too few reachable ones.
 """
 
 from __future__ import annotations

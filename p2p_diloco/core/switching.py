@@ -28,7 +28,7 @@ class Switching:
         self.donor, self.vector, self.target = donor, vector, model_version(vector)
         self.staged: dict[int, State] = {}
         self.progress = now  # when a state last arrived
-        self.repeats = 0  # repeated requests since then
+        self.repeats = 0  # requests repeated since then
         self.before = set[str]()  # earlier donors, whose states may arrive late
 
     def ask(self) -> Send:

@@ -1,7 +1,7 @@
 """Which peers a synchronous round waits for, for how long, and when it may close.
 
-Law: questions about one round, answered from the shard's state, the round's inbox, the fragment's attendance and the
-roster; nothing is changed.
+Law: answers questions about one round from the shard's state, the round's inbox, the fragment's attendance and the
+roster; changes nothing.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ except ImportError as error:
 class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
     """Makes a Lightning Trainer one peer of a run.
 
-    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
-    unless `p2p-diloco join` started the program. Validation uses the global parameters, and checkpoints contain them.
-    The module holds the run's result when `fit` returns.
+    The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
+    trains alone unless `p2p-diloco join` started the program. Validation uses the global parameters, and checkpoints
+    contain them. The module holds the run's result when `fit` returns.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -42,7 +42,7 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
 
     @property
     def peer(self) -> Peer | AbsentPeer:
-        """The peer, from the beginning of training on; it answers after training, too."""
+        """The peer. It exists once training has begun, and can still be asked after training."""
         return self._part.peer
 
     def loader(
@@ -61,13 +61,14 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
         return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size, "ahead": 1})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Enter the run, with data in an order of this peer's own: Lightning makes the data loaders' iterators next."""
+        """Enter the run. Then seed this peer's data order, before Lightning makes the data loaders' iterators, so that
+        no two peers train on the same batches."""
         peer = self._part.enter(trainer.strategy.model, trainer.optimizers)
         if isinstance(peer, Peer):
             seed_everything(peer.seed, workers=os.environ.get("PL_SEED_WORKERS", "0") == "1", verbose=False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Go on where the run is."""
+        """Continue at the run's step. After a restart, first restore this peer's counters."""
         counters = self._restored or {"local_step": trainer.global_step}
         if counters["local_step"]:
             self.peer.load_state_dict(counters)

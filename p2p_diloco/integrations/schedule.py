@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 
 def follow(scheduler: Any, step: int) -> None:
-    """Set a scheduler to `step`, which is `peer.global_step`, so that a late joiner's learning rate is that of the
+    """Set a scheduler to `step`, which is `peer.global_step`, so that a late joiner has the same learning rate as the
     others. Call this after each step of the scheduler, and once after entering the run.
 
     `scheduler`: one of torch's, or Accelerate's wrapper of one. A `LambdaLR`, which all schedules of Transformers are,

@@ -28,7 +28,7 @@ class TakingPart:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: arguments of `Peer` other than model and optimizer; if empty, the peer is `Peer.from_env`'s."""
+        """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer."""
         self._settings = dict(settings)
         self._peer: Peer | AbsentPeer | None = None
         self._params: dict[str, nn.Parameter] = {}
@@ -51,8 +51,8 @@ class TakingPart:
         return self._peer
 
     def enter(self, model: nn.Module, optimizer: OptimizerOrWrapper | list[OptimizerOrWrapper]) -> Peer | AbsentPeer:
-        """Make the peer and enter the run. `model`: as it trains, inside DistributedDataParallel if it is. A training
-        that an exception ended, and that is begun again, leaves first."""
+        """Make the peer and enter the run. `model`: the model as it is trained, with its DistributedDataParallel if it
+        has one. If an exception has ended an earlier training that is still in the run, that one leaves first."""
         self.leave()
         made = Peer(model, optimizer, **self._settings) if self._settings else Peer.from_env(model, optimizer)
         self._peer = made.__enter__()

@@ -34,9 +34,9 @@ KEPT = "p2p_diloco"
 class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
     """Makes a Trainer one peer of a run.
 
-    Arguments are those of `Peer` after the optimizer; without any, the peer is `Peer.from_env`'s, which trains alone
-    unless `p2p-diloco join` started the program. Trainer evaluates and saves the global parameters. The model holds the
-    run's result when `train` returns.
+    The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
+    trains alone unless `p2p-diloco join` started the program. Trainer evaluates and saves the global parameters. The
+    model holds the run's result when `train` returns.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -46,7 +46,7 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
 
     @property
     def peer(self) -> Peer | AbsentPeer:
-        """The peer, from the beginning of training on; it answers after training, too."""
+        """The peer. It exists once training has begun, and can still be asked after training."""
         return self._part.peer
 
     def loader(
@@ -67,7 +67,8 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
     ) -> None:
-        """Enter the run, and go on where it is, with batches in an order of this peer's own.
+        """Enter the run and continue at the run's step. The order of batches is seeded by this peer, so that no two
+        peers train on the same ones.
 
         Raises:
             ConfigError: Trainer would leave the last batches of a shared data set in no step.
@@ -96,7 +97,7 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
             self._part.show_global()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """An evaluation or a save is over."""
+        """End the pause of an evaluation or a save that is over."""
         self._part.show_own()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -122,7 +123,8 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
         self._stand_by(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """An evaluation or a save may follow, or the end: then no data is left, or training has made its steps."""
+        """Prepare for an evaluation, a save or the end of training, one of which may follow. Training ends if no shared
+        data is left."""
         control.should_training_stop |= self._part.data_is_used
         self._part.show_own()
         self._stand_by(control)
@@ -143,12 +145,13 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
             shown.update(place)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Leave, if training did not end with a step."""
+        """Leave the run, unless the last step has already done so."""
         self._part.leave()
 
     def _stand_by(self, control: Any) -> None:
-        """Prepare for what Trainer does next: nothing more, so leave; or evaluate or save, so pause. This comes before
-        Trainer loads its best checkpoint into the model, which must not be taken for progress."""
+        """Prepare for Trainer's next action: leave the run if training is over; pause if an evaluation or a save
+        follows. This happens before Trainer loads its best checkpoint into the model, because that load must not be
+        taken for progress."""
         if control.should_training_stop:
             self._part.leave()
         elif control.should_evaluate or control.should_save:

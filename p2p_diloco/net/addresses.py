@@ -1,7 +1,7 @@
 """The multiaddrs that a transport dials and listens on.
 
-Law: text in, text or an `AddressError` out; nothing is resolved or dialled. `p2p_diloco.addresses` checks addresses;
-this file adds their canonical form, and chooses where to listen.
+Law: works on text only: an address that can't be read raises `AddressError`, and none is resolved or dialled.
+`p2p_diloco.addresses` checks addresses; this file adds their canonical form, and chooses where to listen.
 """
 
 from __future__ import annotations

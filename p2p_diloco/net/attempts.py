@@ -1,7 +1,7 @@
 """Waits for the result of an attempt with a deadline, or of the first of several attempts that succeeds. Results that
 come too late are passed to `discard`, so none is lost.
 
-Law: knows nothing of what is attempted.
+Law: does not depend on what is attempted.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ async def first(
 
 
 def _forget(result: object) -> None:
-    """The `discard` of results that need no end."""
+    """The `discard` for results that need not be closed."""
 
 
 async def within(timeout_s: float, attempt: Awaitable[T], *, discard: Callable[[T], None] = _forget) -> T:
     """Wait for the result of an attempt, for at most `timeout_s`. A result that comes later goes to `discard`;
-    `asyncio.wait_for` would lose it if it came at the moment of a cancellation; or, before Python 3.12, it would lose
-    the cancellation, and the task that was to end would go on.
+    `asyncio.wait_for` is not used, because it would lose a result that comes at the moment of a cancellation. Before
+    Python 3.12 it might also lose the cancellation, and the cancelled task would go on.
 
     Raises:
         asyncio.TimeoutError: it took longer than `timeout_s`.

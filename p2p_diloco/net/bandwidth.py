@@ -1,8 +1,8 @@
 """The bandwidth of this peer's network link, measured from the payloads that it sends and receives anyway.
 
-Law: pure; time is an argument. Each measurement is a lower bound: bytes come more slowly than the link could carry them
-when a partner is slow, a round ends or a sender awaits an answer; they never come faster. So one of the highest
-readings counts, not their mean (`Meter.rate`).
+Law: reads no clock: time is an argument. Each measurement is a lower bound: bytes come more slowly than the link could
+carry them when a partner is slow, a round ends or a sender awaits an answer; they never come faster. So one of the
+highest readings counts, not their mean (`Meter.rate`).
 
 Only time with two or more partners counts. With a single partner, the partner's link often sets the speed: two peers
 that fetch a state from the same peer would each measure half of its link, would therefore be given less to aggregate,

@@ -71,7 +71,7 @@ class Circuits:
         """The relays that keep a connection to this peer, with their multiaddrs."""
         self._relays_of: dict[str, tuple[str, ...]] = {}
         self._answering = 0
-        self._pending = Pending(ANSWERED_MAX)  # in a private run: those whose certificate has not come
+        self._pending = Pending(ANSWERED_MAX)  # in a private run: streams whose certificate has not come
         self.traffic = Traffic()
 
     async def serve(self, protocol: str, serve: Serve) -> None:

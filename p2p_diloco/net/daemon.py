@@ -1,6 +1,6 @@
 """libp2p's daemon, p2pd: a child process that dials, listens and encrypts for this peer, and ends when this peer ends.
 
-Law: streams by protocol name, addresses and dials; neither the DHT nor messages.
+Law: opens and serves streams by protocol name, dials and listens; knows nothing of the DHT or of messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Dials a peer back at its request, to tell it whether other peers can reach it.
 
 Law: only the IP address from which a peer's request came is dialled, so that no peer can make others dial a third
-party, and only so many of its ports, because others may share the address. A listener that answers counts only if it is
-the peer: behind a router it may be another machine.
+party. The number of its ports is limited, because other machines may share the address. A listener that answers counts
+only if it proves to be the peer: behind a router it may be another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ADDRESSES_MAX, NAMES_MAX = 8, 2
 """The most addresses of a peer that are used, and the most of these that hold a name instead of an IP address."""
 
 PORTS_MAX, PORTS_S = 256, 600.0
-"""The most ports of one IP address that are dialled at other peers' request within so many seconds."""
+"""PORTS_MAX: the most ports of one IP address that are dialled at other peers' request within PORTS_S seconds."""
 HOSTS_MAX = 1024
 """The most IP addresses whose ports are counted."""
 
@@ -34,15 +34,15 @@ Place = tuple[str, int]
 
 
 class PortBudget:
-    """Counts the ports that other peers have this one dial, so that none can scan the ports of a machine, or of all
-    machines behind a router. `clock` returns seconds."""
+    """Counts the ports that this peer dials at other peers' request. Without a limit, a peer could use it to scan the
+    ports of a machine, or of all machines behind a router. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._dialled: dict[str, dict[int, float]] = {}  # IP address -> port -> when it was dialled first
 
     def spend(self, places: Collection[Place]) -> bool:
-        """Count these places as dialled. False: of one of their IP addresses too many ports were dialled already."""
+        """Count these places as dialled. False: too many ports were dialled already at one of their IP addresses."""
         now = self._clock()
         for host, port in places:
             ports = {p: since for p, since in self._dialled.pop(host, {}).items() if now - since < PORTS_S}
@@ -59,11 +59,11 @@ class PortBudget:
 async def dial_back(
     peer: str, seen_at: str, addresses: Sequence[str], budget: PortBudget
 ) -> dict[str, str | None] | None:
-    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If that IP address is in none of
-    them, a router is assumed there, and it is dialled at each of the peer's ports.
+    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If none of them has that IP
+    address, it is assumed to be a router's, and is dialled at each of the peer's ports.
 
-    Returns for each address the reason why the peer can't be reached at it; None: it was reached. Nothing is dialled,
-    and None is returned, if that exceeds the budget.
+    Returns for each address the reason why the peer can't be reached there, or None if it was reached. If the dials
+    would exceed the budget, nothing is dialled, and the result as a whole is None.
     """
     seen = place_of(seen_at)
     if seen is None:

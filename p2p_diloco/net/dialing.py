@@ -1,6 +1,7 @@
 """Dials another peer directly, and decides at which addresses and in which order.
 
-Law: from an offer to a connection that the listener accepted. It neither asks for offers nor keeps connections.
+Law: begins with an offer and ends with a connection that the listener has accepted. It neither asks for offers nor
+keeps connections.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
     """Connect to the peer that made the offer, at one of these multiaddrs, and show that peer the offer's ticket.
 
     Raises:
-        OSError: no address accepted the connection; the error is that of the last one.
-        asyncio.TimeoutError: no address accepted it in time.
+        OSError: no address accepted the connection; the error is the last address's. asyncio.TimeoutError: no address
+        accepted it in time.
     """
     places = places_of(offer.ports, addresses)
     if not places:

@@ -1,6 +1,6 @@
 """The frames on a stream: their encoding, and a decoder that accepts bytes in pieces of any size.
 
-Law: no I/O; neither socket nor clock. Any bytes give frames or a `FrameError`.
+Law: does no I/O, and reads no clock. Decoding any bytes gives frames or a `FrameError`.
 
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
@@ -96,8 +96,8 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Takes complete frames out of the start of a buffer, and decodes them. After an error the decoder can't be used
-    any more."""
+    """Takes complete frames out of the start of a buffer, and decodes them. After an error the decoder can no longer be
+    used."""
 
     def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
         self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body

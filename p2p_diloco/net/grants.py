@@ -1,7 +1,7 @@
 """What the run key of a private run signs (grants, revocations), and the certificates that peers make from grants.
 
-Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. Only the run key's own file is
-read and written here.
+Law: works on keys and bytes. It uses no socket and reads no clock: `now` is an argument, in seconds since 1970. Only
+the run key's own file is read and written here.
 
 The run key signs a grant. The grant's key signs the certificate of one peer, which that peer shows to others. Neither
 private key travels, and a certificate is worthless to any other peer.
@@ -35,7 +35,8 @@ _KIND, _VERSION = "p2p_diloco run key", 1
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What the run key allows: the holder of the key pair `public` may take part in the run `run` (the run key's public
-    half) until `expires`, in this role. `peer`: only the peer with this libp2p id may; None: any peer may."""
+    half) until `expires`, in this role. `peer`: the libp2p id of the only peer that may use the grant; None: any peer
+    may."""
 
     run: bytes
     id: bytes

@@ -1,6 +1,6 @@
 """Checks by a plain TCP connection whether a libp2p listener answers at an address.
 
-Law: one connection, a few seconds at most; neither Hivemind nor the daemon is needed.
+Law: makes one connection, for a few seconds at most, and needs neither Hivemind nor the daemon.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ STREAMS_PER_PEER_MAX = 32
 STREAMS_MAX = 2048
 """The most streams that all peers together may keep open to this one; three quarters of them by one grant."""
 PEERS_PER_GRANT_MAX = 1024
-"""The most peers that are known as members by one grant. A grant that names no peer may be used by many, one after the
-other, too; the one that opened a stream longest ago is cut."""
+"""The most peers of one grant that are known as members. A grant that names no peer may be used by many peers. If there
+are more, the peer that opened a stream longest ago is forgotten, and its connections end."""
 LINGER_S = 1.0
 """Seconds that a stranger has to read the refusal."""
 SWEEP_EVERY_S = 1.0
@@ -55,8 +55,8 @@ RunOf = Callable[[str, bytes | None], bytes | None]
 
 
 def any_run(peer: str, hello: bytes | None) -> bytes | None:
-    """The public run key of the private run whose member the peer is, by the certificate that it shows; None: it shows
-    none, so it is in an open run.
+    """The public key of the peer's private run, taken from the certificate that the peer shows; None if it shows no
+    certificate, and so is in an open run.
 
     Raises:
         Stranger: the certificate is not valid.
@@ -71,7 +71,7 @@ def any_run(peer: str, hello: bytes | None) -> bytes | None:
 
 
 def only(runs: Collection[bytes]) -> RunOf:
-    """As `any_run`, for these runs' members only, given by their public run keys."""
+    """A function like `any_run` that accepts only members of these private runs, given by their public run keys."""
 
     def run_of(peer: str, hello: bytes | None) -> bytes:
         run = any_run(peer, hello)
@@ -83,8 +83,8 @@ def only(runs: Collection[bytes]) -> RunOf:
 
 
 class Pending:
-    """The streams that have not shown a certificate yet. If there are too many, of one peer or of all, the oldest is
-    closed: a member's certificate comes with the stream, so only a stranger's stream becomes old."""
+    """The streams that have not shown a certificate yet. If one peer has too many, or all peers together, the oldest is
+    closed. A member sends its certificate as it opens a stream, so only a stranger's stream becomes old."""
 
     def __init__(self, per_peer: int = PENDING_PER_PEER_MAX) -> None:
         self._per_peer = per_peer
@@ -103,7 +103,7 @@ class Pending:
         self._streams[pipe] = peer
 
     def remove(self, pipe: Pipe) -> None:
-        """Wait no more, if the stream is pending."""
+        """Stop waiting for a certificate on this stream."""
         self._streams.pop(pipe, None)
 
     def _close(self, pipe: Pipe) -> None:
@@ -116,7 +116,7 @@ class Hellos:
 
     Args:
         membership: this peer's own membership of its run.
-        cut: ends all streams and connections of a peer, which is no member any more.
+        cut: ends all streams and connections of a peer that is no longer a member.
         clock: returns seconds since 1970.
     """
 
@@ -135,7 +135,7 @@ class Hellos:
         self._sweeping = asyncio.create_task(self._sweep_often())
 
     async def close(self) -> None:
-        """Look for expired members no more."""
+        """Stop looking for expired members."""
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
 
@@ -182,10 +182,10 @@ class Hellos:
         return True
 
     def sweep(self) -> None:
-        """Forget the peers that are no members any more, and end their connections."""
+        """Forget the peers that are no longer members, and end their connections."""
         for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
             member, _ = self._known.pop(peer)
-            log.info("%s (%s) is no member any more: its invitation was revoked or has expired", peer, member.name)
+            log.info("%s (%s) is no longer a member: its invitation was revoked or has expired", peer, member.name)
             self._cut(peer)
 
     def _valid(self, member: Member) -> bool:
@@ -197,7 +197,8 @@ class Hellos:
             self.sweep()
 
     def run_of(self, peer: str, hello: bytes | None) -> bytes:
-        """As `any_run`, for this run only."""
+        """The public key of this run, if the peer's certificate is of this run; see `any_run`. Raises Stranger
+        otherwise."""
         if hello is None:
             raise Stranger
         return self.admit(peer, hello).run
@@ -228,7 +229,7 @@ class Hellos:
             raise FrameError("no certificate came")
         except BaseException as error:
             pipe.abort()
-            if isinstance(error, Stranger):  # as good as dead: no other process can have this peer id
+            if isinstance(error, Stranger):  # the peer counts as dead: no other process can have its id
                 raise Unreachable(f"{peer}: {error}", refused=True) from None
             if isinstance(error, _FAILURES):
                 raise Unreachable(f"{peer}: no certificate within {within_s:g} s ({error})") from None

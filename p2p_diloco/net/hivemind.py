@@ -117,7 +117,7 @@ class HivemindTransport:
 
         def daemon_died(why: str) -> None:
             """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
-            would not notice that this peer can't be reached any more."""
+            would not notice that this peer can no longer be reached."""
             if channel is not None:
                 channel.end()
             if on_daemon_death is not None:

@@ -1,6 +1,7 @@
 """The interface between node and transport: the methods that each calls on the other.
 
-Law: types only. No socket, no loop, no Hivemind; any class that satisfies `Transport` is an adapter.
+Law: defines types only, without a socket, an event loop or Hivemind. Any class that satisfies `Transport` is an
+adapter.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ Written = Callable[[], None]
 
 
 def unnoticed() -> None:
-    """A `Written` that does nothing."""
+    """Do nothing: the default for `written`, for callers that need not know when the next payload may be sent."""
 
 
 class Inbox(Protocol):
@@ -187,9 +188,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whether other peers can dial this peer, as far as they have told. `kind` is "public" if they can at one of this
-    peer's own addresses, "mapped" if they can at a router's address that leads to it, "private" if they can't, and
-    "unknown" until a peer has told."""
+    """Whether other peers can dial this peer, by what they have reported. `kind` is "public" if they reach it at one of
+    its own addresses, "mapped" if they reach it at a router's address, "private" if they can't dial it, and "unknown"
+    until a peer has reported."""
 
     kind: str = "unknown"
     why: str = "no peer has told yet"

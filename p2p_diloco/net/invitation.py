@@ -1,6 +1,7 @@
 """An invitation: all that a peer needs to take part in a private run, as a text.
 
-Law: text and keys; no file, no socket, no clock. The text is a secret: an error shows only its beginning.
+Law: works on text and keys only: uses no file and no socket, and reads no clock. The text is a secret: an error shows
+only its beginning.
 """
 
 from __future__ import annotations

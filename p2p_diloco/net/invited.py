@@ -1,7 +1,7 @@
-"""Where a peer's invitation and run key come from: a setting, or files in the folder that it was started in.
+"""Finds a peer's invitation and run key: in a setting, or in files in the folder that the peer was started in.
 
-Law: reads these files; `membership` knows what is in them. Whether a run is private follows from a peer's settings
-alone: `on_this_machine`, `open` and `invite`.
+Law: finds and reads these files; `membership` uses their content. Whether a run is private follows from a peer's
+settings alone: `open`, `invite`, and whether its addresses keep the run on this machine.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from p2p_diloco.net.membership import Invitation, RunKey
 from p2p_diloco.net.private_files import open_to_others, read, write_new
 
 SHARED_FOR_S = 365 * 86_400
-"""How long the invitation holds that a founder writes."""
+"""Seconds for which the invitation that a founder writes is valid."""
 SHARED_NAME, FOUNDER = "shared", "founder"
 """The names of the grant in that invitation, and of the founder's own."""
 _LINE_LETTERS_MIN = 300
-"""A text of base64 with so many letters is an invitation itself; a shorter one names a file."""
+"""A base64 text with at least this many letters is an invitation itself; a shorter text names a file."""
 
 log = logging.getLogger(__name__)
 

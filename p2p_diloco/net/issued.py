@@ -1,6 +1,6 @@
 """The list of a run's invitations and revocations, kept in a file beside the run key.
 
-Law: one file of the run key's owner. It resolves names to grants; members never need it.
+Law: one file, which only the owner of the run key needs. It finds the grants of a name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from p2p_diloco.net import private_files
 from p2p_diloco.net.grants import Grant, RunKey
 
 UNKNOWN = "unknown"
-"""The name of a grant that was revoked by its id, and that another file lists."""
+"""The name of a grant that was revoked by its id and is not in this file, but in another one."""
 _NEVER = 2**53 - 1
 
 
@@ -80,8 +80,8 @@ class Issued:
         ]
 
     def revocations(self, key: RunKey, banned: Iterable[bytes], now: float) -> tuple[int, bytes] | None:
-        """The newest list of revocations, with its number: those of this file and those that an earlier list has
-        `banned`, without those that have expired by now. None: nothing was revoked here.
+        """The newest list of revocations, with its number. It has the grants revoked in this file and those that an
+        earlier list has `banned`, except expired ones. None: nothing was revoked here.
 
         Raises:
             ConfigError: the list is too long.

@@ -64,7 +64,7 @@ class Links:
             doubting.cancel()
 
     def end(self) -> None:
-        """Open no more links."""
+        """Stop opening links."""
         self._links.end()
 
     async def _open(self, peer: str, around: bool = False) -> Link:

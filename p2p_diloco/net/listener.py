@@ -51,7 +51,7 @@ class Listener:
         port: the port to listen on. With 0 the system chooses ports, and an address that can't be listened on is logged
             and left out.
         serve: receives payloads on a connection on which the other peer sends.
-        lend: is given a connection on which this peer may send.
+        lend: called with each connection on which this peer may send.
         groups: as for `Streams`.
 
     Raises:
@@ -121,7 +121,7 @@ class Listener:
             pipe.abort()
 
     async def ended(self) -> None:
-        """Wait until no connection is in its handshake any more."""
+        """Wait until all handshakes have ended."""
         await asyncio.gather(*self._greeting, return_exceptions=True)
 
     # -- inside

@@ -1,7 +1,8 @@
 """Membership of a private run: which peers are members, and the seal of the members' records.
 
-Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. The bytes of other peers are
-untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer for every reason.
+Law: works on keys and bytes only. It uses no socket and reads no clock: `now` is an argument, in seconds since 1970.
+The bytes of other peers are untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer
+for every reason.
 
 A peer without a `Membership` is in an open run, where every peer is taken. docs/security.md describes what membership
 defends against.
@@ -132,12 +133,13 @@ class Membership:
         return signed(self.run, signature, kind, statement)
 
     def seal(self, name: bytes, value: bytes) -> bytes:
-        """Encrypt a value for the members. It opens under the same name only. Adds `SEAL_BYTES`."""
+        """Encrypt a value for the members. It can be decrypted only under the same name. Encryption adds
+        `SEAL_BYTES`."""
         nonce = os.urandom(12)  # random: one key must encrypt fewer than 2**32 values, and a run stores far fewer
         return nonce + self._sealing.encrypt(nonce, value, name)
 
     def open(self, name: bytes, sealed: bytes) -> bytes | None:
-        """Decrypt a value that a member sealed under this name; None: no member did."""
+        """Decrypt a value that a member sealed under this name; None if no member has sealed it."""
         try:
             return self._sealing.decrypt(sealed[:12], sealed[12:], name)
         except (InvalidTag, ValueError):

@@ -1,8 +1,8 @@
 """The offer of a direct connection, which one peer makes to another over libp2p.
 
-Law: no I/O, except for drawing random numbers. An offer holds the ports on which its maker listens, the certificate
-that the maker shows there, and a ticket. The ticket works once; it proves that the dialler is the peer to which the
-offer was made.
+Law: does no I/O, but draws random numbers. An offer holds the ports on which its maker listens, the certificate that
+the maker shows there, and a ticket. The ticket works once; it proves that the dialler is the peer to which the offer
+was made.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ TCP shares a link unevenly: for seconds one connection has twice the rate of ano
 payload, and meanwhile the link is partly idle. So each connection is limited to an even share of the link's measured
 rate, plus the unused part of the other connections' shares.
 
-Law: `Shares` is pure; bytes and seconds are arguments. The link is measured only while the network limits every
-connection. No connection is limited before the first reading, nor on a fast link.
+Law: `Shares` is pure arithmetic: bytes and seconds are its arguments. The link is measured only while the network
+limits every connection. No connection is limited before the first reading, nor on a fast link.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """Record that no payload is being written to the peer any more. After the next tick its connection is neither
+        """Record that the writing of payloads to the peer has ended. After the next tick its connection is neither
         measured nor limited."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True

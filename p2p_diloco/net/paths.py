@@ -22,7 +22,7 @@ from p2p_diloco.net.reach import answers
 HEAD_START_S = 0.5
 """Seconds that a direct dial has before relays are asked as well."""
 RELAYED_FOR_S = 30.0
-"""When a relay was faster than a direct dial, direct dials to that peer have no head start for so many seconds."""
+"""When a relay was faster than a direct dial, direct dials to that peer have no head start for this many seconds."""
 LOOK_EVERY_S = 5.0
 """Seconds between two looks whether a broken direct path works again, and the deadline for each."""
 AVOIDED_S = 600.0

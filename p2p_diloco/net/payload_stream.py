@@ -54,7 +54,7 @@ class PayloadStream:
         return self.frames.pipe.ended is not None
 
     def retire(self) -> None:
-        """Accept no more payloads, and end the stream once no `send` waits for an answer."""
+        """Stop accepting payloads, and end the stream once no `send` waits for an answer."""
         self._retired = True
         if not self._waiting:
             self.frames.pipe.abort()

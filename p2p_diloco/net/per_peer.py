@@ -61,7 +61,7 @@ class OnePerPeer(Generic[T]):
         return self._opened.get(peer) is one
 
     def replace(self, peer: str, one: T, other: T) -> bool:
-        """Replace the peer's object `one` by `other`; returns False if `one` is not the peer's object any more."""
+        """Replace the peer's object `one` by `other`; returns False if `one` is no longer the peer's object."""
         if self.has(peer, one):
             self._opened[peer] = other
             return True

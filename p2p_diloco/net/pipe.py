@@ -1,7 +1,7 @@
 """A pipe: one stream of bytes, with a deadline on every wait.
 
-Law: knows asyncio's transports; neither frames nor peers. Payloads are received into the caller's memory and sent from
-it, without another copy of the whole.
+Law: knows asyncio's transports, but no frames and no peers. Payloads are received into the caller's memory and sent
+from it, without another copy of the whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TLS_CHUNK_BYTES = 64 * 1024
 """The same for connections that this process encrypts. It is smaller so that few encrypted bytes wait unsent, as with
 `tcp.UNSENT_BYTES`."""
 CLOSE_S = 2.0
-"""Once the stream is closed, bytes that were written before may still be sent for so many seconds."""
+"""Once the stream is closed, bytes that were written before may still be sent for this many seconds."""
 
 
 class PipeBroken(Exception):

@@ -1,6 +1,6 @@
 """Files with secrets: only their owner may read them, and none is ever overwritten.
 
-Law: files only; nothing here knows what they hold.
+Law: writes and reads files, whatever they hold.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ASK_S = 12.0
 ADDRESS_LETTERS_MAX, REASON_LETTERS_MAX = 200, 200
 """In an answer, longer addresses are ignored, and longer reasons are cut."""
 ASKED_MAX = 3
-"""The most peers that are asked before the questions begin again (`ASK_EVERY_S`)."""
+"""The most peers that are asked until all questions are repeated (`ASK_EVERY_S`)."""
 LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
 """Seconds between two looks for new peers or addresses, and the time after which all questions are asked again."""
 

@@ -1,6 +1,7 @@
 """Translates the libp2p daemon's errors into words for users.
 
-Law: text in, a few words or a verdict out. go-libp2p's messages carry no codes, so they are searched for known phrases.
+Law: turns the text of an error into a few words or a verdict. go-libp2p's messages carry no codes, so they are searched
+for known phrases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rules for DHT records: which records may be stored or read, and which of several records with the same name is
 used.
 
-Law: bytes in, a verdict out; no socket.
+Law: judges bytes, and uses no socket.
 """
 
 from __future__ import annotations

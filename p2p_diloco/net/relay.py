@@ -1,9 +1,9 @@
 """The relay service that a bootstrap or a peer offers. It passes bytes on between two peers, and dials a peer back at
 its request.
 
-Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes on
-only to peers that are connected to it or that it can dial, at no more than its rate. It passes on between two members
-of one private run, or between two peers that are in none.
+Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes bytes
+on only to peers that are connected to it or that it can dial, and not faster than its rate. It passes bytes on between
+two members of the same private run, or between two peers of open runs.
 
     peer to relay      MESSAGE {"register"}       stays open; the relay answers MESSAGE, empty, to it and to each ping
                        MESSAGE {"open": peer}     MESSAGE, empty, and then the other peer's bytes; or REFUSED
@@ -61,14 +61,14 @@ PING_S, PONG_S = 10.0, 10.0
 STREAMS_MAX, STREAMS_PER_PEER_MAX = 1024, 64
 """The most pairs of streams that a relay joins, and the most that one peer opens."""
 CHECKS_MAX, CHECKS_WAITING_MAX = 4, 64
-"""The most peers that are dialled back at a time, and the most that wait for it or are being dialled. A peer is dialled
-back for one request at a time."""
+"""CHECKS_MAX: the most peers that are dialled back at a time. CHECKS_WAITING_MAX: the most that are being dialled or
+wait for it. A peer is dialled back for one request at a time."""
 CHECK_S = 10.0
 """Deadline for dialling a peer back."""
 CLOSE_S = 3.0
 """How long the end of a relay may take: a daemon that was started to dial a peer back has to end."""
 BURST_S = 0.1
-"""After a pause, as many bytes may pass at once as the rate allows in so many seconds."""
+"""After a pause, as many bytes may pass at once as the rate allows in this many seconds."""
 
 _FAILURES = (OSError, FrameError, PipeBroken, PipeStalled, Unreachable, asyncio.TimeoutError)
 
@@ -154,7 +154,7 @@ class Relay:
         return unpacked(frame.header) if isinstance(frame, Message) else None
 
     def cut(self, peer: str) -> None:
-        """End a peer's registration, because it is no member any more."""
+        """End a peer's registration, because it is no longer a member."""
         if (registered := self._registered.get(peer)) is not None:
             registered.abort()
 
@@ -221,7 +221,7 @@ class Relay:
         """Tell the other peer which peer opens the stream.
 
         Raises:
-            Stranger: the two aren't members of the same run, or not both in an open one.
+            Stranger: the two are neither members of the same private run, nor both in open runs.
         """
         run = self._run_of(peer, hello)
         if self._run_at.get(there.peer, run) != run:

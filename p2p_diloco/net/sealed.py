@@ -13,7 +13,7 @@ from p2p_diloco.net.interface import VALUE_BYTES_MAX, Records, Unreachable, chec
 from p2p_diloco.net.membership import SEAL_BYTES, Membership
 
 COPIES = 3
-"""A record that no peer owns isn't stored once more while so many other members keep it."""
+"""A record that no peer owns isn't stored once more while this many other members keep copies of it."""
 
 _COPY = "/~"
 """Stands between the id of the member that stored a record which no peer owns, and the record's own name."""
@@ -69,7 +69,8 @@ class SealedRecords:
         return opened
 
     async def _others_keep(self, hidden: str, subkey: str, ttl_s: float) -> bool:
-        """Whether `COPIES` other members keep this record for half of its time at least."""
+        """Whether at least `COPIES` other members keep copies of this record that live for half of `ttl_s` or
+        longer."""
         late = time.time() + ttl_s / 2
         try:
             found = await self._opened(hidden)
@@ -80,5 +81,6 @@ class SealedRecords:
 
 
 def _place(hidden: str, name: str) -> bytes:
-    """What a seal is bound to: a value opens in no other place, and under no other owner."""
+    """Name the place for which a value is sealed: its key, and its name with the owner. Anywhere else the value can't
+    be decrypted."""
     return f"{hidden}/{name}".encode()

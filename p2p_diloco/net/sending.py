@@ -51,7 +51,7 @@ class Sender:
             await self._send_payload(peer, header, payload.cast("B"), written)
 
     def end(self) -> None:
-        """Open no more streams."""
+        """Stop opening streams."""
         self.links.end()
         self._payload_streams.end()
 

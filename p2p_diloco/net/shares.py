@@ -1,7 +1,7 @@
-"""Which payloads may come in at a time: a number of slots, of which no member of a private run takes all.
+"""Limits how many payloads are received at a time. No single member of a private run gets all slots.
 
-Law: counts; it knows no stream. In an open run peers have no shares, because anyone could make further identities;
-there all payloads together may take only so much memory.
+Law: only counts payloads and bytes; knows no stream. In an open run peers have no shares of the slots, because anyone
+could make further identities. There a limit on the memory of all payloads together applies instead.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 PER_PEER, PER_GRANT = 1 / 4, 3 / 4
-"""The most of the slots that one member holds, and all members that were admitted by one grant. So members of other
-grants always find some."""
+"""The fraction of the slots that one member may hold, and that all members of one grant together may hold. So there are
+always slots for members of other grants."""
 UNPROVEN_BYTES_MAX = 2 << 30
 """The most bytes of payloads that peers which have proven nothing may have under way together; a single longer payload
 is taken as well."""
 
 
 class Groups(Protocol):
-    """What tells the grant by which a peer was admitted."""
+    """A function that returns the grant by which a peer was admitted."""
 
     def __call__(self, peer: str) -> Hashable | None:
         """The grant of a member; None: the run is open."""
 
 
 def no_groups(peer: str) -> Hashable | None:
-    """The `Groups` of an open run."""
+    """The `Groups` of an open run: it returns None, because peers of an open run have no grants."""
     return None
 
 

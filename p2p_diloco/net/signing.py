@@ -1,8 +1,8 @@
 """Signs statements with a peer's identity, and checks such signatures.
 
-Law: keys and bytes; no file, no socket, no Hivemind. A peer's id contains its public key, so a signature needs nothing
-but the id to be checked, and any peer can pass it on. (Ed25519 keys, and ids, as libp2p's peer-ids specification has
-them.)
+Law: works on keys and bytes only: uses no file, no socket and no Hivemind. A peer's id contains its public key, so a
+signature needs nothing but the id to be checked, and any peer can pass it on. (Ed25519 keys, and ids, as libp2p's
+peer-ids specification has them.)
 """
 
 from __future__ import annotations

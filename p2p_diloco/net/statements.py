@@ -1,7 +1,7 @@
 """Signed statements: their bytes, their Ed25519 signatures, and keys derived from a secret.
 
-Law: keys and bytes. A tuple has exactly one packed form, and the signature of one kind of statement is none of another
-kind.
+Law: works on keys and bytes only. A tuple has exactly one packed form. A signature for one kind of statement is not
+valid for any other kind.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def public_of(seed: bytes) -> bytes:
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes for one purpose (HKDF, RFC 5869). It tells nothing of the secret or of other purposes' keys."""
+    """A key of 32 bytes for one purpose (HKDF, RFC 5869). The key reveals neither the secret nor the keys for other
+    purposes."""
     return HKDF(hashes.SHA256(), length=32, salt=None, info=b"p2p_diloco " + purpose).derive(secret)
 
 

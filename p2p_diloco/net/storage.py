@@ -1,8 +1,8 @@
 """The DHT records that this peer stores for others: as many as fit, whatever strangers send.
 
-Law: only what is kept and for how long; `records` says which records are valid. What lies under one key fits into one
-message of the DHT. If there is no room, the records that expire last make room: a peer's own records live for seconds
-or minutes and are stored again and again, while junk must live long to take room for long.
+Law: decides only which records are kept, and for how long; `records` says which are valid. All records under one key
+fit into one message of the DHT. If there is no room, the records that expire last are dropped: the records of honest
+peers live for seconds or minutes and are stored again and again, while junk must live long to take room for long.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ message carries 4 MiB."""
 RECORDS_MAX = 16 * 1024
 """In all: at most 24 MB, and usually far less."""
 MADE_ROOM_PART = 8
-"""Room is made for so many records at a time, as a fraction of the limit. So a flood costs a sort of all records only
-once in a while."""
+"""Room is made for RECORDS_MAX / MADE_ROOM_PART records at a time. So a flood of records causes a sort of all of them
+only now and then."""
 GHOSTS_MAX = 1024
-"""Hivemind leaves an entry in its heap each time a record is stored again. If there are so many more than records, the
-heap is made anew."""
+"""Each time a record is stored again, Hivemind leaves an old entry in its heap. Once there are about this many old
+entries, the heap is made anew."""
 
 
 class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no types
@@ -53,7 +53,7 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
         return stored
 
     def _count(self) -> None:
-        """Count all records, and make room for those that come until the next count."""
+        """Count all records, and make room for those that will come before the next count."""
         self._since_counted = 0
         dictionaries = [under.value for _, under in self.items()]
         count = sum(len(dictionary.data) for dictionary in dictionaries)
@@ -64,7 +64,8 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
 
 
 class NoCache(DHTLocalStorage):  # type: ignore[misc]
-    """In place of Hivemind's cache, into which any peer may write what then hides the stored records."""
+    """Takes the place of Hivemind's cache, and stores nothing. Any peer may write into that cache, and what is in it
+    hides the stored records."""
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         """Store nothing."""
@@ -85,7 +86,7 @@ def _make_room(dictionaries: list[Any], count: int) -> None:
 
 
 def _forget_ghosts(storage: Any) -> None:
-    """Drop the heap's entries for records that were stored again or dropped."""
+    """Remove the heap's entries for records that were replaced or dropped, once there are many."""
     if len(storage.expiration_heap) > 2 * len(storage.data) + GHOSTS_MAX:
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapq.heapify(storage.expiration_heap)

@@ -39,7 +39,8 @@ class Streams:
         self.groups: Groups = no_groups
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        """A frame stream over a pipe; `close` ends the pipe. The pipe ends at once if its peer isn't admitted."""
+        """Make a frame stream over a pipe, which `Streams.close` will end. If the peer isn't admitted, the pipe ends at
+        once."""
         self.pipes[pipe] = peer
         if not self.admits(peer):
             _cut(pipe)

@@ -1,7 +1,7 @@
 """The TCP sockets of direct connections: their options, their counters and their pacing.
 
-Law: sockets and numbers; neither TLS nor peers. Counters, pacing and `wake_for` work only on Linux: elsewhere nothing
-is counted, no connection is limited, and every packet wakes the process.
+Law: works on sockets only, and knows nothing of TLS or peers. Counters, pacing and `wake_for` work only on Linux:
+elsewhere nothing is counted, no connection is limited, and every packet wakes the process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ UNSENT_BYTES = 256 * 1024
 would then share a slow link, and the first would arrive as late as the last."""
 
 WAKE_BYTES = 32 * 1024
-"""While a payload is received, the kernel wakes this process once so many bytes are there. Otherwise each packet on a
+"""While a payload is received, the kernel wakes this process once this many bytes are there. Otherwise each packet on a
 slow link would wake it, and a wake-up takes much longer than decrypting a packet. This is half of the window with which
 a connection begins on Linux. With as many bytes as the window has, the kernel did not enlarge the window, and long
 paths became very slow."""
 RECORD_BYTES = 16 * 1024
-"""The longest TLS record. So many of a payload's missing bytes may have come already, as part of an incomplete
+"""The longest TLS record. Up to this many of a payload's missing bytes may have come already, in an incomplete
 record."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
@@ -85,8 +85,9 @@ class TcpSocket:
         return None
 
     def wake_for(self, missing_bytes: int) -> None:
-        """Let the kernel wake this process for `WAKE_BYTES` at a time, as long as so many are sure to come: of a
-        payload `missing_bytes` have not been decrypted yet. Does nothing where the kernel can't."""
+        """Let the kernel wake this process once `WAKE_BYTES` have come, or fewer near a payload's end, where no more
+        may follow. `missing_bytes`: the payload's bytes that are not decrypted yet. Does nothing where the kernel
+        can't."""
         wake_bytes = max(1, min(WAKE_BYTES, missing_bytes - RECORD_BYTES))
         if wake_bytes != self._wake_bytes:
             self._wake_bytes = wake_bytes

@@ -1,7 +1,7 @@
 """TLS 1.3 connections with a certificate that both ends know beforehand.
 
-Law: certificates and connections; neither peers nor frames. The certificate is pinned: the listener must prove that it
-holds the key of exactly this certificate. The event loop's own TLS encrypts (docs/decisions/0031).
+Law: knows certificates and connections, but no peers and no frames. The certificate is pinned: the listener must prove
+that it holds the key of exactly this certificate. The event loop's own TLS encrypts (docs/decisions/0031).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Way:
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fit(self) -> Sequence[Connection]:
-        """Drop the connections on which no payload may be written any more; returns the others."""
+        """Drop the connections on which payloads may no longer be written; returns the others."""
         for one in self.connections[:]:
             if not one.stream.fit:
                 self.drop(one)
@@ -149,7 +149,7 @@ class Way:
         self.given_back.set()
 
     def drop(self, one: Connection) -> None:
-        """Write no more payloads on a connection. It is closed once all answers have come."""
+        """Stop using a connection for payloads. It is closed once all answers have come."""
         if one in self.connections:
             self.connections.remove(one)
             one.stream.retire()
@@ -157,6 +157,6 @@ class Way:
                 self.together.remove(paced)
 
     def drop_all(self) -> None:
-        """Write no more payloads on any of the connections."""
+        """Stop using all connections for payloads."""
         for one in self.connections[:]:
             self.drop(one)

@@ -1,8 +1,7 @@
 """The node: the process that talks to the other peers. One runs beside each trainer (`python -m p2p_diloco.node`).
 
-Law: the only place where the core's effects are carried out. It owns the replica, the outer state and the
-transport; the trainer's process owns the model. The two share one piece of memory (`shared`) and one socket
-(`channel`).
+Law: only here are the core's effects carried out. It owns the replica, the outer state and the transport; the trainer's
+process owns the model. The two share one piece of memory (`shared`) and one socket (`channel`).
 
     __main__       starts and ends the process
     setup          the first message, with which the peer configures its node

@@ -1,4 +1,4 @@
-"""Runs the node's process, which never outlives its trainer.
+"""Runs the node's process.
 
 Law: this process always ends when the channel ends, so it never outlives the trainer. A peer starts it, with two
 inherited descriptors (the channel and the shared memory); it is not started by hand.

@@ -1,6 +1,7 @@
 """A peer's access to a private run: its membership, and the run key if this machine has its file.
 
-Law: keys and bytes. The run key signs the run's record, so that no member can replace it with one of its own.
+Law: works on keys and bytes only. The run key signs the run's record, so that no member can replace it with one of its
+own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Warns, once, that two peers contribute the same bytes: they train on the same data in the same order.
+"""Warns, once, if two peers contribute the same bytes, which shows that they train on the same data in the same order.
 
-Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. The comparison of two
-different ones ends at their first different byte.
+Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. A comparison ends at the
+first byte that differs, so it costs next to nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How often one peer may send the messages that cost this peer much: requests for states, and nudges.
 
 Law: pure; time and progress are arguments. Nudges are counted by group, which in a private run is the grant: one
-invitation makes as many peers as its holder likes. The allowances are far above what a peer needs that joins again and
-again.
+invitation makes as many peers as its holder likes. Even a peer that joins again and again needs far less than its
+allowance.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ FETCH_EVERY_S = 1.0
 FETCH_COST_MIN = 1 / 128
 """The cost of a request that leads to no state or to a small part of one, in whole states."""
 NUDGED_EXCHANGES_MAX = 2
-"""The most exchanges of the whole model that one nudge brings forward. A peer asks for one; the receiver may be one
-behind it."""
+"""The most exchanges of the whole model that one nudge brings forward. A peer asks for one exchange; the receiver may
+be one exchange behind that peer."""
 PEERS_MAX = 4096
 """The most peers that are remembered; the one that asked longest ago is forgotten first."""
 
@@ -42,10 +42,10 @@ class Allowances:
         return allowed
 
     def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
-        """Count a nudge for `goal` commits by a peer of this group; returns whether it is allowed: again only once as
-        many usual commits have followed that goal as were brought forward. So at most every other exchange comes early
-        at one group's request. A nudge for no more than was granted is always allowed. `commits`: the run's commits so
-        far, summed over fragments."""
+        """Count a nudge for `goal` commits by a peer of this group; returns whether it is allowed. A goal up to the
+        last granted one is always allowed. A higher goal is allowed only once enough usual commits have followed the
+        last granted goal: as many as that nudge brought forward. So at one group's request at most every other exchange
+        comes early. `commits`: the run's commits so far, summed over fragments."""
         granted, until = self._nudged.get(group, (0, 0))
         if goal <= granted:
             return True

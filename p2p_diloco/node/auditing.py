@@ -1,9 +1,9 @@
 """Audits: now and then a peer computes the mean of another peer's commit again, from the contributions that it counts.
 
-Law: the lot is drawn when a commit is applied, and no other peer can know it. The contributions come from the
-aggregator or from any peer that has them, because their authors' seals prove them. The mean depends on the
-contributions alone, bit for bit, so another mean proves to every peer that the aggregator lies: there is no vote. A
-live aggregator that shows no peer how it made a commit is taken for a liar, too.
+Law: a peer draws by lot, when it applies a commit, whether it audits the commit; no other peer can know the result. The
+contributions come from the aggregator or from any peer that has them, because their authors' seals prove them. The mean
+depends on the contributions alone, bit for bit, so a different mean proves to every peer that the aggregator lies, and
+no vote is needed. A live aggregator that shows no peer how it made a commit is taken for a liar, too.
 
     an auditor      draws the lot; asks the aggregator, and then all others   Audit
     a peer asked    gives the contributions, or audits the commit itself      Copy, for each contribution
@@ -35,10 +35,10 @@ from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 SILENT = 3
 """How long an auditor waits for the next copy, in `heartbeat_timeout`s, besides the time that a transfer may take."""
 JOIN, KEEP = 1.5, 4
-"""As multiples of this wait: how old a commit may be if another peer asks this one to audit it, and how long commits
-and their contributions are kept."""
+"""JOIN: how old a commit may be if another peer asks this one to audit it. KEEP: how long commits and their
+contributions are kept. Both are multiples of an auditor's wait for the next copy."""
 PATIENCE = 4
-"""As a multiple of this wait: how long others may take to find the same lie."""
+"""How long others may take to find the same lie, as a multiple of an auditor's wait for the next copy."""
 SLICES = 30
 """Waits are counted in parts: after a suspension of this process only one part of them has passed."""
 USUAL = 24
@@ -71,7 +71,8 @@ class Audits:
         self._lot, self._clock = SystemRandom(), asyncio.get_running_loop().time
         self._due: asyncio.Queue[Case] = asyncio.Queue()
         self._came = asyncio.Event()
-        self._alleged: dict[Key, Case] = {}  # commits that this peer did not see, or long ago, and others call lies
+        # commits that others call lies, and that this peer never saw or has forgotten
+        self._alleged: dict[Key, Case] = {}
         self._verdicts = Verdicts(PATIENCE * self._wait_s)
         self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
         self.audited = 0
@@ -90,7 +91,7 @@ class Audits:
     # -- what the loop tells
 
     def made(self, effect: Average, averaged: Averaged) -> Averaged:
-        """Seal this peer's own commit, and keep what it was made of."""
+        """Seal this peer's own commit, and keep its contributions."""
         if not self._rate:
             return averaged
         shard, mine = effect.shard, self._me
@@ -132,11 +133,11 @@ class Audits:
     # -- what others ask and answer
 
     def asked(self, sender: str, audit: Audit) -> None:
-        """Handle another peer's request for what a commit was made of. If this peer doesn't have it, it audits the
-        commit itself, and then gives it.
+        """Handle another peer's request for a commit's contributions. If this peer doesn't have them, it gets them by
+        an audit of its own, and then sends them.
 
         Raises:
-            Refusal: the commit isn't known here any more, or this peer audits another one for the sender.
+            Refusal: this peer has forgotten the commit, or is auditing another one for the sender.
         """
         case = self._case((audit.shard, audit.digest))
         if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
@@ -231,14 +232,16 @@ class Audits:
         return Case(shard, said.base, said.digest, said.epoch, said.aggregator, counted, sealed, nbytes, since=now)
 
     def _acquit(self, case: Case, why: str) -> None:
-        """Believe the accusers of this commit nothing more: their machines are faulty, or they lie."""
+        """Refuse the accusations of this commit, and ignore its accusers from now on: their machines are faulty, or
+        they lie."""
         for peer in case.accusers:
             self._refusals.count(peer, f"its accusation of {case.aggregator} is refused: {why}")
         self._verdicts.acquitted(case.aggregator, case.accusers)
         case.accusers.clear()
 
     def _tell(self) -> None:
-        """Accuse the aggregators that lied before each peer that holds a state and was not told since its start."""
+        """Send the accusations of lying aggregators to each peer that holds a state and has not got them since its
+        start."""
         roster, to_tell = self._roster, self._verdicts.to_tell()
         lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.epochs}
         told = {(case.key, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.aggregator}
@@ -252,7 +255,7 @@ class Audits:
         self._told = told
 
     def _settle(self) -> None:
-        """Tell others what this peer found, and expel the aggregators of which another peer found the same."""
+        """Tell others which lies this peer found, and expel the aggregators whose lies another peer found too."""
         verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
@@ -274,7 +277,7 @@ class Audits:
         await asyncio.gather(*(self._audit_in_turn() for _ in range(AT_ONCE)), self._tend())
 
     async def _tend(self) -> None:
-        """Now and then, forget what is old, and tell newcomers of the peers that were expelled."""
+        """Now and then, forget old commits, and tell newcomers which peers were expelled."""
         while True:
             await asyncio.sleep(self._wait_s / 4)
             now = self._clock()
@@ -292,7 +295,7 @@ class Audits:
     async def _audit_in_turn(self) -> None:
         while True:
             case = await self._due.get()
-            if self.doubt and not (case.askers or case.accusers):  # no other peer waits for what it was made of
+            if self.doubt and not (case.askers or case.accusers):  # no other peer waits for this commit's contributions
                 case.over = True
                 continue
             lie = await self._lie(case)
@@ -312,8 +315,8 @@ class Audits:
                 self._acquit(case, "the commit is right")
 
     async def _lie(self, case: Case) -> str:
-        """Get what a commit was made of, and judge the commit. Returns how it lies; empty if it doesn't, or if that
-        can't be found out."""
+        """Get a commit's contributions, and judge the commit. Returns its lie as text; empty if there is none, or if
+        that can't be found out."""
         for counted, seal in case.seals():
             if not self._seals.fits(case.shard, counted, seal):
                 case.proves = True
@@ -340,12 +343,13 @@ class Audits:
         return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
 
     async def _is_mean(self, case: Case) -> bool:
-        """Whether the mean of the contributions is that of the commit."""
+        """Whether the mean of the contributions is the commit's mean."""
         parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
         return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
 
     async def _gathered(self, case: Case, asked: set[str]) -> bool:
-        """Ask these peers for what a commit was made of. Wait until it is here, or until nothing comes for too long."""
+        """Ask these peers for a commit's contributions. Wait until all are here, or until none has come for too
+        long."""
         header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
         case.asked = True
         for peer in asked - {self._me} if missing else ():

@@ -34,7 +34,7 @@ class Beginning:
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
-        self._patience_s = 2 * run.config.heartbeat_timeout  # longer than a discovery
+        self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes
         if goes_on:
             self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
         self._has_the_end = goes_on and all(final(state, run.rules) for state in states)

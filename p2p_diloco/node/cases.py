@@ -1,7 +1,7 @@
 """The commits of the last minutes, and how each of them was made, as far as this peer knows.
 
-Law: memory only; nothing is sent or judged. Of its own commits a peer keeps the contributions, since others may ask for
-them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
+Law: only remembers; sends and judges nothing. Of its own commits a peer keeps the contributions, since others may ask
+for them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from p2p_diloco.core.messages import Counted
 from p2p_diloco.node.seals import Sealed
 
 KEPT_BYTES = 256 * 2**20
-"""The most bytes of contributions to a peer's own commits that it keeps, besides those of each shard's last commit.
-Other peers don't expect more than half as much."""
+"""The most bytes of contributions that a peer keeps for its own commits, not counting each shard's last commit. Other
+peers rely on half of this only."""
 CASES_MAX = 8192
 """The most commits that are remembered."""
 
@@ -91,7 +91,8 @@ class Cases:
         self._expected[case.shard] = case
 
     def appended(self, key: Key, now: float) -> Case | None:
-        """Handle a shard's new version, and return its case; None if it wasn't made by the commit that is expected."""
+        """Handle a shard's new version, and return the case of the commit that made it; None if that is not the
+        expected commit."""
         case = self._expected.pop(key[0], None)
         if case is None or case.key != key:
             return None
@@ -104,7 +105,8 @@ class Cases:
         return case
 
     def must_be_kept(self, case: Case) -> bool:
-        """Whether the aggregator of this commit, if it is not too old, must still have its contributions."""
+        """Whether the aggregator of this commit must still have the commit's contributions, provided that the commit is
+        not too old."""
         if self._cases.get(case.key) is not case:
             return False
         keys = list(self._cases)
@@ -113,7 +115,7 @@ class Cases:
         return self._last[case.shard] is case or nbytes <= KEPT_BYTES / 2
 
     def forget(self, now: float) -> None:
-        """Drop what is too old, and what is too much."""
+        """Drop commits that are too old or too many, and the oldest contributions beyond `KEPT_BYTES`."""
         while self._cases and (len(self._cases) > CASES_MAX or now - self._first().since > self._keep_s):
             del self._cases[self._first().key]
         while self._own and self._drops(self._own[0], now):

@@ -1,6 +1,6 @@
 """The values that all parts of one peer's node share.
 
-Law: one frozen value, complete before the first part is made.
+Law: this is one frozen value, complete before the first part is made.
 """
 
 from __future__ import annotations

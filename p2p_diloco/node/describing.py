@@ -53,7 +53,7 @@ class Describing:
 
     def __init__(self, layout: Layout, card: bytes) -> None:
         self._layout, self.card = layout, card
-        self._packed: tuple[bytes, memoryview] | None = None  # a card, and the description with it
+        self._packed: tuple[bytes, memoryview] | None = None  # the last packed card, and the description with it
 
     def packed(self) -> memoryview:
         """The encoded description with the present card."""

@@ -27,7 +27,7 @@ from p2p_diloco.node.unowned import TRIED_MAX
 KIND = b"end of a run"
 """The kind of statement that a peer signs."""
 RECORD_TTL_S = 24 * 3600.0
-"""How long the DHT keeps an end for absent peers, once no peer renews it any more."""
+"""How long the DHT keeps an end for absent peers after its last renewal."""
 _FIELDS_BEFORE = 7
 """The fields of a record that a version without `End.revision` has written."""
 FILE = "ended.json"
@@ -76,7 +76,8 @@ def signed(
     time: float,
     revision: Revision = FOUNDED,
 ) -> End:
-    """Sign that the run of so many shards has ended with this version, at this revision; returns the record."""
+    """Sign that the run, which has this many `shards`, has ended with this version at this revision; returns the
+    record."""
     proof = transport.sign(KIND, statement(founding, model, shards, time))
     return End(model, time, transport.peer_id, proof, founding.founder, founding.time, shards, revision)
 

@@ -1,6 +1,6 @@
 """The queue of events for the replica, and the log of the replica's notes.
 
-Law: a queue and a list. Every part of a node posts its events here; only the loop (`node`) takes them out.
+Law: only stores. Every part of a node posts its events here; only the loop (`node`) takes them out.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class EventLog:
 
     @property
     def notes(self) -> list[tuple[float, str]]:
-        """The newest notes, as (time of the event loop, text). Names are inserted only here, because some may have been
-        unknown when the note was made."""
+        """The newest notes, as (time of the event loop, text). Peers' names are inserted only now, because a name may
+        have been unknown when the note was made."""
         return [(when, self.named(text)) for when, text in self._notes]
 
     @property

@@ -1,6 +1,6 @@
 """Reads a run's global parameters, from its peers or from a checkpoint, and writes them as a model.
 
-Law: changes nothing but the folder that it writes. What the folder will be is checked before anything is read.
+Law: changes nothing but the folder that it writes. The folder is checked before anything is read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Source:
-    """A state that was read: the global parameters `theta` [layout.numel], its epoch and digest, whether it is its
-    run's last one, and the model's packed card, which may be empty."""
+    """A state that was read: the global parameters `theta` [layout.numel], the epoch, the digest, whether it is the
+    run's last state, and the model's packed card, which may be empty."""
 
     run_id: str
     layout: Layout
@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an export goes, and its `form` and `dtype` as `export.write` takes them; `replace`: whether files of an
+    """The folder of an export, and the arguments `form` and `dtype` of `export.write`. `replace`: whether files of an
     earlier export may be replaced."""
 
     folder: Path

@@ -56,7 +56,7 @@ class Handler:
 
 
 def no_grant(peer: str) -> Hashable | None:
-    """The grant of a peer in an open run."""
+    """Return None, because peers of an open run have no grants."""
     return None
 
 
@@ -88,7 +88,7 @@ class Inbox:
         self.refusals = Refusals()
 
     def knows(self, members: Members) -> None:
-        """Judge peers by what this transport knows of them."""
+        """From now on use this transport's knowledge of members."""
         self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:

@@ -114,7 +114,7 @@ class Joining:
                 mend,
             )
         else:
-            if _just_founded(found):  # by several peers, perhaps: then all are to choose among the same records
+            if _just_founded(found):  # perhaps by several peers, which must all choose among the same records
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = {**found, **await self._records()}
         value = found[min(found)]
@@ -301,8 +301,8 @@ async def found_if_nobody_has(
     """Found the run again if its record exists but no peer has its state, because its founder died too soon or all
     peers died.
 
-    Of the waiting peers the one with the lowest id founds it. They learn of each other by probes, so `patience_s` must
-    be longer than a discovery. If a peer's DHT record says that it holds the state, that peer is only unreachable from
+    The waiting peer with the lowest id founds the run. Waiting peers find each other by probes, so `patience_s` must be
+    longer than that takes. If a peer's DHT record says that it holds the state, that peer is only unreachable from
     here, and founding again would make two runs. A run that has `ended` is not founded either: `ending` waits for its
     last state.
 
@@ -328,7 +328,7 @@ async def found_if_nobody_has(
                 whose = f"; they hold it: {known}" if known else ""
                 raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
             if not known and not over:
-                log.warning("no peer holds the state of the run any more: founding it anew with this peer's model")
+                log.warning("no peer holds the state of the run now: founding it anew with this peer's model")
                 found()
                 return
             if known:

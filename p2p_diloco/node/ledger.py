@@ -62,8 +62,8 @@ class Ledger:
             self._under_way[name] -= 1
 
     def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
-        """In the column `stood`, move seconds from the part `name` to other parts: `seconds` says how many go to each.
-        In all, no more seconds are moved than were added to `name` since its sum was `before`."""
+        """In the column `stood`, move seconds from the part `name` to other parts; `seconds` holds how many go to each.
+        At most as many are moved as `name` has gained since its sum was `before`."""
         for other, share in seconds.items():
             if other != name:
                 moved = min(share, self._stood[name] - before)

@@ -1,9 +1,9 @@
-"""Decides what becomes of a trainer's local progress at each merge, and counts the samples that were sent, counted or
-dropped.
+"""Decides how a trainer's local progress is carried over at each merge, and counts the samples that were sent, counted
+or dropped.
 
-Law: pure; only this module decides it. The decision is one `Take` for each shard, made from the log's `Carry`, the
-condition of the shard's base (`Bases`) and the run's settings; the trainer's processes carry it out. Steps and samples
-are whole numbers; if no samples are reported, a step counts as one sample.
+Law: does no I/O; only this module makes the decision. The decision is one `Take` for each shard, made from the log's
+`Carry`, the condition of the shard's base (`Bases`) and the run's settings; the trainer's processes carry it out. Steps
+and samples are whole numbers; if no samples are reported, a step counts as one sample.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class LocalProgress:
 
     @property
     def settled(self) -> int:
-        """The number of steps since the start whose progress is sent no more: commits have counted it in every shard,
-        or it was given up."""
+        """The number of steps since the start whose progress will not be sent again, because commits have counted it in
+        every shard, or it was given up."""
         return min(steps for steps, _ in self._settled)
 
     # -- what is sent

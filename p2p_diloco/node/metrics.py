@@ -79,7 +79,7 @@ class PeersCollector(Collector):
         self._run_id, self._peers = run_id, peers
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric that some peer has a value of."""
+        """Yield each metric for which at least one peer has a value."""
         peers = list(self._peers())
         for told in METRICS:
             counter = told.name.endswith("_total")

@@ -1,7 +1,7 @@
 """Checks whether a well-formed message can belong to this run, by its shards, its fragments and the ranges of its
 numbers.
 
-Law: pure. It uses the run's shape, and no earlier messages.
+Law: pure: uses the message and the run's shape, and no earlier messages.
 """
 
 from __future__ import annotations

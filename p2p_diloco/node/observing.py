@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 class Observer(Handler):
     """Holds the state of a run that was read last: `theta`, the global parameters [numel], and `versions`, the version
-    of each shard. Both change only in `refresh`, and `theta` is part of no complete state while that call lasts, or
-    after it has failed."""
+    of each shard. Both change only in `refresh`. During that call, and after it has failed, `theta` may mix several
+    states."""
 
     def __init__(self, transport: Transport, joined: Joined, tell: Callable[[str], None]) -> None:
         """`tell` is called with the reason of each wait."""
@@ -62,7 +62,7 @@ class Observer(Handler):
         self._donor = ""
         self._told: list[Versions] = []  # the answer to the last question for versions
         self._awaited: set[int] = set()  # shards that were asked for
-        self._asked, self._told_at = 0, 0.0  # how many, and when it was told how many have come
+        self._asked, self._told_at = 0, 0.0  # how many shards were asked for, and when the progress was last reported
         self._wrong = False  # whether the donor has sent a state that can't be used
         self._news = asyncio.Event()
         self._heard_at = 0.0
@@ -78,7 +78,7 @@ class Observer(Handler):
 
     @property
     def model(self) -> ModelVersion:
-        """The version of the whole model; that of no state unless all shards are held."""
+        """The version of the whole model; the lowest one, `ModelVersion()`, while a shard is missing."""
         return model_version(self.held) if len(self.held) == len(self.versions) else ModelVersion()
 
     @property
@@ -127,8 +127,8 @@ class Observer(Handler):
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _donors(self) -> Sequence[str]:
-        """The peers whose records say that they hold a state: those that are farthest first, and of these the reachable
-        ones. Observers begin with different ones."""
+        """The peers whose records say that they hold a state, in the order in which to ask them: by epoch, highest
+        first, then reachable peers before private ones. Among equals each observer has another order."""
         peers = await read_peers(self._transport, self.run.run_id)
         able = {p: s for p, s in peers.items() if s.epoch is not None and s.state != "leaving"}
         for peer, status in able.items():
@@ -207,8 +207,7 @@ class Observer(Handler):
         return True
 
     async def _wait(self, come: Callable[[], bool], silence_s: float, give_up_at: float = float("inf")) -> None:
-        """Wait until `come` is true, but no longer than until `give_up_at`, or until nothing has come for
-        `silence_s`."""
+        """Wait until `come` is true, until the time `give_up_at`, or until nothing has come for `silence_s`."""
         clock = asyncio.get_running_loop().time
         self._heard_at = clock()
         while not come() and (left := min(self._heard_at + silence_s, give_up_at) - clock()) > 0:

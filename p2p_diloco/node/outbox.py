@@ -1,11 +1,11 @@
 """Sends outgoing messages, each in a task of its own.
 
-Law: each message is accepted by its receiver, or the sender is told why not; nothing is sent twice. Payloads to one
-peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers nor
-its own probes. Of payloads to one peer with the same `line`, each leaves once the previous one was answered. An
-`urgent` payload, which its receiver must hold before another peer is answered, waits only for earlier ones with its
-`line`. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a time, and are dropped when
-a newer one replaces them.
+Law: each message is accepted by its receiver, or its sender gets the reason why not; nothing is sent twice. Payloads to
+one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers
+nor its own probes. Payloads to one peer with the same `line` leave one at a time, each once the previous one was
+answered. A payload is `urgent` if its receiver must hold it before another peer can be answered; it waits only for
+earlier payloads with its `line`. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a
+time, and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Converts dataclasses to plain values (lists, numbers, text) and back; a field's type says which values are valid.
 
 Law: any input gives a value of the requested type or an `Unfit`. Only dataclasses can be sent. No pickle. A dataclass
-is written as the list of its fields, in order; last ones that are marked `UNWRITTEN` are left out
-while they are empty. Only the outermost dataclass of a record (`Record`) is written as a map
-of its fields by name, so that versions of this package with other fields can read it too.
+is written as the list of its fields, in order. The last fields may be marked `UNWRITTEN`; such a field is left out if
+it is empty. Only the outermost dataclass of a record (`Record`) is written as a map of its fields by name, so that
+versions of this package with other fields can read it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sends the replica's messages, and tells the replica what became of each.
+"""Sends the replica's messages, and tells the replica for each whether it was delivered.
 
 Law: each message is answered by one event, Delivered or SendFailed. What a round waits for leaves at once; commits and
 states for peers that catch up wait for the payloads of rounds.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 async def is_private(dht: Records, run_id: str) -> bool:
-    """Whether there is a notice of a private run of this name."""
+    """Whether the DHT has a notice of a private run of this name."""
     return bool(await _keys_in(dht, run_id))
 
 
@@ -44,8 +44,8 @@ async def refuse_if_private(dht: Records, run_id: str) -> None:
 
 
 async def founds_privately(setup: Setup, dht: Records) -> bool:
-    """Whether this peer, which has no invitation, is to found a private run now: it can found one and is told to, other
-    machines could reach the run, it shall not be open, and there is no run of this name.
+    """Whether this peer, which has no invitation, is to found a private run now. It is if it can found one and is told
+    to, its settings do not ask for an open run, other machines could reach the run, and there is no run of this name.
 
     Raises:
         Refused: there is a private run of this name.

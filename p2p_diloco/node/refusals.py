@@ -1,6 +1,6 @@
 """The refused messages of other peers: how many of each peer, and the reason for the last one.
 
-Law: a bounded table, and one line in the log for each peer in it.
+Law: the table is bounded, and each peer in it gets one line in the log.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Refused:
 
 
 class Refusals:
-    """Counts refused messages by their sender. A message is refused by the node, which answers with the reason, or
-    ignored by the replica."""
+    """Counts refused messages by their sender: those that the node refuses with a reason, and those that the replica
+    ignores."""
 
     def __init__(self) -> None:
         self.name_of: Callable[[str], str] = lambda peer: ""

@@ -1,6 +1,6 @@
 """Makes this peer's status (`PeerStatus`) from the parts of its node.
 
-Law: only reads.
+Law: only reads other parts' values; changes nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Reporter:
         )
 
     def _refused(self) -> Iterator[RefusedPeer]:
-        """The peers of which messages were refused last. In the reasons, ids of peers are replaced by names."""
+        """The peers whose messages were refused last. In the reasons, ids of peers are replaced by names."""
         named, refusals = self._common.event_log.named, self._common.refusals
         for peer, refused in refusals.newest(REFUSED_MAX):
             who = f"{name} (…{peer[-6:]})" if (name := refusals.name_of(peer)) else named(peer)
@@ -114,7 +114,7 @@ class Reporter:
         return self._common.event_log.named(self._common.replica.waiting())
 
     def _memory_bytes(self) -> int | None:
-        """The memory of the node and the trainer, without what they share counted twice."""
+        """The memory of the node and the trainer together, in which shared memory counts once."""
         try:
             node, trainer = (process.memory_info() for process in self._processes)
         except psutil.Error:  # the trainer has just ended

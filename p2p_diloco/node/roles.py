@@ -1,7 +1,7 @@
 """What the members of a private run may send, by the role in their invitation.
 
-Law: pure; a role and a message in, a reason or nothing out. A run's settings change only by what its founder has signed
-(`revising`), whatever a member's role is.
+Law: pure: a role and a message give a reason for refusal, or none. A run's settings change only by what its founder has
+signed (`revising`), whatever a member's role is.
 """
 
 from __future__ import annotations

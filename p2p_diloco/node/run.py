@@ -52,7 +52,7 @@ class Run:
     config: RunConfig
     layout: Layout
     salt: bytes = b""
-    """Of a private run, a secret of its members that goes into the token."""
+    """A secret of a private run's members, which goes into the token; empty in an open run."""
 
     @cached_property
     def token(self) -> bytes:

@@ -306,8 +306,9 @@ class Checkpoint:
         return states
 
     def _restated(self, state: State, outer: Mapping[str, Tensor], *, founding: bool) -> State:
-        """Remove the revision from a state if it is to be `founding` a new run. If that changes the state, or if its
-        tensors are now `outer`, the state gets a new digest, which is the same on every peer."""
+        """Adapt a replicated state to this run. If it is `founding` a new run, its revision is removed. If this changes
+        the state, or if the tensors in `outer` differ from the saved ones, the state gets a new digest, which is the
+        same on every peer."""
         bare, index = replace(state, revision=FOUNDED) if founding else state, state.shard
         if bare == state and outer is self._outer[index]:
             return state
@@ -328,7 +329,8 @@ class Checkpoint:
 
 
 def _completed(fields: object) -> object:
-    """Add what a state lacks that was written before revisions changed more than the rates."""
+    """Add the missing fields to a state that was written by an older version, whose revisions changed only the
+    rates."""
     if not isinstance(fields, list) or len(fields) != _FIELDS_BEFORE or not isinstance(fields[-1], list):
         return fields
     *rest, revision = fields

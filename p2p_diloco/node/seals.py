@@ -1,6 +1,6 @@
-"""Seals: what a peer signs of its contribution, and what an aggregator signs of its commit.
+"""Seals: the signature of a peer for its contribution, and the signature of an aggregator for its commit.
 
-Law: bytes and verdicts; nothing is sent or stored. A seal can't be made by any other peer, and can be passed on. A
+Law: makes and judges bytes; sends and stores nothing. A seal can't be made by any other peer, and can be passed on. A
 contribution's seal covers its payload, its weight, its samples, and which data it says it was made from. A commit's
 seal covers the mean, the version that it leads to, and the seals of the contributions that it counts.
 
@@ -79,8 +79,8 @@ class Seals:
     def of_commit(
         self, shard: int, base: Version, digest: str, contributions: Iterable[tuple[Counted, bytes]], mean: memoryview
     ) -> Sealed:
-        """The seal of this peer's own commit: of the contributions with their seals, of the encoded mean, and of the
-        digest of the version that follows."""
+        """Seal this peer's own commit. The seal covers the contributions with their seals, the encoded mean, and the
+        digest of the version that the commit leads to."""
         listed = list(contributions)
         parts, mean_digest = tuple(seal for _, seal in listed), _digest(mean)
         counted = [counted for counted, _ in listed]
@@ -104,8 +104,8 @@ class Seals:
         counted: tuple[Counted, ...],
         seal: bytes,
     ) -> Sealed | None:
-        """The content of the seal of a commit that leads from the version of this epoch with the digest `base` to the
-        one with the digest `digest`; None if the aggregator didn't make it."""
+        """The content of a commit's seal; None if the aggregator didn't make the seal. The commit leads from the
+        version with the digest `base` to the version of this epoch with the digest `digest`."""
         if len(seal) != SEAL_BYTES * (1 + len(counted)):
             return None
         mean, signature, *parts = [seal[:DIGEST_BYTES], seal[DIGEST_BYTES:SEAL_BYTES]] + [

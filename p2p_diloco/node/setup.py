@@ -1,6 +1,6 @@
 """The first message of a peer to its node: its settings and its model's parameters.
 
-Law: plain values that cross the channel, and what follows from them alone.
+Law: holds plain values that cross the channel, and answers only questions that follow from them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Setup:
 
     def is_told_to_found(self, settings: RunConfig) -> bool:
         """Whether this peer founds the run if there is none. `settings`: the run's settings that it was given, or those
-        of its checkpoint. A peer without any waits: it would found the run with the defaults just before the peer that
-        was given settings."""
+        of its checkpoint. A peer without such settings waits for another founder: otherwise it might found the run with
+        the defaults just before the peer that has the settings."""
         local = self.local
         return local.found or bool(settings.given) or local.from_checkpoint is not None or not local.initial_peers
 

@@ -1,6 +1,6 @@
 """The memory that a trainer and its node share: a header of numbers, θ, bases and the pseudo-gradient.
 
-Law: memory and nothing else. Which side may use it, and when:
+Law: this is memory and nothing else. Which side may use which part, and when:
 
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀

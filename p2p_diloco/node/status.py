@@ -93,7 +93,7 @@ class Submissions:
 
     counted: int
     refused: int
-    """Submissions that were not fully counted: too stale, or of a lineage that lost."""
+    """Submissions that were not fully counted: too stale, or made on a lineage that lost."""
     staleness: tuple[int, ...]
     """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
     the end are left out."""
@@ -137,7 +137,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPeer:
-    """A peer of which another one has refused messages."""
+    """A peer some of whose messages were refused by the peer that publishes this."""
 
     peer: str
     """Its name, as far as known, and the last letters of its id."""
@@ -217,7 +217,7 @@ class PeerStatus:
     addresses: tuple[str, ...] = ()
     """The addresses at which other peers may dial the peer."""
     refused: tuple[RefusedPeer, ...] = ()
-    """The peers of which this peer has refused messages, at most `REFUSED_MAX`: those refused last, newest last."""
+    """The peers whose messages this peer has refused, at most `REFUSED_MAX`: those refused last, newest last."""
     doubt: str = ""
     """Why the peer takes its own machine for faulty; empty if it doesn't."""
     death: Event | None = None

@@ -1,7 +1,7 @@
 """Counts, in asynchronous mode, the outcomes of this peer's submissions, and adjusts its inner steps between two of
 them.
 
-Law: counts and arithmetic; nothing is sent or received here.
+Law: counts and computes; sends and receives nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SubmissionLog:
         self.counted = 0
         """The number of submissions that were counted in every shard."""
         self.refused = 0
-        """The number of submissions that were not counted in some shard: too stale, or of a lineage that lost. Those
-        after the run's end are in neither number."""
+        """The number of submissions that were not counted in some shard: too stale, or made on a lineage that lost.
+        Submissions after the run's end are neither in this number nor in `counted`."""
         self.staleness = 0
         """The greatest staleness among the shards of the last counted submission, in epochs."""
         self.histogram = [0] * len(STALENESS_FROM)

@@ -1,7 +1,7 @@
 """The part of a node that serves the trainer: it answers the trainer's requests, and reports to the trainer.
 
-Law: the only part that writes to the channel once training runs. A trainer has one request of a kind open at a time,
-numbered `n`; the answer has the same number, so that a late answer is not taken for that of a newer request.
+Law: only this part writes to the channel once training runs. A trainer has one request of a kind open at a time,
+numbered `n`; the answer has the same number, so that a late answer is not taken for the answer to a newer request.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class TrainerSide:
     # -- what the loop tells
 
     def departs(self) -> None:
-        """Record that the trainer reads θ no more, because this peer leaves the run."""
+        """Record that the trainer no longer reads θ, because this peer leaves the run."""
         self._not_reading.set()
 
     async def not_reading(self) -> None:
@@ -229,8 +229,8 @@ class TrainerSide:
         )
 
     def _takes(self, effect: Load, *, afresh: bool) -> dict[int, Take]:
-        """Choose what the trainer does with each shard. If the new state rules out data that it has trained on, it
-        drops all progress that no commit has counted."""
+        """Choose what the trainer does with each shard. If the new state gives data that the trainer has used to other
+        peers, the trainer drops all progress that no commit has counted."""
         carries, ledger = {loaded.shard: loaded.carry for loaded in effect.shards}, self._replica.rules.ledger
         trained, ended = (self._shared.steps, self._shared.samples), bool(self._shared.finished)
         takes = self._progress.merge(carries, effect.due, trained, afresh=afresh, ended=ended)

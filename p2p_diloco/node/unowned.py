@@ -16,7 +16,7 @@ from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.wire import PROTOCOL
 
 TRIED_MAX = 16
-"""Of the records under a key only this many, the highest, get their signatures checked: strangers may store many."""
+"""The most records under one key whose signatures are checked, highest records first: strangers may store many."""
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
-"""Which aggregators this peer has found to lie, which other peers find the same, and when that makes it expel one.
+"""Which aggregators this peer has found to lie, which other peers have found the same, and when this peer expels them.
 
-Law: memory only; nothing is sent or computed. No other peer's word alone expels a peer, and neither does a finding of
-this peer alone while others could make the same one: then this peer takes its own machine for faulty, and expels no
-peer until another one confirms what it found.
+Law: only remembers and decides; sends and computes nothing. An aggregator is expelled only if this peer has found its
+lie and another peer confirms it, or if no other peer could find it. If others could find the lie but none does, this
+peer takes its own machine for faulty, and expels no peer without a confirmation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLAIMED_MAX = 64
 
 @dataclass(slots=True)
 class Finding:
-    """An audit of this peer that found a lie. `case`: the commit; `since`: when the lie was found."""
+    """A lie that an audit of this peer has found. `case`: the commit; `since`: when the lie was found."""
 
     case: Case
     lie: str
@@ -61,8 +61,8 @@ class Verdicts:
         self._accusers.get(aggregator, set()).difference_update(accusers)
 
     def settle(self, able: Callable[[str], Collection[str]]) -> list[Finding]:
-        """Return the findings that are to be carried out now, and count their aggregators as expelled: another peer has
-        found the same, or there is no other. `able(aggregator)`: the other live peers that could find it."""
+        """Return the findings that another peer has confirmed, or that no other peer could make, and count their
+        aggregators as expelled. `able(aggregator)`: the other live peers that could find this aggregator's lie."""
         settled = [f for who, f in self._found.items() if self._accusers.get(who) or not able(who)]
         for finding in settled:
             case = finding.case
@@ -78,16 +78,16 @@ class Verdicts:
         return settled
 
     def overdue(self, now: float) -> list[str]:
-        """The aggregators that this peer alone has found to lie, though others have had the time to find the same."""
+        """The aggregators that only this peer has found to lie, although others have had time to find the same."""
         return [who for who, finding in self._found.items() if now - finding.since > self._patience_s]
 
     def to_tell(self) -> list[Case]:
-        """The commits for which this peer accuses their aggregators before others: those that it found just now, and
-        those whose proofs are kept for newcomers."""
+        """The commits of which this peer tells others that they are lies: unconfirmed findings, and those whose proofs
+        are kept for newcomers."""
         return [*(finding.case for finding in self._found.values()), *self._proofs.values()]
 
     def proof(self, key: tuple[int, str]) -> Case | None:
-        """The kept proof about this commit, if there is one."""
+        """The kept proof that this commit is a lie; None if there is none."""
         return next((case for case in self._proofs.values() if case.key == key), None)
 
     def _nbytes(self) -> int:

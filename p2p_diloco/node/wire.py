@@ -67,9 +67,9 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Accusation:
     """The news that the sender's audit of a commit found a lie, with what the aggregator signed. The commit led from
-    the version with the digest `base` to that of this `epoch` with the digest `digest`. The receiver audits the commit
-    itself. `shown`: whether the sender can give it what shows the lie; otherwise the aggregator showed the sender
-    nothing."""
+    the version with the digest `base` to the version of this `epoch` with the digest `digest`. The receiver audits the
+    commit itself. `shown`: True if the sender can hand over the contributions that prove the lie; False if the lie is
+    that the aggregator showed no contributions."""
 
     shard: int
     base: str

@@ -91,7 +91,7 @@ def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
 # -- DTensor
 
 _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
-"""The modules of DTensor: from torch 2.5 on, and before."""
+"""The modules of DTensor: first in torch 2.5 and later, then in older versions."""
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Checks a model and its optimizers before their peer enters a run.
 
-Law: reads names and devices; changes nothing, and starts nothing. What can't be trained is refused, what is probably a
+Law: reads names and devices; changes nothing, and starts nothing. A model that can't be trained is refused; a probable
 mistake causes a warning.
 """
 

@@ -24,7 +24,7 @@ class Following:
         self, node: NodeClient, parameters: LocalModel, layout: Layout, first: Message, within_s: float
     ) -> None:
         """`first`: the node's message that the first state is in the shared memory. `within_s`: deadline for the node's
-        answer, which comes when it has a state or gives up."""
+        answer; the node answers when it has a state, or has given up."""
         self._node, self._parameters, self._within_s = node, parameters, within_s
         self._shards = range(len(layout.shards))
         self.standing = Standing()

@@ -26,8 +26,8 @@ log = logging.getLogger("p2p_diloco")
 
 
 def broken_off(error: BaseException | None) -> str:
-    """Why the end of a `with` block is not a normal end of training: the exception that ended it. Empty for a normal
-    end, which `sys.exit()` is too."""
+    """The exception that ended a `with` block, as a text for the log. Empty after a normal end of training;
+    `sys.exit()` counts as one."""
     match error:
         case None:
             return ""
@@ -42,8 +42,8 @@ def broken_off(error: BaseException | None) -> str:
 
 
 def leave(hook: Hook | Rank0Hook | RankNHook, local: PeerConfig, why: str) -> None:
-    """End the training of a peer that leaves the run now. `why`: why this is not a normal end; empty if it is. On
-    several ranks every rank makes this call, if the end is normal."""
+    """End the training of a peer that leaves the run now. `why`: the reason if training ended abnormally; empty after a
+    normal end. After a normal end every rank of a peer must make this call."""
     try:
         match hook:
             case Hook():

@@ -44,7 +44,7 @@ class Span:
 
 
 class Local(Protocol):
-    """What an exchange does with the parameters. The parameters may be in several processes."""
+    """The operations of an exchange on the parameters, which may be in several processes."""
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
         """Do the same as `LocalModel.merge`. Each method below does the same as the method of that name in
@@ -95,8 +95,8 @@ class LocalModel:
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load the new θ of the shards in `takes`. The `Take` of a shard says what becomes of the progress that was
-        made since its old θ was loaded."""
+        """Load the new θ of the shards in `takes`. The `Take` of a shard says how the progress since its old θ was
+        loaded is carried over."""
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]

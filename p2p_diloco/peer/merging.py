@@ -20,8 +20,8 @@ from p2p_diloco.peer.times import Times
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose base is kept beside θ;
-    `weight`, `samples`: those of the contribution. The weight is None if samples are the weight and the trainer
+    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose base was copied because θ
+    has changed; `weight`, `samples`: of the contribution. The weight is None if samples are the weight and the trainer
     reported none."""
 
     shards: Sequence[int]
@@ -33,7 +33,8 @@ class Due:
 @dataclass(frozen=True, slots=True)
 class Flight:
     """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
-    the last sending, how long training has stood still for this exchange, and a round's inner steps by the run's H."""
+    the previous sending, the seconds for which training had stood still for it by then, and the inner steps of a round
+    at the run's H."""
 
     request: int
     at_step: int
@@ -51,7 +52,7 @@ class Merger:
         self._times, self._rhythm, self._supply = times, rhythm, supply
         self.epoch, self.digest, self.commits = 0, "", 0
         self.commit_steps = 0
-        """The inner steps, of a peer that makes H of them, that led to the merged state."""
+        """How many inner steps a peer that always makes H has made up to the merged state."""
         self.counted = self.dropped_samples = 0
         """The number of exchanges counted in every shard, and of samples whose progress was given up."""
         self.settled = 0
@@ -78,12 +79,14 @@ class Merger:
 
     @property
     def uncounted(self) -> int:
-        """The inner steps whose progress no merged commit has counted. 0 after the run's end, which counts no more."""
+        """The number of inner steps whose progress no merged commit has counted. 0 after the run's end, because no more
+        steps are counted then."""
         return 0 if self.over else self._memory.steps - self.settled
 
     @contextmanager
     def reading(self) -> Iterator[list[int]]:
-        """A block in which the node writes no global parameter. Yields the shards whose loaded values are in `base`."""
+        """A block in which the node writes no global parameters. Yields the shards whose loaded values are in
+        `base`."""
         kept = self._node.ask("read", "readable")["kept"]
         try:
             yield kept

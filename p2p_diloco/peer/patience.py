@@ -27,13 +27,13 @@ class Patience:
         self._leave_s, self._leave_by = math.inf, math.inf
 
     def leave_within(self, seconds: float) -> None:
-        """This peer leaves: from now on a wait is given up once so many seconds have passed from now, and warnings say
-        what is waited for."""
+        """Record that this peer leaves: give up any wait once this many seconds have passed from now, and log as a
+        warning what the wait is for."""
         self._leave_s, self._leave_by = seconds, time.monotonic() + seconds
         self._node.say = lambda text: log.warning("leaving: %s; for %g s at most, ^C skips this", text, seconds)
 
     def hurry(self, seconds: float) -> None:
-        """From now on, give up a node's answer after so many seconds, because the program is to end soon."""
+        """From now on, wait at most this many seconds for an answer of the node, because the program is to end soon."""
         self._node.answer_s = seconds
 
     def until_over(self, request: int) -> Message:

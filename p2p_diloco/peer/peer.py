@@ -166,7 +166,7 @@ class Peer:
         self._end("")
 
     def _end(self, why: str) -> None:
-        """Leave the run. `why`: why this is not a normal end of training; empty if it is."""
+        """Leave the run. `why`: the reason if training ended abnormally; empty after a normal end."""
         session, self._session = self._session, None
         if os.getpid() != self._owner:  # a forked process inherits the object, but must not end the node
             return
@@ -216,8 +216,8 @@ class Peer:
         fingerprint: str = "",
     ) -> Shard:
         """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
-        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: after so many it ends; None:
-        never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
+        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: the number of epochs after
+        which it ends; None: never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
         data, found = data_set(dataset, name, epochs, fingerprint)
         return open_shard(self._entered, data, found, self._local_config.run_id)
 

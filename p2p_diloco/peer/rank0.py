@@ -26,7 +26,7 @@ from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
 RANK_S = 600.0
-"""Deadline for a rank to make the call that the others have made; the same as that of torch's collectives."""
+"""Deadline for a rank to make the call that the others have made; torch's collectives have the same deadline."""
 TELL_EVERY_S = 30.0
 """Seconds between two log lines that name the rank that rank 0 waits for."""
 
@@ -75,8 +75,9 @@ class OtherRanks:
 
     @contextmanager
     def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A block for a call, such as a step, that every rank makes. It waits until all other ranks have made the call
-        `name`, and yields their messages. At its end all ranks go on.
+        """A block around a call that every rank makes, such as a step. At its beginning it waits until all other ranks
+        have made the call `name`, and yields their messages. At its end it sends them the result of `standing`, and all
+        ranks go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.

@@ -43,7 +43,7 @@ class Group:
 
 class Replicated(nn.Module):
     """Marks a model of which each process of torch.distributed trains a copy, as DistributedDataParallel does. For
-    libraries that hand on only the bare model."""
+    libraries that pass on only the bare model."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -48,9 +48,9 @@ class Times:
         return self._ledger.stood[GROUP]
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
-        """Divide the time for which training waited for an exchange among the parts. That time is the growth of
-        `group_s` since it was `waited_since`. `stood`, `hidden`: the node's seconds by part, while training stood still
-        and while training went on. Returns the sum of `hidden`."""
+        """Divide the time for which training waited for an exchange among the parts. `waited_since`: the value of
+        `group_s` before the exchange, so the time is the increase since then. `stood`, `hidden`: the node's seconds by
+        part, while training stood still and while training went on. Returns the sum of `hidden`."""
         self._ledger.split(GROUP, waited_since, stood)
         for part, seconds in hidden.items():
             self._hidden[part] += seconds

@@ -37,7 +37,8 @@ SHORT_HEAL_S = 6.0
 ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
 """The times above grow by `ROUNDS` rounds in worlds in which a round takes longer than `LONG_S`."""
 USED_S = 1800.0
-"""In so many seconds after healing, a data set must be used up, or what was given out of one without end."""
+"""Seconds after healing in which a data set must be used up. Of a data set without end, the positions that were given
+out must be used."""
 LAGS = 2.0
 """The times above, except `CHAOS_S`, grow by `LAGS` transfers of a state, because two may be needed, one after the
 other."""
@@ -59,16 +60,16 @@ KINDS = {
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
 _CROWDED = 40
-"""Only one of so many worlds is crowded, because it takes as long as several other worlds."""
+"""One of this many worlds is crowded. There are few, because such a world takes as long as several others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of one simulated run that broke no invariant.
 
-    epochs: the lowest epoch of a peer at the end. events: number of scheduled actions. steps: inner steps, counted once
-    per shard, by what became of them: taken, counted, pending, died, dropped. happened: how often each kind of fault,
-    message and note occurred.
+    epochs: the lowest epoch of any peer at the end. events: number of scheduled actions. steps: inner steps, counted
+    once per shard, by what became of them: taken, counted, pending, died, dropped. happened: how often each kind of
+    fault, message and note occurred.
     """
 
     seed: int
@@ -99,8 +100,8 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """In a third of the simulated runs, let the founder change settings, once or several times. It asks for more peers
-    than the run needed before only if enough of them live at the end."""
+    """In a third of the simulated runs, let the founder change settings, once or several times. It raises the number of
+    peers that the run needs only if enough peers live at the end."""
     if rng.random() < 2 / 3:
         return settings
     drawn = replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
@@ -267,7 +268,8 @@ def _private(rng: Random) -> Settings:
 
 
 def _data(rng: Random) -> Settings:
-    """Draw a simulated run with a data set, in either mode. In half of these runs it ends after one or two epochs."""
+    """Draw a simulated run with a data set, in either mode. In half of these runs the data ends after one or two
+    epochs."""
     draw = rng.choice([_healed, _patient, _bereaved, _hesitant, _overlapped, _async, _async, _torn])
     settings = draw(rng)
     samples, epochs = rng.randint(30, 400), rng.choice([0, 0, 1, 2])
@@ -299,8 +301,8 @@ def _hostile(rng: Random) -> Settings:
 
 
 def _used_up(world: World, data: Data) -> None:
-    """Check that every position that was given out so far is used in bounded time; with a limit of epochs, that all
-    are, and each trainer knows it (v)."""
+    """Check that every position that was given out so far is used in bounded time. If the data has a limit of epochs,
+    all positions must be used, and each trainer must know it (invariant v)."""
     reach = data.reach()
     world.run(world.now + USED_S, stop=lambda: data.used_up_to(reach))
     require(data.used_up_to(reach), "v", f"positions below {reach} are not used {USED_S:g} s after healing")

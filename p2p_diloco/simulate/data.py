@@ -1,7 +1,7 @@
 """The data set of a simulated run: which positions each inner step used, and what the table in the ledger says of them.
 
-Law: it draws from a random source of its own, so a run without data is the same run as ever. That each position is used
-once is checked on the inner steps in θ (t), not only by the table.
+Law: it draws from a random source of its own, so a run without data is not changed by this module. The check that each
+position is used once (invariant t) compares the inner steps in θ with the table, so it does not trust the table alone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PER_STEP = 3
 
 @dataclass(slots=True)
 class Supply:
-    """What one trainer knows of its data. stock: what it may use next. asks: it exchanges at once. waits: seconds
-    between two exchanges that bring nothing. until: when the next one may be. seen: what the tables were after the
-    last one."""
+    """What one trainer knows of its data. stock: the positions that it may use next. asks: whether it exchanges at
+    once, to get data. waits: seconds between two exchanges that bring no data. until: when the next such exchange may
+    be. seen: the tables after the last one."""
 
     use: DataUse
     stock: Spans = ()
@@ -92,13 +92,13 @@ class Data:
         supply.use.stepped(self.positions[step])
 
     def uses(self, process: Process, due: tuple[int, ...]) -> tuple[Use, ...]:
-        """Return what the contribution to these shards says."""
+        """Return what the contribution to these shards says of the data used."""
         use = self.of(process).use
         return (use.send() if self.ledger in due else Use(use.data, (), use.wants),)
 
     def loaded(self, process: Process, load: Load) -> None:
-        """Record what a merge did with the trainer's progress. If the new state rules its data out, drop all progress.
-        Called after the merge."""
+        """Record what a merge did with the trainer's progress. If the new state gives the trainer's data to other
+        peers, drop all progress. Called after the merge."""
         if process.replica.own.flight is not None or not process.replica.has_state:
             return
         supply, tables = self.of(process), process.replica.state(self.ledger).tables
@@ -113,7 +113,8 @@ class Data:
         supply.complete = leases.complete(supply.use.table(tables))
 
     def landed(self, process: Process) -> None:
-        """An exchange of the trainer is over and merged. If it brought nothing new, wait before the next one."""
+        """Record that an exchange of the trainer is over and merged. If it brought nothing new, wait before the next
+        one."""
         supply, rules = self.of(process), self.world.rules
         tables = process.replica.state(self.ledger).tables
         if supply.stock or supply.seen != tables:
@@ -124,14 +125,14 @@ class Data:
         supply.seen = tables
 
     def ended(self, process: Process) -> bool:
-        """Whether a trainer knows that all positions are used, so that it contributes no more."""
+        """Whether a trainer knows that all positions are used, and so has stopped contributing."""
         return self.of(process).complete
 
     # -- laws
 
     def advanced(self, process: Process) -> None:
-        """Check the ledger's new version: the positions of the inner steps in θ are those that the table calls used,
-        each by one step (t); the table is sound (u)."""
+        """Check the ledger's new version. The inner steps in θ have used exactly the positions that the table lists as
+        used, and no position twice (invariant t). The table is consistent (invariant u)."""
         tables = process.replica.state(self.ledger).tables
         require(not leases.fault(tables), "u", f"{process.name}: {leases.fault(tables)}")
         steps = process.store.present[self.ledger].steps
@@ -153,7 +154,8 @@ class Data:
         return max((table.next for table in self._newest()), default=0)
 
     def used_up_to(self, position: int) -> bool:
-        """Whether all positions below this one are used, and, with a limit, each trainer knows that all are."""
+        """Whether all positions below this one are used. With a limit of epochs, also whether each trainer knows that
+        all are."""
         if any(process.replica.finished for process in self.world.alive.values()):
             return True  # the run has ended before
         lowest = min((leases.lowest(table) for table in self._newest()), default=0)
@@ -167,5 +169,5 @@ class Data:
 
 
 def _mask(spans: Spans) -> int:
-    """Return positions as the bits of a number."""
+    """Return a number in which the bit of each of these positions is set."""
     return sum((1 << stop) - (1 << start) for start, stop in spans)

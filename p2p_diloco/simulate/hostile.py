@@ -1,9 +1,9 @@
-"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent, or until all
-others have expelled it; it then goes on, and nothing comes of it.
+"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent. All others may
+expel it instead; it then goes on sending, without any effect.
 
 Law: it knows all that a member can know, and keeps to the limits that the node checks before a message reaches the
-core. Two things it does not do, because the core alone can't detect them: it does not claim a lineage of its own (a
-greater model, and states for it, in answer to a question), and its commits count no contribution that they leave out,
+core. It does not do two things that the core alone can't detect. It does not answer a question with a lineage of its
+own (a higher model version, with states for it). And its commits do not list a contribution that their mean leaves out,
 except with numbers that make the commit wrong.
 """
 
@@ -49,12 +49,12 @@ HUGE = 2**40
 SAMPLES_MAX, INCARNATION_MAX = 2**48, 2**62
 """The greatest numbers that fit into a message (`node/misfit.py`)."""
 GHOST = "x1"
-"""A peer that it names, and that never lived."""
+"""A peer that the hostile member names, but that never lived."""
 TACTICS = ("contribute", "claim", "commit", "state", "versions", "refuse", "confirm", "ask", "present", "leave")
-"""What it may do. A run draws some of these."""
+"""What the hostile member may do. A run draws some of these."""
 DELAYS = ("serve", "seize", "present")
-"""What a member does that only wants others to wait: it contributes so that plans name it, claims terms and commits
-nothing, and says that it works."""
+"""What a hostile member does if it only wants to make others wait: it contributes so that plans name it, claims terms
+but never commits, and says that it works."""
 
 
 class Hostile:
@@ -75,7 +75,7 @@ class Hostile:
         self.contests = rng.random() < 0.3  # whether it answers each claim with a higher one
         self.misleads = rng.random() < 0.3  # whether it answers contributions with the name of another aggregator
         self.confirms = rng.random() < 0.5  # whether it says that it holds the commits that it is sent
-        self.silent = False  # whether it counts for nothing any more
+        self.silent = False  # whether it has fallen silent or was expelled
         self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # how it ends
         self.forged = set[str]()  # digests that it made up
         self.sequence = 0
@@ -83,7 +83,7 @@ class Hostile:
         world.at(rng.uniform(1.0, 10.0), self._act)
 
     def fall_silent(self) -> None:
-        """Say nothing any more, so that connections break; or be expelled by all."""
+        """Stop sending, so that connections break, or be expelled by all other peers."""
         self.silent = True
         self.world.say(self.name, "is expelled" if self.is_expelled else "falls silent")
         self.world.membership.disturbed(self.world.now)
@@ -95,8 +95,8 @@ class Hostile:
                 self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
 
     def takes(self, sender: Process, to: str, message: Message) -> bool:
-        """Take a message that is for this member, and answer it as it likes; False if the message is for another
-        peer."""
+        """Take a message that is for this member, and let the member answer as it likes. Return False if the message is
+        for another peer."""
         if to != self.name:
             return False
         world = self.world
@@ -121,8 +121,8 @@ class Hostile:
         return True
 
     def spoils(self, message: Message) -> None:
-        """Check a message of an honest peer: all its numbers fit into a real message, so nothing that this member sent
-        keeps the peer from speaking (invariant q)."""
+        """Check that all numbers in an honest peer's message fit into a real message. So nothing that this member has
+        sent keeps the peer from sending (invariant q)."""
         match message:
             case Contribution(base=version, id=id):
                 numbers = [(version.samples, SAMPLES_MAX), (id.incarnation, INCARNATION_MAX)]
@@ -161,8 +161,9 @@ class Hostile:
         self.world.at(self.rng.uniform(0.01, 0.2), lambda: self._arrives(to, message))
 
     def _arrives(self, to: Process, message: Message) -> None:
-        """Feed a message to its receiver, unless it is a lie that would be believed as an answer. What is no answer may
-        neither put a state in place nor stand for another peer's commit (invariant q)."""
+        """Feed a message to its receiver, unless it is a lie that the receiver must believe, because it answers a
+        question. A message that answers no question may neither replace a state nor pass as another peer's commit
+        (invariant q)."""
         world, replica = self.world, to.replica
         if world.alive.get(to.name) is not to:
             return
@@ -240,13 +241,13 @@ class Hostile:
         return Leave(self.incarnation) if rng.random() < 0.1 else None
 
     def _claim(self, process: Process, shard: int) -> TakeOver:
-        """Claim the next term that is this member's, as far as the peer knows."""
+        """Claim the next term that the plan gives this member, by what the peer knows."""
         log = process.replica.logs.look_at(shard)
         return TakeOver(shard, process.replica.state(shard).version, log.lead.next_term_of(self.name))
 
     def _commit(self, process: Process, shard: int, author: str, term: int, id: ContributionId) -> Commit:
-        """Make up a commit. Half of them lead to the digest that they name. Half of them count nothing; the others list
-        numbers that no commit may have."""
+        """Make up a commit. Half of these commits lead to the digest that they name. Half of them count no
+        contribution; the others list numbers that no commit may have."""
         rng, state = self.rng, process.replica.state(shard)
         base, listed = state.version, list[Counted]()
         if rng.random() < 0.5:
@@ -266,7 +267,7 @@ class Hostile:
         return Plan(tuple(self.rng.sample(names, self.rng.randint(0, len(names)))), (somebody, self.name))
 
     def _near(self, version: Version) -> Version:
-        """Return the version itself, or one like it."""
+        """Return the version itself, or a made-up one near it."""
         rng = self.rng
         if rng.random() < 0.6:
             return version

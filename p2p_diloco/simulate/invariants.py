@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXCHANGES_TOLD = 2
 """A merge may tell a trainer of so many exchanges: of the last one, and of the one whose progress that carried."""
 LAG_MOST = 1.3
-"""The longest transfer of a state takes so many times the usual one (`World.send`)."""
+"""The longest transfer of a state takes this many times as long as the usual one (`World.send`)."""
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
@@ -65,9 +65,9 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int) -> None:
-    """Called when a peer's shard has a new version. If that version is on the same lineage as the last one, check that
-    its revision is not lower. If it is the next one, check that it counts the inner steps of one round more, by the H
-    that this round had (invariant h)."""
+    """Called when a peer's shard has a new version. If that version is on the same lineage as the shard's last one,
+    check that its revision is not lower. If it directly follows the last one, check that it counts the inner steps of
+    one more round, by that round's H (invariant h)."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before.version.epoch) == before.version.digest:
         fell = state.revision < before.revision
@@ -82,8 +82,8 @@ def advanced(world: World, process: Process, shard: int) -> None:
 
 
 def obeys(world: World, process: Process, work: Average) -> None:
-    """Check that a commit which counts contributions is not made after the end that its base's revision sets, and that
-    it counts as many as the revision that it names asks for (invariant h)."""
+    """Check a commit that counts contributions: the run must not have ended by the revision of the commit's base, and
+    the commit must count as many contributions as its own revision requires (invariant h)."""
     log, count = process.replica.logs.look_at(work.shard), len(work.contributions)
     if log.state is None or not count:
         return

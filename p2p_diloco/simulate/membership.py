@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 QUIET_S = 15.0
 """Seconds within which the protocol must notice that faults are over."""
 QUIET_ROUNDS = 2.0
-"""So many rounds are added to `QUIET_S`, because rounds may be long."""
+"""This many rounds are added to `QUIET_S`, because rounds may be long."""
 JOINS_S = 8.0
 """Seconds within which a peer must be counted in a world without any fault, in addition to rounds and transfers."""
 ARRIVES_S = 2.0

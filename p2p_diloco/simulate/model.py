@@ -46,8 +46,8 @@ class Tensors:
         return Tensors(steps, chain.digest())
 
     def rated(self, revision: Revision) -> Tensors:
-        """Return the same tensors, prepared for an outer step with the rates of ``revision``: other rates lead to
-        another digest."""
+        """Return the same tensors with the rates of ``revision`` added to the hash chain, so that an outer step with
+        other rates leads to another digest."""
         if revision.rates is None:
             return self
         return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
@@ -85,7 +85,8 @@ class Store:
 
 @dataclass(slots=True)
 class Trainer:
-    """One incarnation of a trainer: its local parameters, and what became of its inner steps."""
+    """One incarnation of a trainer: its local parameters, and which of its inner steps were sent, counted or
+    dropped."""
 
     shards: int
     base: list[int] = field(default_factory=list)

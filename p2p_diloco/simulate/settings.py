@@ -40,7 +40,7 @@ class Settings:
     clock_skew: float = 100.0
     fault_every: tuple[float, float] = (1.0, 6.0)
     faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
-    deaths_at_once: int | None = None  # so many peers may fail before the last failures are repaired
+    deaths_at_once: int | None = None  # the most peers that may fail before the last failures are repaired
     # whether dead peers return when faults end; otherwise only links, frozen processes and stuck trainers recover
     dead_return: bool = True
     hesitation: float = 0.0  # longest time between a Load and its Contribute, in which bases may change
@@ -62,7 +62,7 @@ class Settings:
     bootstrap: bool = True  # whether there is a bootstrap node, which serves as a relay
     hostile: bool = False  # a member sends anything well-formed until the faults end
     samples: int = 0  # length of the data set; 0: the run has no data
-    data_epochs: int = 0  # how often each sample is used; 0: without end
+    data_epochs: int = 0  # how often each sample is used; 0: any number of times
     blame_after: float = 16.0  # within this time live peers must notice that a peer is dead, cut off or stuck
 
     def rules(self) -> Rules:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .world import World
 
 LOST_S = 4.0
-"""Until a lost message is sent again: 3 s until its loss is noticed, and a heartbeat."""
+"""Seconds until a lost message is sent again: 3 s until its loss is noticed, and a heartbeat."""
 LOSSES = 3
-"""So many messages may be lost, one after the other: a contribution, a claim or promise, a commit."""
+"""The most messages lost one after another: a contribution, a claim or promise, a commit."""
 
 
 def limit(settings: Settings) -> float:

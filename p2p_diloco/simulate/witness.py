@@ -28,7 +28,7 @@ class Witness:
 
     def __init__(self, rules: Rules, one_line: bool) -> None:
         self.rules = rules
-        # true if no peer is cut off and no more die at a time than there are successors
+        # true if no peer is cut off, and at most as many die at a time as there are successors
         self.one_line = one_line
         self.begun: list[list[Version | None]] = []  # by inner step and shard: the version that the step was made on
         self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → the version last merged

@@ -333,7 +333,7 @@ class World:
                 self.happened["complaint"] += 1
 
     def say(self, who: str, what: str) -> None:
-        """Add what is no event of a replica to the trace, if a trace is kept."""
+        """Add a line to the trace, if a trace is kept, for something other than a replica's event."""
         if self.trace is not None:
             self.trace.append(Entry(self.now, who, what))
 

@@ -77,9 +77,9 @@ class PowersOfTwo:
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
         """Return the codes of `values`, as `Integers.nearest` does, but with ties rounded up.
 
-        The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. `halves`
-        counts half steps between powers of two, starting just below half of the least point: 1, 2 and 3 are the least
-        point, 4 and 5 the next, and so on.
+        The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. The last
+        two number the half steps between powers of two. `halves` is this number, counted from half of the least point:
+        0 becomes the code of 0; 1, 2 and 3 that of the least point; 4 and 5 that of the next point, and so on.
         """
         upper = (values.mul(inverse).view(torch.int32) >> 22).to(torch.int16)
         halves = (upper & 0x1FF).sub_(2 * (127 - 7) - 1).clamp_(0, 15)

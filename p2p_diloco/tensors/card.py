@@ -1,4 +1,4 @@
-"""The card of a model: what its saved form has beside the values of its trained parameters.
+"""The card of a model: all that a saved model has besides the values of its trained parameters.
 
 Law: bounded in length, and plain values: a card may come from another peer. It names the entries of the model's
 state_dict, which of them are one tied parameter, and has the text of the model's configuration. It also has the values
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from p2p_diloco.tensors.layout import plain_name
 
 REST_BYTES_MAX = 2**20
-"""The most bytes of values that a card has; of more it has none."""
+"""The most bytes of values in a card. A card of a model with more has no values."""
 CARD_BYTES_MAX = 2 * 2**20
 """The longest card: a peer that asks for a description waits only some seconds for it."""
 FILE_LETTERS_MAX = 2**17
@@ -45,8 +45,8 @@ class ModelCard:
     rest: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """Encode the card. The values are left out if the card would be too long with them; empty if it is too long
-        without them, too."""
+        """Encode the card. If it would be too long, the values are left out; if it is still too long, the result is
+        empty."""
         for rest in (self.rest, {}):
             values = safetensors.torch.save(dict(rest)) if rest else b""
             content = [_VERSION, list(self.names), dict(self.tied), dict(self.files), values]
@@ -93,7 +93,7 @@ def card_of(model: nn.Module) -> ModelCard:
 
 @torch.no_grad()
 def _copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in host memory; none if they have too many bytes, or can't be copied."""
+    """Copies of the values in host memory; empty if they have too many bytes, or can't be copied."""
     nbytes = sum(value.numel() * value.element_size() for value in values.values())
     sharded = any(hasattr(value, "placements") for value in values.values())
     if nbytes > REST_BYTES_MAX or sharded:
@@ -121,7 +121,7 @@ def _files_of(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _with_class(text: str, model: nn.Module) -> str:
-    """A configuration that names the model's class, as a saved model's does."""
+    """The configuration with the name of the model's class added, as Transformers does when it saves a model."""
     content = json.loads(text)
     return json.dumps({**content, "architectures": [type(model).__name__]}, indent=2, sort_keys=True) + "\n"
 

@@ -99,12 +99,12 @@ def write(
     replace: bool,
     part_bytes: int = PART_BYTES,
 ) -> dict[str, int]:
-    """Write the model in one of the forms above; return the lengths of its files in bytes, by name. `dtype`: of the
-    trained parameters, or `keep`; what is not trained keeps its own. `told`: further metadata, such as the run's
+    """Write the model in one of the forms above; return the lengths of its files in bytes, by name. `dtype`: the dtype
+    for the trained parameters, or `keep`; other values keep their dtype. `told`: further metadata, such as the run's
     epoch.
 
     Raises:
-        ConfigError: the form needs what is unknown of the model, or the folder can't be written.
+        ConfigError: the form needs something of the model that is unknown, or the folder can't be written.
     """
     kept = model.dtypes
     dtypes = dict(kept) if dtype == "keep" else dict.fromkeys(kept, getattr(torch, dtype))
@@ -193,7 +193,7 @@ def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[st
     """The configuration files. config.json names the dtype in which the model is saved, if all parameters have one.
 
     Raises:
-        ConfigError: the form hf needs what is unknown of the model.
+        ConfigError: the form hf needs something of the model that is unknown.
     """
     _check_hf(model)
     try:

@@ -64,8 +64,8 @@ class Feedback:
         return torch.add(delta, self.residual, out=self._other)
 
     def sent(self, id: ContributionId, decoded: Iterable[Tensor]) -> None:
-        """Record that the last result of `added` was sent as contribution `id`. `decoded`: the decoded blocks of its
-        bytes."""
+        """Record that the last result of `added` was sent as the contribution `id`. `decoded`: the decoded blocks of
+        the bytes that were sent."""
         for (part,), values in zip(blocks(self._other), decoded, strict=True):
             part.sub_(values)
         if self._counted or self._oldest is None:
@@ -111,8 +111,7 @@ class Feedback:
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
-        """Whether the contribution `counted` is `_oldest` or a later one. All of these included the present
-        residual."""
+        """Whether the contribution `counted` included the present residual: it did if it is `_oldest` or later."""
         oldest, newest = self._oldest, self._newest
         if counted is None or oldest is None or newest is None:
             return False

@@ -22,8 +22,8 @@ BLOCK = 1 << 17
 """Elements of a block of work, chosen so that several fp32 blocks fit into the last-level cache. Blocks of half the
 size take 10 % more time, of eight times the size 50 % more."""
 UNDIVIDED = 1 << 15
-"""Elements of a block where torch may have several threads: it doesn't split so few elements among them. On busy cores,
-waiting for threads costs many times the work."""
+"""Elements of a block where torch may have several threads: torch doesn't divide so few elements among threads. On busy
+cores, waiting for threads takes many times as long as the work."""
 
 
 def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""A fingerprint of what a model has beside its trainable parameters: frozen parameters and buffers.
+"""A fingerprint of a model's frozen parameters and buffers, the values that are not trained.
 
 Law: reads a sample of each tensor, so it is quick for large models too. Values are compared as bf16, because peers may
 hold the same base in different dtypes. A model without frozen parameters has no fingerprint, and neither has one that
@@ -22,7 +22,8 @@ OF_DATA = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """32 hex digits, which are equal for two models with equal frozen values; empty if there are none to compare."""
+    """A fingerprint of 32 hex digits, which is the same for two models with equal frozen values. It is empty for a
+    model without frozen parameters, and for one that is spread over several processes."""
     parameters = dict(model.named_parameters())
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad and p.numel()}
     if not frozen or any(hasattr(p, "placements") for p in parameters.values()):
@@ -48,6 +49,6 @@ def _sample(tensor: Tensor) -> bytes:
     places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64).long().to(tensor.device)
     try:
         values = torch.take(tensor.detach(), places).to("cpu", torch.float32).to(torch.bfloat16)
-    except (NotImplementedError, RuntimeError, TypeError):  # a quantised kind of tensor: its name and shape must do
+    except (NotImplementedError, RuntimeError, TypeError):  # a quantised tensor: only its name and shape are compared
         return b""
     return bytes(values.view(torch.uint8).tolist())

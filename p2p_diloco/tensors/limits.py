@@ -4,11 +4,11 @@ Law: pure functions of the contributions of one shard. Nothing here depends on t
 threads or the machine: sums of products have the order that `products` describes, all that follows from them is
 computed in fp64 by single operations, and sums of a few numbers are exact (`math.fsum`).
 
-Limits compare contributions with each other, so they need three, and hold as long as more than half of the senders are
-honest. Medians are of contributions, each counting one: a claimed weight has no say in them.
+Limits compare contributions with each other. So they need at least three contributions, and are effective as long as
+more than half of the senders are honest. Each contribution counts once in a median, whatever weight its sender claims.
 
-A method gives each contribution i a factor fᵢ; the mean is Σ rᵢ·fᵢ·xᵢ / Σ rᵢ, where rᵢ is its weight beside the first
-one's. Factors of 1 are the plain mean.
+A method gives each contribution i a factor fᵢ; the mean is Σ rᵢ·fᵢ·xᵢ / Σ rᵢ, where rᵢ is its weight relative to the
+first contribution's. Factors of 1 are the plain mean.
 
     clip             fᵢ = min(1, NORM_TIMES · M / ‖xᵢ‖), M the median of all ‖xᵢ‖
     centered_clip    yᵢ = xᵢ clipped as above. v begins as the mean of the yᵢ. CENTERED_ROUNDS times:
@@ -35,7 +35,7 @@ from p2p_diloco.tensors.flat import unheeded
 Aggregation = Literal["clip", "mean", "centered_clip"]
 
 MEMBERS_MIN = 3
-"""Contributions from which on limits apply: of two that differ, neither is known to be wrong."""
+"""Limits apply to this many contributions or more: if two differ, neither is known to be wrong."""
 WEIGHT_TIMES = 1.5
 """A weight counts at most this many times the median weight."""
 NORM_TIMES = 1.0
@@ -54,8 +54,8 @@ def bounded(weights: Sequence[float]) -> list[float]:
 
 
 def factors(aggregation: Aggregation, parts: Sequence[Iterator[Tensor]], weights: Sequence[float]) -> list[float]:
-    """The factor of each contribution. `parts`: their values, fp32, in blocks as `codec.decode_blocks` gives them;
-    `weights`: what they weigh."""
+    """The factor of each contribution. `parts`: the contributions' values, fp32, in blocks as `codec.decode_blocks`
+    gives them; `weights`: the contributions' weights."""
     if aggregation == "mean":
         return [1.0] * len(weights)
     if aggregation == "clip":
@@ -89,7 +89,7 @@ def products(parts: Sequence[Iterator[Tensor]]) -> list[list[float]]:
 
 
 class Room:
-    """Memory for the products of two blocks, as long as the longest block so far."""
+    """Reused memory for the products of two blocks. It is as long as the longest block so far."""
 
     def __init__(self) -> None:
         self._product, self._sums = np.empty(0, np.float32), np.empty(LANES, np.float32)
@@ -132,5 +132,5 @@ def _centered(products: Sequence[Sequence[float]], weights: Sequence[float]) -> 
 
 
 def _at_most(limit: float, lengths: Sequence[float]) -> list[float]:
-    """What each length is multiplied by, so that none exceeds the limit."""
+    """The factor for each length, so that no product exceeds the limit."""
     return [1.0 if length <= limit else limit / length for length in lengths]

@@ -38,8 +38,8 @@ from p2p_diloco.tensors.raw import Buffer
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
 WEIGHT_MAX = 2.0**40
-"""Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; the least weight
-vanishes beside a weight of 1."""
+"""Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; a contribution of
+the least weight has no effect beside one of weight 1."""
 
 Given = tuple[str, float, Buffer]
 """A contribution: peer id, weight, encoded pseudo-gradient."""

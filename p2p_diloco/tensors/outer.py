@@ -55,7 +55,7 @@ _PROBE = 3
 
 @dataclass(frozen=True, slots=True)
 class OuterOptimizer:
-    """The outer optimizer of a run. Its name is "sgd" or that of an element-wise class of torch.optim, in upper or
+    """The outer optimizer of a run. Its name is "sgd", or the name of an element-wise class of torch.optim, in upper or
     lower case.
 
     sgd takes `lr`, `momentum` and `nesterov`; the others take `lr` and, in `options`, keyword arguments of their own.

@@ -17,8 +17,8 @@ _BLOCK = re.compile(r"(?:^|.*?\.)\d+\.")
 SHARD_ELEMENTS_MAX = 1 << 20
 """The most elements of a shard: 2 MiB of bf16."""
 SHARD_ELEMENTS_MIN = 1 << 13
-"""A fragment is not spread over shards of fewer elements. Each shard costs a peer 1 to 2 ms of processor time in each
-round; a link of 100 Mbit/s carries 8192 elements in bf16 in 1.3 ms."""
+"""The fewest elements of a shard, unless the whole fragment has fewer. Each shard costs a peer 1 to 2 ms of processor
+time in each round; a link of 100 Mbit/s carries 8192 elements in bf16 in 1.3 ms."""
 SHARDS, SHARDS_STEP = 24, 12
 """A fragment is spread over SHARDS shards, which 2, 3, 4, 6, 8 and 12 peers divide evenly. A fragment that needs more
 has a multiple of SHARDS_STEP."""

@@ -39,8 +39,8 @@ def tensor_over(buffer: Buffer) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether no element is NaN or infinite. This takes one pass without temporaries, because a NaN makes both
-    extremes NaN."""
+    """Return whether no element is NaN or infinite. It looks only at the least and the greatest element, which takes
+    one pass without temporaries: a NaN makes both NaN."""
     if not values.numel():
         return True
     low, high = torch.aminmax(values)

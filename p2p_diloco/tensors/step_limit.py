@@ -10,8 +10,8 @@ and fp32 only where the formula says so. So all replicas get the same bits.
     ḡ ← f · ḡ                      skipped for f = 1
     lengths ← the last LENGTHS_MAX of (lengths, min(n, max(times, GROWTH) · M))    rounded to fp32
 
-A length is remembered as it is before the cut, up to GROWTH times the median: so honest means that become longer raise
-the median as soon as they are the majority, and a few wrong ones can't.
+A length is remembered as it was before the cut, up to GROWTH times the median. So if honest means become longer, the
+median rises once they are the majority; a few wrong means can't raise it.
 
 A mean of length 0, to which no peer has contributed progress, is neither cut nor remembered: it says nothing of the
 length of a step. Squares of elements above 1.8·10¹⁹ exceed fp32: then n = ∞ and f = 0.
@@ -35,14 +35,14 @@ LENGTHS = "lengths"
 """The name of the state tensor: fp32 [LENGTHS_MAX], the newest length last. 0: none yet."""
 LENGTHS_MAX = 9
 LENGTHS_MIN = 3
-"""Lengths from which on the limit applies: of fewer, one wrong length could be the median."""
+"""The limit applies once there are this many lengths: with fewer, one wrong length could be the median."""
 GROWTH = 3.0
 """A mean is remembered with at most this many times the median length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What becomes of a mean: the factor for its elements, and the lengths after it."""
+    """The effect of the limit on a mean: the factor for its elements, and the lengths to keep from now on."""
 
     factor: float
     lengths: Tensor
@@ -59,8 +59,8 @@ def state_lengths(outer: Mapping[str, int], times: float) -> dict[str, int]:
 
 
 def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapping[str, Tensor]:
-    """A shard's state tensors from a checkpoint, for a run with this limit. The lengths are dropped if there is no
-    limit, and none are known if they are to be forgotten or the checkpoint is of a version without them."""
+    """A shard's state tensors from a checkpoint, for a run with this limit. Without a limit, the lengths are removed.
+    With `forget`, or if the checkpoint has none, the lengths are all 0, which means that none is known."""
     if not times:
         return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state
     if LENGTHS in state and not forget:
@@ -70,8 +70,9 @@ def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapp
 
 @unheeded
 def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cut:
-    """What a limit of so many `times` the median makes of a mean, given in blocks, after means of these `lengths`.
-    `room`: memory for the products; new memory each time would cost as much as they do."""
+    """Compute the effect on a mean of a limit of `times` the median of `lengths`, the lengths of the last means.
+    `mean`: in blocks. `room`: memory for the products, kept by the caller because allocating it takes as long as the
+    products do."""
     kept = [length for length in lengths.tolist() if length > 0]
     median = statistics.median(kept) if len(kept) >= LENGTHS_MIN else math.inf
     norm = math.sqrt(square(mean, room))
@@ -83,7 +84,7 @@ def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cu
 
 
 def _scaled(mean: Iterable[Tensor], factor: np.float32) -> Iterator[Tensor]:
-    """A block is valid until the next one is drawn."""
+    """Multiply each block by the factor. A block is valid until the next one is drawn."""
     room: Array = np.empty(0, np.float32)
     for block in mean:
         if len(room) < block.numel():

@@ -30,7 +30,8 @@ SPARE = 6
 """The most tensors kept for reuse in the next proposals: θ and two state tensors, for two lengths of shards."""
 
 CUT_WARNS = 0.5
-"""A mean that is cut below this part of its length is a warning in the log; longer ones also occur in honest runs."""
+"""A mean that is cut to less than this part of its length is logged as a warning; weaker cuts also occur in honest
+runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A possible next outer state of a shard: θ [numel], the outer optimizer's state, one digest of both and `meta`,
-    and the digest of θ alone. `factor`: what the step limit has multiplied the mean by; 1 if it was not cut."""
+    and the digest of θ alone. `factor`: the factor by which the step limit has cut the mean; 1 if it was not cut."""
 
     theta: Tensor
     state: State
@@ -53,8 +54,8 @@ class ShardStore:
     def __init__(
         self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor, limit: float = 0.0
     ) -> None:
-        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: no mean
-        counts for more than so many times the median length of the last ones (`step_limit`); 0: none is cut."""
+        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: a mean is
+        cut to at most this many times the median length of the last means (`step_limit`); 0: no mean is cut."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
         self.layout = layout
@@ -109,10 +110,10 @@ class ShardStore:
         """Propose the outer step on the mean pseudo-gradient in `mean`, which `codec` has encoded. The present state
         does not change.
 
-        With Delayed Nesterov, `mean` is the mean of so many `submissions`, and the buffer already holds `buffered`
-        submissions. `rates` are (lr, momentum) if the run has revised them. `meta` is the rest of the resulting state,
-        for the digest. Raises ValueError for a wrong length, and if a value of the result isn't finite (no replica
-        could load it).
+        With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
+        buffer already holds. `rates` are (lr, momentum) if the run has revised them. `meta` is the rest of the
+        resulting state, for the digest. Raises ValueError for a wrong length, and if a value of the result isn't finite
+        (no replica could load it).
         """
         grad, cut = self._limited(shard, mean, codec)
         seen = Look()
@@ -127,7 +128,7 @@ class ShardStore:
         return _proposal(theta, {**state, LENGTHS: cut.lengths}, seen, meta, cut.factor)
 
     def _limited(self, shard: int, mean: Buffer, codec: str) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
-        """Return the blocks of a mean, as the limit leaves them, and what it does to them; None without a limit."""
+        """Return the blocks of a mean after the limit is applied, and the `Cut`; None in its place without a limit."""
         numel = self.layout.shards[shard].numel
         first: Iterable[Tensor] = codecs.decode_blocks(mean, codec, numel)
         if not self._limit:
@@ -159,7 +160,7 @@ class ShardStore:
         self.theta(shard).copy_(proposal.theta)
         self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state
-        # `restate` keeps its tensors; the lengths are too short to be worth their place among the spare ones
+        # `restate` keeps its tensors; the lengths are too short to be worth reusing
         void = [old for name, old in before.items() if old is not proposal.state[name] and name != LENGTHS]
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 

@@ -30,7 +30,7 @@ BUFFER_BYTES = 64 << 20
 """Length of each interface's receive buffer and send buffer: enough for all frames that arrive while this process waits
 for a processor."""
 PRIORITY = -10
-"""This process's niceness: if it waits for a processor, frames are later than asked for."""
+"""This process's niceness. It is low because frames are late if the process has to wait for a processor."""
 _ALL_FRAMES = 0x0003  # ETH_P_ALL
 _OFFLOAD_HEADERS, _NOT_OUR_OWN = 15, 23  # PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING
 _RECEIVE_BUFFER, _SEND_BUFFER = 33, 32  # SO_RCVBUFFORCE, SO_SNDBUFFORCE

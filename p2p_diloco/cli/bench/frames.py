@@ -2,7 +2,7 @@
 describes its offloads (the work that is left to the network card).
 
 Law: pure functions on bytes. TCP hands its packets to an interface as one long frame, with the length of each packet's
-payload in the header (`virtio_net_hdr`); such a frame counts here as the packets that it stands for.
+payload in the header (`virtio_net_hdr`); here such a frame counts as all the packets in it.
 """
 
 from __future__ import annotations

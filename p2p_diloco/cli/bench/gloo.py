@@ -1,8 +1,8 @@
 """The contender `gloo`: one rank of a group that averages with gloo's all-reduce, and then takes the same outer step as
 a run.
 
-Law: as in data-parallel training without this package: plain TCP, and a fixed group. With bf16 on the wire the sums are
-bf16 too, because gloo adds the values that it sends.
+Law: works as data-parallel training without this package does, over plain TCP and in a fixed group. With bf16 on the
+wire the sums are bf16 too, because gloo adds the values that it sends.
 """
 
 from __future__ import annotations

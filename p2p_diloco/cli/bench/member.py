@@ -1,6 +1,6 @@
 """Defines a measured process (`Member`) and the commands to it, and names the parts of a round.
 
-Law: independent of the contenders. Each of them is a `Member` in a module of its own, named `Contender` there.
+Law: does not depend on the contenders. Each of them is a `Member` in a module of its own, named `Contender` there.
 """
 
 from __future__ import annotations

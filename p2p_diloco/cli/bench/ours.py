@@ -1,6 +1,6 @@
 """The contender `ours`: a peer of a run, with its node and its p2pd.
 
-Law: a `Peer` as any script would use it. Its optimizer does nothing, because training is not measured: the time of
+Law: uses a `Peer` as any script would. Its optimizer does nothing, because training is not measured: the time of
 `optimizer.step()` is the exchange's.
 """
 

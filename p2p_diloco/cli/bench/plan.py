@@ -1,6 +1,6 @@
 """The plan of a measurement, made from the flags of `bench` and checked.
 
-Law: values and their limits; nothing is started here.
+Law: holds values and their limits; starts nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATE_WIDTH = 8
 PEERS_MAX = 32
 SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
-"""The deadline of a round assumes that all peers on one machine together transfer at least so many bytes a second."""
+"""The deadline of a round assumes that all peers on one machine together transfer at least this many bytes a second."""
 _PARTS = {"%": 1e-2}
 RTT_S_MAX, LOSS_MAX = 2.0, 0.2
 

@@ -1,7 +1,7 @@
 """The contender `raw`: one of several processes in a ring, which only transfer bytes.
 
-Law: one libp2p stream to the next process and one from the previous process, with as many bytes as a peer of a run
-sends in a round. So it shows the transport's speed without averages, outer steps, checks and waiting.
+Law: each process has one libp2p stream to the next process and one from the previous process. In a round it sends as
+many bytes as a peer of a run does. So it shows the transport's speed without averages, outer steps, checks and waiting.
 """
 
 from __future__ import annotations

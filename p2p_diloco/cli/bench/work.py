@@ -1,6 +1,6 @@
 """The computations of a round that need no other process: a synthetic pseudo-gradient, the outer step and the merge.
 
-Law: the same functions and shards (`tensors`) as in a run, so that the other methods differ from a run only in how
+Law: uses the same functions and shards (`tensors`) as a run, so that the other methods differ from a run only in how
 bytes travel.
 """
 

@@ -1,7 +1,6 @@
 """`demo`: lets peers on this machine train together, while one of them is killed and another joins.
 
-Law: a folder and switches in, exit code out. `play` has the scenes; its measurements are an `Outcome`, which `report`
-draws.
+Law: turns the flags into an exit code. `play` has the scenes; its measurements are an `Outcome`, which `report` draws.
 """
 
 from __future__ import annotations

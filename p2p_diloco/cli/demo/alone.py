@@ -1,7 +1,7 @@
 """`python -m p2p_diloco.cli.demo.alone RUN TRAINER`: runs the built-in trainer in no run, for comparison with a run.
 
-Law: two JSON objects of settings in, the trainer's output out; nothing else is decided here. It runs at low priority,
-so that the demo's run gets the processor first.
+Law: gets all settings as two JSON objects, and decides nothing. It runs at low priority, so that the demo's run gets
+the processor first.
 """
 
 from __future__ import annotations

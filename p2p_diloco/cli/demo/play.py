@@ -1,6 +1,6 @@
 """Plays the demo's scenes: which peer is started when, which one is killed, and how the others go on.
 
-Law: only starts and kills processes, as a user would by hand; the formulas are in `facts`.
+Law: only starts and kills processes, as a user would by hand. The measurements are computed in `facts`.
 """
 
 from __future__ import annotations

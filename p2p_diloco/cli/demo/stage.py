@@ -157,8 +157,8 @@ class Stage:
         return player
 
     def start_alone(self, name: str) -> Player:
-        """Start the same trainer with the same settings and warm start. It takes part in no run, and doesn't sleep
-        between steps."""
+        """Start a trainer that takes part in no run, for comparison. It has the peers' settings and warm start, but
+        doesn't sleep between steps."""
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
         alone = module("p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)

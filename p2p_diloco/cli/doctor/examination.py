@@ -1,7 +1,7 @@
 """Makes all checks at the same time: of this machine, its ports, the initial peers and the run's peers.
 
-Law: decides which check waits for the outcome of which other check; judges nothing itself. It ends in time: checks that
-take too long are cancelled, and what they found until then is reported.
+Law: decides the order of the checks; judges nothing itself. It ends in time: checks that take too long are cancelled,
+and their findings up to then are reported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks this machine: its memory for a model, and its disk space for checkpoints.
 
-Law: formulas, and a look at memory and disks; nothing stays on a disk. docs/operations.md has the figures of memory.
+Law: computes and looks at memory and disks; leaves nothing on a disk. docs/operations.md has the measured memory.
 """
 
 from __future__ import annotations

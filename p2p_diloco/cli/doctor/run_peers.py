@@ -47,7 +47,7 @@ async def found(peer: PeerConfig, initial_peers: Sequence[str]) -> list[PeerStat
 @asynccontextmanager
 async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
     """Direct connections as a peer with these settings would make them; None if they are switched off, or if the run is
-    private, whose members make them with members only."""
+    private, because its members accept direct connections only from members."""
     if not peer.direct or peer.invite is not None:
         yield None
         return
