@@ -155,7 +155,8 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
                 processes.append(process)
                 lines.append(said(process))
                 addresses = addresses or next(lines[index])["addresses"]
-            next(lines[-1])
+            for line in lines[1:]:
+                next(line)
             ends = [next(line) for line in lines]
             if any(process.wait() for process in processes):
                 raise RuntimeError("a peer failed at its end")
