@@ -19,6 +19,9 @@ POINTS_KEPT = 2000
 """Points of each peer's curves."""
 ROUNDS_KEPT = 40
 """Rounds of each peer."""
+PEERS_KEPT = 256
+"""So many peers have curves, or those of the newest snapshot if they are more. A peer that restarts may have another id
+each time."""
 
 Point = list[float | None]
 """time, inner steps, samples, loss, epoch, inner steps a second, held-out loss."""
@@ -30,11 +33,15 @@ class Feed:
     def __init__(self) -> None:
         self._points: dict[str, deque[Point]] = {}
         self._rounds: dict[str, deque[dict[str, Any]]] = {}
+        self._seen: Snapshot | None = None
         self._newest = ""
-        self.whole = ""
-        """All that is known, as JSON; empty before the first snapshot."""
         self._changed = asyncio.Event()
         self._over = False
+
+    @property
+    def whole(self) -> str:
+        """All that is known, as JSON; empty before the first snapshot."""
+        return "" if self._seen is None else _json(self._seen, _lists(self._points), _lists(self._rounds))
 
     def end(self) -> None:
         """Let all readers come to their end."""
@@ -49,14 +56,18 @@ class Feed:
                 points[peer.peer_id] = [point]
             if (one := self._next_round(peer)) is not None:
                 rounds[peer.peer_id] = [one]
-        self._newest = _json(seen, points, rounds)
-        self.whole = _json(seen, _lists(self._points), _lists(self._rounds))
+        self._newest, self._seen = _json(seen, points, rounds), seen
+        here = {peer.peer_id for peer in seen.peers}
+        gone = [peer_id for peer_id in self._points if peer_id not in here]
+        for peer_id in gone[: max(0, len(self._points) - PEERS_KEPT)]:
+            del self._points[peer_id]
+            self._rounds.pop(peer_id, None)
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def follow(self) -> AsyncIterator[str]:
         """Yield server-sent events: first all that is known, then each further snapshot with what is new in it."""
-        while not self.whole and not self._over:
+        while self._seen is None and not self._over:
             await self._changed.wait()
         yield f"event: all\ndata: {self.whole}\n\n"
         while True:
