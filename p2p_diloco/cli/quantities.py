@@ -16,6 +16,7 @@ RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 """In Mbit/s."""
 TIMES = {"ms": 1e-3, "s": 1.0}
 """In seconds."""
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-z%]*)")
 
 
 def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", most: float = PARAMETERS_MAX) -> int:
@@ -32,7 +33,13 @@ def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", 
     return count
 
 
+def is_zero(text: str, units: Mapping[str, float]) -> bool:
+    """Whether a text says 0, with one of these units or without."""
+    read = _NUMBER.fullmatch(text.strip().lower())
+    return read is not None and float(read[1]) == 0.0 and (not read[2] or read[2] in units)
+
+
 def number(text: str, units: Mapping[str, float]) -> float:
     """Parse a number with one of these units; 0 if it can't be parsed."""
-    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z%]*)", text.strip().lower())
+    read = _NUMBER.fullmatch(text.strip().lower())
     return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

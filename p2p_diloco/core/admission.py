@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from .events import Complaint
 from .leadership import Leadership
 from .leases import objection as misuse
+from .lending import is_empty
 from .lives import SALT_BITS, life_of
 from .messages import Commit, Contribution, Counted, Plan, State
 from .revision import FOUNDED
@@ -37,9 +38,15 @@ def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> s
     for counted in commit.contributions:
         if not rules.fits(counted.weight, counted.samples, state.revision) or counted.id.incarnation > latest:
             return f"the weight, the samples or the incarnation of {counted.peer} is out of range"
+        if misweighed(counted, rules):
+            return f"it counts a submission of {counted.peer} with another weight than 1"
         if why := misused(counted.peer, counted, state, rules):
             return f"it counts a contribution of {counted.peer}, but {why}"
     listed = {counted.peer for counted in commit.contributions}
+    if len(listed) < len(commit.contributions):
+        return "it counts two contributions of one peer"
+    if again := [c.peer for c in commit.contributions if c.peer in state.counted and c.id <= state.counted[c.peer]]:
+        return f"it counts a contribution of {again[0]} that was counted before"
     if len(listed - state.counted.keys()) > _room(state):
         return "it counts too many peers that no commit has counted before"
     if len(_strangers(commit.plan, listed | {commit.aggregator}, state)) > PLANNED_MAX and state.counted:
@@ -55,10 +62,18 @@ def unfit(peer: str, contribution: Contribution, state: State | None, lead: Lead
     revision = FOUNDED if state is None else state.revision
     if not incarnations or not rules.fits(contribution.weight, contribution.samples, revision):
         return "it has a number out of range"
+    if misweighed(contribution, rules):
+        return "a submission has the weight 1"
     if not rules.asynchronous and (why := misused(peer, contribution, state, rules)):
         return why
     full = peer not in counted and len(counted) >= COUNTED_MAX
     return f"the run has counted {COUNTED_MAX} peers, and counts no further one" if full else ""
+
+
+def misweighed(what: Contribution | Counted, rules: Rules) -> bool:
+    """Return whether this is a submission in asynchronous mode with another weight than 1. It is refused, and not
+    counted as 1: its author has sealed its weight, so the commit would not fit to the seal."""
+    return rules.asynchronous and not is_empty(what) and what.weight != 1.0
 
 
 def misused(peer: str, what: Contribution | Counted, state: State | None, rules: Rules) -> str:

@@ -19,7 +19,7 @@ from .roster import Roster
 from .rules import Rules
 from .shard import Contributions, ShardLog
 from .state import grown_from
-from .submitting import Submitting, settled, weighed
+from .submitting import Submitting, settled
 from .succession import elected, hands_over, may_stay, succession, worth_a_commit
 from .version import Version
 
@@ -136,7 +136,7 @@ class AsynchronousLog(ShardLog):
         if misdirected and contribution.base != self.version:
             # the answer carries the plan but not the claim, so the refusal names the claim
             return self._answer(sender, contribution.base) + effects
-        self.round.inbox[sender], self.arrived[sender] = weighed(contribution), now
+        self.round.inbox[sender], self.arrived[sender] = contribution, now
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:

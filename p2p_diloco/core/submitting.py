@@ -8,10 +8,7 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .carry import Carried
-from .lending import is_empty
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -31,11 +28,6 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
         return False
     ours = counted.incarnation in (contribution.oldest.incarnation, contribution.id.incarnation)
     return ours or counted >= contribution.id
-
-
-def weighed(contribution: Contribution) -> Contribution:
-    """Return a submission with the weight by which it counts: 1, unless it is empty."""
-    return contribution if is_empty(contribution) else replace(contribution, weight=1.0)
 
 
 class Submitting(Sending):

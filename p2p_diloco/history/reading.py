@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.core.events import Depart
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.node.history import FORM, SUFFIX
 from p2p_diloco.node.plain import Unfit
@@ -28,6 +28,16 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Bytes that are read at a time: so much before a damage may be lost with it."""
+HEAD: Mapping[str, type] = {
+    **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), str),
+    **dict.fromkeys(("history", "incarnation", "file"), int),
+    **dict.fromkeys(("founded", "started", "began", "now", "time"), float),
+    **dict.fromkeys(("rules", "names"), dict),
+    "eligible": bool,
+}
+"""The values of a head that are read, with their types."""
+SECONDS_MAX = 1e11
+"""No time in a head is longer: it would be no date."""
 ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
 """How a peer's id looks, and how many of its last letters are shown."""
 
@@ -71,7 +81,7 @@ def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
     Raises:
         ConfigError: a file can't be read, or a file that is named is of another run than the first one.
     """
-    heads = [(path, _head(path)) for path in _files(paths)]
+    heads = list(_heads(paths))
     wanted = [(path, head) for path, head in heads if run_id in (None, head["run_id"])]
     if not wanted:
         runs = ", ".join(sorted({head["run_id"] for _, head in heads})) or "none"
@@ -108,6 +118,18 @@ def _another_run(path: Path, head: Mapping[str, Any], first: Path, firsts: Mappi
     return ConfigError(f"is of {runs[0]}, but {first} is of {runs[1]}", key="paths", value=path, mend=mend)
 
 
+def _heads(paths: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """The files with their heads. Of a folder, files that can't be read are left out with a warning: a peer whose disk
+    was full leaves an empty one."""
+    for path in _files(paths):
+        try:
+            yield path, _head(path)
+        except ConfigError as error:
+            if path in paths:
+                raise
+            log.warning("left out: %s %s", path.name, error.wrong)
+
+
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
@@ -132,14 +154,30 @@ def _head(path: Path) -> Mapping[str, Any]:
     try:
         first = next(_values(path), None)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, str(error)) from None
+        raise _unreadable(path, reason(error) if isinstance(error, OSError) else str(error)) from None
     head = first[0] if isinstance(first, list) and len(first) == 1 else None
-    if not isinstance(head, dict) or not {"history", "run_id", "peer", "started", "file"} <= head.keys():
+    if not isinstance(head, dict) or "history" not in head:
         raise _unreadable(path, "it does not begin as a history does")
     if head["history"] != FORM:
         made = f"by p2p_diloco {head.get('version')}, in form {head['history']}; this version reads form {FORM}"
         raise ConfigError(f"was written {made}", key="paths", value=path, mend="read it with the version that wrote it")
+    for key, kind in HEAD.items():
+        if not _is_sound(head.get(key), kind):
+            raise _unreadable(path, f"{key} in its head is missing or damaged")
+    if not _are_fragments(head["rules"].get("fragments")):
+        raise _unreadable(path, "rules in its head are damaged")
     return head
+
+
+def _is_sound(value: Any, kind: type) -> bool:
+    if kind is not float:
+        return type(value) is kind
+    return type(value) in (int, float) and abs(value) < SECONDS_MAX
+
+
+def _are_fragments(value: object) -> bool:
+    each = value if isinstance(value, list) else []
+    return bool(each) and all(isinstance(shards, list) and all(type(one) is int for one in shards) for shards in each)
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:

@@ -1,17 +1,23 @@
 """Warns, once, if two peers contribute the same bytes, which shows that they train on the same data in the same order.
 
-Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. A comparison ends at the
-first byte that differs, so it costs next to nothing.
+Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. Each is read at most
+once: several peers may send zeros, or the same bytes up to the last, and the node does nothing else meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
-from itertools import combinations
+
+import numpy as np
+from blake3 import blake3
 
 from p2p_diloco.core.events import Average
 from p2p_diloco.tensors.mean import WEIGHT_MIN
+
+HEAD_BYTES = 4096
+"""Contributions are read to their ends only if so many of their first bytes are the same."""
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +33,17 @@ class Alike:
         if self._warned:
             return
         made = [(peer, memoryview(c.payload)) for peer, c in effect.contributions if c.weight > WEIGHT_MIN]
-        for (one, first), (other, second) in combinations(made, 2):
-            if first == second and first != memoryview(bytes(len(first))):
+        heads = Counter(bytes(payload[:HEAD_BYTES]) for _, payload in made)
+        first_with: dict[bytes, str] = {}
+        for peer, payload in made:
+            if heads[bytes(payload[:HEAD_BYTES])] == 1 or not np.frombuffer(payload, np.uint8).any():
+                continue
+            other = first_with.setdefault(blake3(payload).digest(), peer)
+            if other != peer:
                 self._warned = True
                 log.warning(
                     "%s contribute the same bytes, so one of them is useless: they train on the same data in the same "
                     "order; give each peer data of its own, for instance by a seed that is peer.seed",
-                    self._named(f"{one} and {other}"),
+                    self._named(f"{other} and {peer}"),
                 )
                 return

@@ -23,10 +23,12 @@ from p2p_diloco.core.events import Average, Averaged, Expelled
 from p2p_diloco.core.lending import counted as counted_of
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.version import Version
-from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases, Key
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
 from p2p_diloco.node.wire import Accusation, Audit, Copy
@@ -46,6 +48,9 @@ USUAL = 24
 fewer commits in a round, so each commit is audited more often."""
 AT_ONCE = 2
 """The most audits at a time; others wait."""
+STRANGERS_MAX = 16
+"""An accused commit counts at most so many contributions more than this peer knows peers. Their copies are kept in
+memory until the audit is over."""
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,8 @@ class Audits:
         # commits that others call lies, and that this peer never saw or has forgotten
         self._alleged: dict[Key, Case] = {}
         self._verdicts = Verdicts(PATIENCE * self._wait_s)
+        self._tend_every_s = self._wait_s / 4
+        self._contact = Contact(self._tend_every_s)
         self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
         self.audited = 0
         """How many commits this peer has computed again."""
@@ -160,10 +167,16 @@ class Audits:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
+        """Send the copies, once: again only if one of them was lost and the peer asks again."""
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Unreachable):
+                case.given.discard(to)
+
         if to not in case.given:
             case.given.add(to)
             for author, payload in case.copies.items():
-                self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload)
+                self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)
 
     def expects(self, copy: Copy) -> bool:
         """Whether this peer has asked for this copy. It may have come from another peer meanwhile."""
@@ -226,6 +239,10 @@ class Audits:
         shard, counted = said.shard, said.counted
         of = shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted
         sealed = self._seals.opened(*of, said.seal)
+        state = self._logs.look_at(shard).state
+        known = len(self._roster.members) + (0 if state is None else len(state.counted))
+        if len(counted) > known + STRANGERS_MAX:
+            raise Refusal("the commit counts more peers than the run can have")
         if sealed is None or not counted or not all(WEIGHT_MIN <= c.weight <= WEIGHT_MAX for c in counted):
             raise Refusal("this is no commit that the accused aggregator made")
         nbytes, now = len(counted) * self._work.nbytes_of_contribution(shard), self._clock()
@@ -236,7 +253,7 @@ class Audits:
         they lie."""
         for peer in case.accusers:
             self._refusals.count(peer, f"its accusation of {case.aggregator} is refused: {why}")
-        self._verdicts.acquitted(case.aggregator, case.accusers)
+        self._verdicts.acquitted(case.accusers)
         case.accusers.clear()
 
     def _tell(self) -> None:
@@ -261,7 +278,7 @@ class Audits:
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
         for finding in verdicts.settle(lambda aggregator: others - {aggregator}):
             self._events.post(Expelled(finding.case.aggregator, finding.lie))
-        if not self.doubt and (alone := verdicts.overdue(now)):
+        if (alone := verdicts.overdue(now)) and not self.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
                 f"other peer finds the lies that its audits find of {', '.join(alone)}"
@@ -279,12 +296,14 @@ class Audits:
     async def _tend(self) -> None:
         """Now and then, forget old commits, and tell newcomers which peers were expelled."""
         while True:
-            await asyncio.sleep(self._wait_s / 4)
+            await asyncio.sleep(self._tend_every_s)
             now = self._clock()
+            self._contact.look(self._roster.alive(), now)
             self._cases.forget(now)
             old = [key for key, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
             for key in old:
                 del self._alleged[key]
+            self._verdicts.forget(self._roster.known)
             self._settle()
 
     def _begin(self, case: Case) -> None:
@@ -295,8 +314,9 @@ class Audits:
     async def _audit_in_turn(self) -> None:
         while True:
             case = await self._due.get()
-            if self.doubt and not (case.askers or case.accusers):  # no other peer waits for this commit's contributions
-                case.over = True
+            wanted = case.askers or case.accusers  # another peer waits for what it was made of
+            if not wanted and (self.doubt or not self._is_young(case)):
+                case.over = True  # after a wait behind other audits, what it was made of may be gone
                 continue
             lie = await self._lie(case)
             case.over = True
@@ -308,6 +328,8 @@ class Audits:
             if lie:
                 self._verdicts.finds(case, lie, self._clock())
                 self._settle()
+                if self._alleged.get(case.key) is case and not self._verdicts.finding(case):
+                    case.copies = {}  # one lie of each aggregator is enough to show
             elif self._alleged.get(case.key) is case:
                 self._acquit(case, "the commit is right" if case.right else "the contributions were not shown")
                 case.copies = {}
@@ -321,14 +343,14 @@ class Audits:
             if not self._seals.fits(case.shard, counted, seal):
                 case.proves = True
                 return f"its commit of shard {case.shard} counts a contribution that {counted.peer} didn't make"
-        was = self._roster.summary(case.aggregator)
+        was, in_time = self._roster.summary(case.aggregator), self._must_show(case)
         for asked in ({case.aggregator, *case.askers, *case.accusers}, set(self._roster.alive())):
             if await self._gathered(case, asked):
                 break
         else:
             now = self._roster.summary(case.aggregator)
             same = was is not None and now is not None and was.incarnation == now.incarnation
-            hides = same and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
+            hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
             return f"it doesn't show how it made its commit of shard {case.shard}" if hides else ""
         self.audited += 1
         base = Version(0, 0, case.epoch - 1, case.base)
@@ -341,6 +363,15 @@ class Audits:
         case.right = await self._is_mean(case) or await self._is_mean(case)
         case.proves = not case.right
         return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
+
+    def _must_show(self, case: Case) -> bool:
+        """Whether the aggregator, asked now, must still have what it made this commit of, unless it is too much. It has
+        dropped it if the commit is old. The commit may be older than it seems if the two peers have lost sight of each
+        other: then this peer got it late."""
+        return self._is_young(case) and self._contact.since(case.aggregator) <= case.since - self._wait_s
+
+    def _is_young(self, case: Case) -> bool:
+        return self._clock() - case.since <= self._wait_s
 
     async def _is_mean(self, case: Case) -> bool:
         """Whether the mean of the contributions is the commit's mean."""

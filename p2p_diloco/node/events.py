@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from p2p_diloco.core.events import Effect, Event, Note
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.status import printable
 
 NOTES_KEPT = 50
 SHARDS_NAMED = 8
@@ -116,7 +117,7 @@ class EventLog:
 
     def note(self, kind: str, text: str) -> None:
         """Write a note to the log, and keep it for the status."""
-        log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
+        log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, printable(self.named(text)))
         noted = asyncio.get_running_loop().time(), text
         self._notes.append(noted)
         if kind == "died":

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2p_diloco.node.status import clean
+
 PEERS_MAX = 256
 """The most peers that are remembered; the one that was refused longest ago is forgotten first."""
 
@@ -35,7 +37,7 @@ class Refusals:
 
     def count(self, peer: str, why: str) -> None:
         """Count a refused message of a peer. Only the first one of each peer is logged."""
-        before = self._of.pop(peer, None)
+        why, before = clean(why), self._of.pop(peer, None)  # it may quote the peer's message
         if before is None:
             name = self.name_of(peer)
             who = f"{name} ({peer})" if name else peer

@@ -267,7 +267,13 @@ def cut(text: str) -> str:
 
 def clean(text: str) -> str:
     """Replace the control characters in a text by spaces, and cut the text to `TEXT_MAX` letters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_MAX])
+    return printable(text[:TEXT_MAX])
+
+
+def printable(text: str) -> str:
+    """Replace the control characters in a text by spaces. What other peers say can then begin no line of a log, and
+    changes no terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _read_count(value: object) -> int:

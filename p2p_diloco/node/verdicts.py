@@ -15,8 +15,9 @@ from p2p_diloco.node.cases import Case
 PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
 """The most lies whose proofs are kept for newcomers, and the most bytes of their contributions; the newest proof is
 kept however long it is."""
-CLAIMED_MAX = 64
-"""The most aggregators for which accusations of other peers are remembered."""
+CLAIMED_MAX = 16
+"""The most accusations of each peer that are remembered, the last ones. A peer that accuses everybody can so displace
+its own accusations, and no others."""
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Verdicts:
         """`patience_s`: how long others may take to confirm a finding."""
         self._patience_s = patience_s
         self._found: dict[str, Finding] = {}  # by aggregator: findings that did not expel it yet
-        self._accusers: dict[str, set[str]] = {}  # by aggregator
+        self._claims: dict[str, dict[str, None]] = {}  # by accuser: the aggregators that it accuses, oldest first
         self._proofs: dict[str, Case] = {}  # by aggregator: lies that can be shown to any peer, oldest first
         self.mistaken: set[str] = set()
         """The peers that accused an aggregator of a lie in a commit that is right."""
@@ -51,23 +52,29 @@ class Verdicts:
 
     def accused(self, aggregator: str, by: str) -> None:
         """Record that another peer has found a lie of this aggregator."""
-        if aggregator not in self._accusers and len(self._accusers) >= CLAIMED_MAX:
-            del self._accusers[next(iter(self._accusers))]
-        self._accusers.setdefault(aggregator, set()).add(by)
+        claims = self._claims.setdefault(by, {})
+        claims[aggregator] = None
+        if len(claims) > CLAIMED_MAX:
+            del claims[next(iter(claims))]
 
-    def acquitted(self, aggregator: str, accusers: Collection[str]) -> None:
-        """Record that the commit for which these peers accused an aggregator is right."""
+    def forget(self, known: Callable[[str], bool]) -> None:
+        """Forget the accusations of peers that are not known any more. Anyone can make further identities in an open
+        run."""
+        self._claims = {peer: claims for peer, claims in self._claims.items() if known(peer)}
+
+    def acquitted(self, accusers: Collection[str]) -> None:
+        """Record that a commit for which these peers accused its aggregator is right. None of their accusations counts
+        any more."""
         self.mistaken.update(accusers)
-        self._accusers.get(aggregator, set()).difference_update(accusers)
+        self.forget(lambda peer: peer not in self.mistaken)
 
     def settle(self, able: Callable[[str], Collection[str]]) -> list[Finding]:
-        """Return the findings that another peer has confirmed, or that no other peer could make, and count their
-        aggregators as expelled. `able(aggregator)`: the other live peers that could find this aggregator's lie."""
-        settled = [f for who, f in self._found.items() if self._accusers.get(who) or not able(who)]
+        """Return the findings that are to be carried out now, and count their aggregators as expelled: another peer has
+        found the same lie, or no other peer could find it. `able(aggregator)`: the other live peers that could."""
+        settled = [f for who, f in self._found.items() if self._accused(who) or not able(who)]
         for finding in settled:
             case = finding.case
             del self._found[case.aggregator]
-            self._accusers.pop(case.aggregator, None)
             self.expelled[case.aggregator] = finding.lie
             if case.proves:
                 self._proofs[case.aggregator] = case
@@ -78,8 +85,19 @@ class Verdicts:
         return settled
 
     def overdue(self, now: float) -> list[str]:
-        """The aggregators that only this peer has found to lie, although others have had time to find the same."""
-        return [who for who, finding in self._found.items() if now - finding.since > self._patience_s]
+        """The aggregators whose lies this peer alone has found, though others have had the time to find the same. A
+        finding that nothing proves is dropped then: perhaps only this peer was not shown what the commit was made of,
+        and that says nothing of its machine."""
+        late = [finding.case for finding in self._found.values() if now - finding.since > self._patience_s]
+        for case in late:
+            if not case.proves:
+                del self._found[case.aggregator]
+        return [case.aggregator for case in late if case.proves]
+
+    def finding(self, case: Case) -> bool:
+        """Whether this commit is the one by which this peer found its aggregator to lie."""
+        found = self._found.get(case.aggregator)
+        return (found is not None and found.case is case) or self._proofs.get(case.aggregator) is case
 
     def to_tell(self) -> list[Case]:
         """The commits of which this peer tells others that they are lies: unconfirmed findings, and those whose proofs
@@ -89,6 +107,9 @@ class Verdicts:
     def proof(self, key: tuple[int, str]) -> Case | None:
         """The kept proof that this commit is a lie; None if there is none."""
         return next((case for case in self._proofs.values() if case.key == key), None)
+
+    def _accused(self, aggregator: str) -> bool:
+        return any(aggregator in claims for claims in self._claims.values())
 
     def _nbytes(self) -> int:
         return sum(case.nbytes for case in self._proofs.values())

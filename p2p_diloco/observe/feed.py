@@ -19,6 +19,9 @@ POINTS_KEPT = 2000
 """Points of each peer's curves."""
 ROUNDS_KEPT = 40
 """Rounds of each peer."""
+PEERS_KEPT = 256
+"""So many peers have curves, or those of the newest snapshot if they are more. A peer that restarts may have another id
+each time."""
 
 Point = list[float | None]
 """time, inner steps, samples, loss, epoch, inner steps a second, held-out loss."""
@@ -60,6 +63,11 @@ class Feed:
                 rounds[peer.peer_id] = [one]
         compared = self._next_comparison(seen.run.compared)
         self._seen, self._newest = seen, _json(seen, points=points, rounds=rounds, compared=compared)
+        here = {peer.peer_id for peer in seen.peers}
+        gone = [peer_id for peer_id in self._points if peer_id not in here]
+        for peer_id in gone[: max(0, len(self._points) - PEERS_KEPT)]:
+            del self._points[peer_id]
+            self._rounds.pop(peer_id, None)
         self._changed.set()
         self._changed = asyncio.Event()
 

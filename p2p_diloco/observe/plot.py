@@ -123,7 +123,7 @@ def write_png(
         axes.legend(loc="upper left", framealpha=1, edgecolor="none")
     else:
         axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
-    figure.savefig(path)
+    figure.savefig(path, format="png")
 
 
 def _column(x: float, x_max: float, columns: int) -> int:

@@ -33,7 +33,8 @@ from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
 
-COOKIE = "p2p_diloco_dashboard"
+COOKIE = "p2p_diloco_dashboard_{port}"
+"""Browsers don't keep the cookies of two ports of one machine apart, so each dashboard has a name of its own."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -70,13 +71,14 @@ class Door:
             return PlainTextResponse("another site asked for this", 403)
         if not _is_this_machine(request.headers.get("host", "")):
             return PlainTextResponse("open the dashboard by an address or by this machine's name", 403)
-        if secrets.compare_digest(request.cookies.get(COOKIE, "").encode(), self._session.encode()):
+        cookie = COOKIE.format(port=request.scope["server"][1])
+        if secrets.compare_digest(request.cookies.get(cookie, "").encode(), self._session.encode()):
             return None
         token = request.query_params.get("token", "")
         if request.url.path == "/" and secrets.compare_digest(token.encode(), self._token.encode()):
             self.renew()
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict")
+            answer.set_cookie(cookie, self._session, httponly=True, samesite="strict")
             return answer
         return PlainTextResponse("open the link that `p2p-diloco dashboard` printed last; each works once", 401)
 
@@ -119,7 +121,10 @@ async def _wish(request: Request) -> object:
         body += part
         if len(body) > WISH_BYTES_MAX:
             raise ValueError("the request is too long")
-    return json.loads(body)
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("the request is nested too deeply") from None
 
 
 def _objection_to_a_wish(request: Request) -> Response | None:

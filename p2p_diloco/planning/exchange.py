@@ -116,13 +116,13 @@ class Exchange:
         parts = shares(links, links)
         return tuple(math.ceil(parts[name] * self.shards) / self.shards for name in links)
 
-    @property
+    @cached_property
     def sent(self) -> tuple[float, ...]:
         """Bytes that each peer sends, without headers."""
         contributions, commits = self._payloads
         return tuple((1 - s) * contributions + (self.peers - 1) * s * commits for s in self.shares)
 
-    @property
+    @cached_property
     def received(self) -> tuple[float, ...]:
         """Bytes that each peer receives, without headers."""
         contributions, commits = self._payloads
@@ -175,10 +175,9 @@ class Exchange:
     def _end(self, number: int) -> float:
         contributions, commits = self._payloads
         machine, share = self.machines[number], self.shares[number]
-        others = [self.shares[other] for other in range(self.peers) if other != number]
         round_trip_s = self.round_trip_s(number)
         to_send_s = HEADERS * (1 - share) * contributions / machine.link
-        last = min(sum(s > 0 for s in others), self.shards) / self.shards
+        last = min(self._aggregators - (share > 0), self.shards) / self.shards
         last_s = HEADERS * last * commits / machine.link
         node_s = NODE_S * self.sent[number] + ENCODE_S.get(self.codecs.codec, 0.0) * self.numel
         return max(
@@ -189,8 +188,20 @@ class Exchange:
 
     def round_trip_s(self, number: int) -> float:
         """The round trip time from a peer to the most distant other one."""
-        farthest = max(m.latency_s for other, m in enumerate(self.machines) if other != number)
-        return (self.machines[number].latency_s + farthest) / 2
+        own = self.machines[number].latency_s
+        first, second = self._farthest
+        return (own + (second if own == first else first)) / 2
+
+    @cached_property
+    def _aggregators(self) -> int:
+        """How many peers aggregate a shard."""
+        return sum(share > 0 for share in self.shares)
+
+    @cached_property
+    def _farthest(self) -> tuple[float, float]:
+        """The two greatest distances of all peers."""
+        second, first = sorted(machine.latency_s for machine in self.machines)[-2:]
+        return first, second
 
 
 def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: Codecs) -> Exchange:

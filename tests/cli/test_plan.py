@@ -15,6 +15,7 @@ import pytest
 
 from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.plan import inputs, measure, papers
+from p2p_diloco.cli.plan.command import plan
 from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
 from p2p_diloco.cli.plan.view import duration
 from p2p_diloco.config import PeerConfig, RunConfig
@@ -69,6 +70,43 @@ def test_json_has_the_same_figures_and_nothing_else_goes_to_stdout(capsys: pytes
     assert found["advice"]["sync_every"] == 10081
     assert found["ways"]["run"]["utilisation"] == pytest.approx(0.49, abs=0.005)
     assert found["unit"] == "step"
+
+
+def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) -> None:
+    """It exchanges nothing, so nothing is said of bandwidths, and no H is advised."""
+    alone = ["plan", "--params", "1B", "--peers", "1", "--step-time", "1"]
+    out = told(alone, capsys)
+    assert out.splitlines()[0] == "1B parameters, 1 peer, 1 s a step, H=500, bf16"
+    assert "One peer alone exchanges nothing" in out
+    assert "bit/s" not in out
+    assert "smallest H" not in out
+    assert json.loads(told([*alone, "--json"], capsys))["machines"][0]["link_mbit"] is None
+
+
+def test_a_thousand_peers_are_computed_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """The time grows with the peers, not with their square. (2 s here; over a minute before.)"""
+    started = time.process_time()
+    told(["plan", "--params", "1B", "--peers", "1000", "--bandwidth", "50mbit", "--step-time", "1"], capsys)
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("latency", ["0", "0s", "0ms,60ms,0,1s"])
+def test_a_latency_may_be_0(latency: str) -> None:
+    machines = question(Asked(**{**FLAGS, "latency": latency}), {}, None).forecast.machines
+    assert machines[0].latency_s == 0.0
+
+
+def test_a_png_that_is_a_folder_is_an_error(tmp_path: Path) -> None:
+    """matplotlib would write beside the folder, into a file that ends with .png."""
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ConfigError, match=r"--png=.*pictures can't be written \(is a directory\)"):
+        plan(Asked(**FLAGS), {}, None, _folder(tmp_path / "pictures"), as_json=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def test_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

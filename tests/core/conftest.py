@@ -113,7 +113,7 @@ class Peer:
         base: Version, sequence: int = 1, *, shard: int = 0, samples: int = 5, life: int = 1
     ) -> Contribution:
         id = ContributionId(life, sequence)
-        return Contribution(shard, base, id, id, weight=2.0, samples=samples, payload=f"Δ{sequence}")
+        return Contribution(shard, base, id, id, weight=1.0, samples=samples, payload=f"Δ{sequence}")
 
     def commit(
         self,

@@ -87,6 +87,30 @@ def test_a_commit_and_a_contribution_count_only_with_numbers_in_range(numbers: d
     assert why == ("" if fits else "it has a number out of range")
 
 
+def test_a_commit_counts_no_contribution_twice() -> None:
+    """Seals can't show it: they prove who made a contribution, and not that it is new."""
+    again = "it counts a contribution of a that was counted before"
+    for id, why in ((ContributionId(50, 2), again), (ContributionId(50, 3), again), (ContributionId(50, 4), "")):
+        commit = replace(counting(), contributions=(Counted("a", id, 1.0, 5),))
+        assert objection(commit, STATE, lead(), RULES) == why
+    (counted,) = counting().contributions
+    later = replace(counted, id=ContributionId(1, 2))
+    commit = replace(counting(), contributions=(counted, later))
+    assert objection(commit, STATE, lead(), RULES) == "it counts two contributions of one peer"
+
+
+@pytest.mark.parametrize(("weight", "mode", "fits"), [(1.0, "async", True), (0.5, "async", False), (0.5, "sync", True)])
+def test_a_submission_has_the_weight_1(weight: float, mode: str, fits: bool) -> None:
+    """A commit that counted a submission of another weight as 1 would not fit to the seal, and prove a lie of its
+    aggregator that was the contributor's."""
+    rules = replace(RULES, mode=mode)
+    why = objection(counting(weight=weight), STATE, lead(), rules)
+    assert why == ("" if fits else "it counts a submission of b with another weight than 1")
+    id = ContributionId(1, 1)
+    why = unfit("b", Contribution(0, STATE.version, id, id, weight, 5), STATE, lead(), rules)
+    assert why == ("" if fits else "a submission has the weight 1")
+
+
 def test_a_contribution_carries_nothing_younger_than_itself() -> None:
     id = ContributionId(2, 2)
     contribution = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
@@ -98,7 +122,7 @@ def test_a_replica_refuses_what_is_out_of_range_and_says_so(peer: Any) -> None:
     """A contribution and a commit, in both modes."""
     for mode in ("sync", "async"):
         b = peer("b", group="abc", succession="bac", weight_max=1.5, mode=mode)
-        told = b.hear("a", b.contribution(b.held))
+        told = b.hear("a", replace(b.contribution(b.held), weight=2.0))
         assert [e.peer for e in told if isinstance(e, Complaint)] == ["a"]
         assert b.replica.logs[0].round.inbox == {}
         c = peer("c", mode=mode)
@@ -126,7 +150,7 @@ def names(count: int, first: str = "n") -> tuple[str, ...]:
 def listing(peers: tuple[str, ...], state: Any, plan: Plan | None = None) -> Any:
     """A commit on the state that counts these peers."""
     commit = commit_on(state)
-    listed = tuple(Counted(peer, ContributionId(1, 1), 1.0, 1) for peer in peers)
+    listed = tuple(Counted(peer, ContributionId(60, 1), 1.0, 1) for peer in peers)
     return replace(commit, contributions=listed, plan=plan or commit.plan)
 
 

@@ -123,11 +123,13 @@ def test_a_submission_that_contains_a_counted_one_is_not_counted(peer: Any) -> N
     assert len(to(effects, "a", State)) == 1
 
 
-def test_submissions_weigh_alike(peer: Any) -> None:
-    """Whatever weight they claim, each counts one."""
+@pytest.mark.parametrize("weight", [250.0, 0.5])
+def test_submissions_weigh_alike(peer: Any, weight: float) -> None:
+    """One that claims another weight is refused. If it counted as 1, the commit would not fit to its seal, and audits
+    would take the aggregator for a liar."""
     c = running(peer)
-    effects = c.hear("a", replace(c.contribution(c.held), weight=250.0))
-    assert [contribution.weight for _, contribution in effects[-1].contributions] == [1.0]
+    effects = c.hear("a", replace(c.contribution(c.held), weight=weight))
+    assert [effect.why for effect in effects] == ["a contribution to shard 0 is refused: a submission has the weight 1"]
 
 
 def test_a_submission_on_an_earlier_version_counts(peer: Any) -> None:

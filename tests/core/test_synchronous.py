@@ -159,8 +159,8 @@ def test_a_commit_goes_to_all_peers_and_lists_its_contributions(peer: Any, life:
     effects = a.averaged(average, "new")
     listed = (
         Counted("a", ContributionId(life, 1), 2.0, 3),
-        Counted("b", ContributionId(1, 1), 2.0, 5),
-        Counted("c", ContributionId(1, 1), 2.0, 5),
+        Counted("b", ContributionId(1, 1), 1.0, 5),
+        Counted("c", ContributionId(1, 1), 1.0, 5),
     )
     plan = Plan(("a", "b", "c"), assign("run", 2, (0,), dict.fromkeys("abc", 1.0))[0])
     commit = Commit(0, base, Version(0, 23, 2, "new"), 0, "a", listed, plan)

@@ -21,6 +21,13 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "WAITS_S", 0.0)
 
 
+def write(path: Path, **values: object) -> None:
+    """Write a history that is a head alone."""
+    first = {"role": "worker", "eligible": True, "incarnation": 1, "began": 0.0, "rules": {"fragments": [[0]]}}
+    where = {"peer": "px", "name": "px", "started": 0.0, "file": 1, "now": 0.0, "time": 0.0, "names": {}}
+    path.write_bytes(zlib.compress(msgpack.packb([{**RUN, **first, **where, **values}])))
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> RecordedWorld:
     made = RecordedWorld(tmp_path)
@@ -90,8 +97,7 @@ def test_another_runs_history_is_refused(
     world: RecordedWorld, tmp_path: Path, head: dict[str, object], says: str
 ) -> None:
     """A file of another run, of another founding of this one, or of another form is refused, and named."""
-    values = {**RUN, "peer": "px", "name": "px", "started": 0.0, "file": 1, **head}
-    (tmp_path / "x.history").write_bytes(zlib.compress(msgpack.packb([values])))
+    write(tmp_path / "x.history", **head)
     with pytest.raises(ConfigError, match=says) as raised:
         read([*sorted(tmp_path.glob("p0*")), tmp_path / "x.history"])
     assert "x.history" in str(raised.value)
@@ -101,8 +107,7 @@ def test_of_a_folder_one_run_is_taken(world: RecordedWorld, tmp_path: Path, capl
     """Of a folder with several runs, or several foundings of one, the newest is taken, or the one that is named. A
     warning names the histories of other foundings. An unknown name lists those there."""
     for number, changed in enumerate(({"run_id": "other", "started": -1.0}, {"founded": -5.0, "started": -5.0})):
-        values = {**RUN, "peer": "px", "name": "px", "now": 0.0, "time": 0.0, "names": {}, "file": 1, **changed}
-        (tmp_path / f"{number}.history").write_bytes(zlib.compress(msgpack.packb([values])))
+        write(tmp_path / f"{number}.history", **changed)
     for wanted in (None, "r"):
         assert {life.peer for life in read([tmp_path], wanted)} == {"p0", "p1", "p2"}
         assert caplog.messages.pop() == "left out, because they are of other foundings of the run r: 1.history"
@@ -118,6 +123,32 @@ def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"other.txt is no history"):
         read([path])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("peer", []), ("name", 7), ("started", 1e300), ("began", None), ("now", "x"), ("names", None), ("file", "1")],
+        *[("rules", None), ("rules", {}), ("rules", {"fragments": [0]}), ("founder", None), ("time", float("nan"))],
+    ],
+)
+def test_a_damaged_head_is_named(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "x.history"
+    write(path, **{key: value})
+    with pytest.raises(ConfigError, match=rf"x.history is no history: {key} in its head"):
+        read([path])
+
+
+def test_what_can_not_be_read_in_a_folder_is_left_out(
+    world: RecordedWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer whose disk was full leaves an empty file. The story of the others is told."""
+    (tmp_path / "full.history").write_bytes(b"")
+    assert len(read([tmp_path])) == 3
+    (message,) = caplog.messages
+    assert "full.history is no history: it does not begin" in message
+    with pytest.raises(ConfigError, match=r"full.history is no history"):
+        read([tmp_path, tmp_path / "full.history"])
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from p2p_diloco.core.events import Average
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.node import alike as alike_module
 from p2p_diloco.node.alike import Alike
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
@@ -40,3 +42,15 @@ def test_contributions_without_progress_may_be_equal(caplog: pytest.LogCaptureFi
     Alike(str).look(average(a=(b"12", WEIGHT_MIN), b=(b"12", WEIGHT_MIN)))
     Alike(str).look(average(a=bytes(4), b=bytes(4)))
     assert caplog.messages == []
+
+
+def test_each_contribution_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that send zeros, or bytes that differ in the last one only, cost the node no comparison of each pair."""
+    read: list[int] = []
+    monkeypatch.setattr(alike_module, "blake3", lambda payload: read.append(len(payload)) or blake3(payload))
+    long = bytes(range(1, 251)) * 40
+    look = Alike(str).look
+    look(average(**{f"z{n}": bytes(10_000) for n in range(5)}, **{f"n{n}": long + bytes([n]) for n in range(5)}))
+    assert read == [len(long) + 1] * 5
+    look(average(a=b"1" + long, b=b"2" + long))
+    assert len(read) == 5

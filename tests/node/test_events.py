@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from p2p_diloco.core.events import Finished, Note
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.node.events import EventLog, gathered
@@ -21,6 +23,16 @@ def test_peers_of_one_name_are_told_apart() -> None:
     assert texts[a].startswith("box (")
     assert len(set(texts.values())) == 4
     assert texts[unnamed] == f"{unnamed} joined"
+
+
+def test_a_note_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It may quote what another peer has said."""
+
+    async def noted() -> None:
+        EventLog("12D3").note("expelled", "b refuses: x\n2026 ERROR invented\x1b[2J")
+
+    asyncio.run(noted())
+    assert caplog.messages[0] == "expelled: b refuses: x 2026 ERROR invented [2J"
 
 
 def test_notes_on_many_shards_become_one() -> None:

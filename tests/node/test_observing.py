@@ -130,7 +130,8 @@ def test_an_end_that_no_peer_has_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     async def life() -> None:
         network = MemoryNetwork()
         a, b = await founded(network, stop_after_epochs=1)
-        await asyncio.sleep(0.3)  # until the end is in the DHT
+        while not network.records.get("r/end"):
+            await asyncio.sleep(0.01)
         await a.stop()
         await b.stop()
         observer = MemoryObserver(network, wait_timeout=20.0, sizes=(4,))

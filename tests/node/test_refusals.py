@@ -31,6 +31,13 @@ def test_only_the_first_refusal_of_a_peer_is_logged(caplog: pytest.LogCaptureFix
     ]
 
 
+def test_what_a_message_says_begins_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A reason may quote the message, for example the name of an invented peer."""
+    Refusals().count("a", "it counts x\n2026 ERROR invented\x1b[2J" + "!" * 5000)
+    assert "it counts x 2026 ERROR invented [2J!!!" in caplog.messages[0]
+    assert len(caplog.messages[0]) < 500
+
+
 def test_the_table_is_bounded() -> None:
     """Identities are free: the peer that was refused longest ago is forgotten."""
     refusals = Refusals()

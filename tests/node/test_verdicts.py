@@ -59,9 +59,10 @@ def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_i
 def test_a_peer_that_accused_wrongly_confirms_nothing() -> None:
     verdicts = Verdicts(10.0)
     verdicts.accused("b", "c")
-    verdicts.acquitted("b", {"c"})
+    verdicts.accused("d", "c")
+    verdicts.acquitted({"c"})
     assert verdicts.mistaken == {"c"}
-    assert found(verdicts, "b") == []
+    assert found(verdicts, "b", "d") == []
 
 
 def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
@@ -81,9 +82,26 @@ def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
     assert len(verdicts.expelled) == PROOFS_MAX + 4
 
 
-def test_accusations_are_remembered_for_so_many_aggregators_only() -> None:
+def test_of_each_peer_only_the_last_accusations_are_remembered() -> None:
+    """A peer that accuses everybody displaces no other peer's accusations, and none count of a peer that is gone."""
     verdicts = Verdicts(10.0)
+    verdicts.accused("b", "d")
     for n in range(CLAIMED_MAX + 1):
         verdicts.accused(f"p{n}", "c")
     assert found(verdicts, "p0") == []
-    assert found(verdicts, "p1") == ["p1"]
+    assert found(verdicts, "p1", "b") == ["p1", "b"]
+    verdicts.forget(lambda peer: peer != "c")
+    assert found(verdicts, "p2") == []
+
+
+def test_a_finding_that_nothing_proves_is_dropped_if_no_other_peer_confirms_it() -> None:
+    """Perhaps only this peer was not shown what the commit was made of. It does not doubt itself for that."""
+    verdicts = Verdicts(10.0)
+    verdicts.finds(case("b", proves=False), "it hides", 0.0)
+    verdicts.finds(case("c"), "a wrong mean", 0.0)
+    assert found(verdicts) == []
+    assert verdicts.overdue(10.1) == ["c"]
+    verdicts.accused("b", "d")
+    assert found(verdicts) == []
+    verdicts.accused("c", "d")
+    assert found(verdicts) == ["c"]

@@ -67,6 +67,16 @@ def test_the_baseline_is_a_curve_too() -> None:
     assert json.loads(feed.whole)["curves"]["compared"] == [[800, 2.5, 2.0], [1600, 2.25, 2.0]]
 
 
+def test_few_peers_that_are_gone_have_curves(monkeypatch: Any) -> None:
+    """The first ones are forgotten, and none that is there."""
+    monkeypatch.setattr(module, "PEERS_KEPT", 3)
+    feed = Feed()
+    for number in range(10):
+        feed.saw(seen(ALICE, replace(ALICE, peer_id=f"id-{number}")))
+    curves = json.loads(feed.whole)["curves"]
+    assert list(curves["points"]) == list(curves["rounds"]) == ["id-a", "id-8", "id-9"]
+
+
 def test_curves_are_bounded(monkeypatch: Any) -> None:
     """The oldest points are forgotten."""
     monkeypatch.setattr(module, "POINTS_KEPT", 3)

@@ -106,7 +106,7 @@ def browser() -> Browser:
 def test_without_the_link_there_is_nothing(browser: Browser) -> None:
     """Neither the page nor its data, nor whether a path exists."""
     for path in ("/", "/events"):
-        for query, headers in (("", {}), ("token=wrong", {}), ("", {"cookie": f"{COOKIE}=wrong"})):
+        for query, headers in (("", {}), ("token=wrong", {}), ("", {"cookie": f"{COOKIE.format(port=9465)}=wrong"})):
             status, _, text = browser.get(path, query, **headers)
             assert status == 401
             assert "alice" not in text
@@ -119,6 +119,7 @@ def test_a_link_works_once_and_leaves_a_cookie(browser: Browser) -> None:
     status, headers, _ = browser.get("/", f"token={token}")
     assert (status, headers["location"]) == (303, "/")
     cookie = headers["set-cookie"]
+    assert cookie.startswith("p2p_diloco_dashboard_9465=")  # another dashboard of this machine has another port
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert browser.get("/", f"token={token}")[0] == 401
@@ -157,7 +158,8 @@ def test_a_button_does_what_its_browser_asks_for(browser: Browser) -> None:
     wish = {"do": "set", "values": {"outer_lr": 0.5}}
     status, _, told = browser.get("/change", "", "POST", json.dumps(wish).encode(), cookie=session, **OWN)
     assert (status, json.loads(told), browser.wishes) == (200, {"done": f"done {NASTY}"}, [wish])
-    for body, why in ((b'{"do": "fail"}', "do=fail can't be done"), (b"{", "Expecting"), (bytes(5000), "too long")):
+    for body, why in ((b'{"do": "fail"}', "do=fail can't be done"), (b"{", "Expecting"), (bytes(5000), "too long"),
+                      (b"[" * 4000, "too deeply")):  # fmt: skip
         status, _, told = browser.get("/change", "", "POST", body, cookie=session, **OWN)
         assert status == 400
         assert why in json.loads(told)["refused"]
@@ -221,6 +223,16 @@ def served(browser: Browser) -> Iterator[Callable[[], str]]:
 NEEDS_CHROMIUM = pytest.mark.skipif(
     shutil.which("chromium") is None, reason="chromium is not installed (Debian: chromium)"
 )
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_a_real_browser_says_that_no_peer_is_seen(browser: Browser, tmp_path: Path) -> None:
+    browser.feed.saw(snapshot("main", None, (), 200.0))
+    with served(browser) as link:
+        done = shown(link(), 1400, tmp_path)
+    assert "no peer of this run is seen" in done.stdout
+    assert "CONSOLE" not in done.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2p_diloco.cli.loop import run as run_in_loop
 from p2p_diloco.cli.plan.measure import step_time
-from p2p_diloco.cli.quantities import RATES, TIMES, count_of, number
+from p2p_diloco.cli.quantities import RATES, TIMES, count_of, is_zero, number
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.planning.exchange import Machine
@@ -149,9 +149,11 @@ def _recorded(
 
 
 def _values(text: str | None, key: str, units: Mapping[str, float], example: str) -> list[float]:
-    """The positive numbers of a flag. None: no numbers."""
-    found = [] if text is None else [number(each, units) for each in text.split(",")]
-    if any(each <= 0 for each in found) and not (key == "--latency" and text in ("0", "0ms")):
+    """The positive numbers of a flag; a latency may be 0, too. None: no numbers."""
+    each_text = [] if text is None else text.split(",")
+    found = [number(each, units) for each in each_text]
+    unread = [each for each, value in zip(each_text, found, strict=True) if not value]
+    if any(key != "--latency" or not is_zero(each, units) for each in unread):
         mend = f"write e.g. {example}, or one for each peer with commas"
         raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
     return found

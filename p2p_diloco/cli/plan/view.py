@@ -6,7 +6,7 @@ Law: only shows what `planning` computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from textwrap import fill
 from typing import Any
@@ -20,6 +20,7 @@ from p2p_diloco.cli.plan.inputs import Question
 from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.observe.plot import Curve, Moment, text_plot
 from p2p_diloco.planning.advice import Advice, rounds_wanted
+from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Course, Forecast
 
 SCHEMA_VERSION = 1
@@ -39,7 +40,7 @@ def as_object(question: Question, advice: Advice) -> Figures:
         "params": forecast.params,
         "settings": {key: forecast.run.to_wire()[key] for key in SETTINGS},
         "machines": [
-            {"name": name, "link_mbit": _finite(8e-6 * each.link), "latency_s": each.latency_s, "step_s": each.step_s}
+            {"name": name, "link_mbit": _link_mbit(forecast, each), "latency_s": each.latency_s, "step_s": each.step_s}
             for name, each in zip(question.names, forecast.machines, strict=True)
         ],
         "notes": list(question.notes),
@@ -81,8 +82,9 @@ def _unit(forecast: Forecast) -> str:
     return "step" if forecast.tokens_per_step is None else "token"
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _link_mbit(forecast: Forecast, machine: Machine) -> float | None:
+    """None: the peer is alone, and nothing is sent."""
+    return 8e-6 * machine.link if forecast.peers > 1 else None
 
 
 # -- for people
@@ -98,15 +100,21 @@ def drawn(question: Question, advice: Advice, width: int) -> RenderableType:
         _round_table(question),
         Text(),
         Text(verdict(forecast), "bold green" if _gain(forecast) > 1 else "bold red"),
-        Text(),
-        Text(f"For {100 * advice.wanted:g}% utilisation", "bold"),
-        _codec_table(forecast, advice),
-        *(_bullet("•", line, width) for line in advices(question, advice)),
-        *(_bullet("!", line, width, "yellow") for line in advice.warnings),
-        Text(),
-        Text("Utilisation by the bandwidth of " + ("the links" if _equal(forecast) else "the slowest link"), "bold"),
-        *(Text(line, no_wrap=True) for line in plot(forecast, min(width - 1, 78))),
+        *(_of_exchanges(question, advice, width) if forecast.peers > 1 else ()),
     )
+
+
+def _of_exchanges(question: Question, advice: Advice, width: int) -> Iterator[RenderableType]:
+    """What is said of exchanges: a peer that is alone makes none."""
+    forecast = question.forecast
+    yield Text()
+    yield Text(f"For {100 * advice.wanted:g}% utilisation", "bold")
+    yield _codec_table(forecast, advice)
+    yield from (_bullet("•", line, width) for line in advices(question, advice))
+    yield from (_bullet("!", line, width, "yellow") for line in advice.warnings)
+    yield Text()
+    yield Text("Utilisation by the bandwidth of " + ("the links" if _equal(forecast) else "the slowest link"), "bold")
+    yield from (Text(line, no_wrap=True) for line in plot(forecast, min(width - 1, 78)))
 
 
 def _bullet(mark: str, line: str, width: int, style: str = "") -> Text:
@@ -118,7 +126,8 @@ def _bullet(mark: str, line: str, width: int, style: str = "") -> Text:
 def headline(question: Question) -> str:
     """A line that says what is forecast."""
     forecast, run = question.forecast, question.forecast.run
-    parts = [f"{_size(forecast.params)} parameters, {forecast.peers} peers", _speeds(forecast)]
+    peers = f"{forecast.peers} peer{'s' * (forecast.peers > 1)}"
+    parts = [f"{_size(forecast.params)} parameters, {peers}", _speeds(forecast)]
     codecs = forecast.exchange.codecs
     parts += [f"H={run.sync_every}", codecs.codec]
     if codecs.reply != codecs.codec:
@@ -136,6 +145,8 @@ def _speeds(forecast: Forecast) -> str:
     links = " to ".join(dict.fromkeys(map(mbit, (min(speeds), max(speeds)))))
     delays = _span([1e3 * each.latency_s for each in machines], " ms")
     steps = _span([each.step_s for each in machines], " s a step")
+    if forecast.peers == 1:
+        return steps
     return ", ".join([links, *([delays] if any(each.latency_s for each in machines) else []), steps])
 
 
