@@ -108,7 +108,11 @@ def test_it_lies_in_the_users_state_folder(
 def test_a_young_peers_events_wait_less(tmp_path: Path) -> None:
     """Events wait for a quarter of the peer's life, and for 10 s at most."""
     kept = history.History(lambda: 0.0)
-    head = {"history": 1, "run_id": "r", "founder": "p", "founded": 0.0, "peer": "p", "name": "p", "started": 0.0}
+    head = {
+        **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), "p"),
+        **{"history": 1, "incarnation": 1, "eligible": True, "rules": {"fragments": [[0]]}},
+        **dict.fromkeys(("founded", "started", "began"), 0.0),
+    }
     kept.begin(tmp_path / "p", head, 2**20, 0.0, 0.0)
     written = []
     for now in (4.0, 4.9, 5.1, 100.0, 105.0, 109.9, 110.1):
