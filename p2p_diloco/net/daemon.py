@@ -14,6 +14,7 @@ from typing import Any
 
 from p2p_diloco.addresses import by_reach
 from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.net import stale_sockets
 from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
@@ -66,6 +67,8 @@ class Daemon:
             ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.
             P2PDilocoError: the daemon doesn't start.
         """
+        if stale := stale_sockets.sweep():
+            log.debug("removed the sockets of %d daemons that are gone", stale)
         starting = asyncio.ensure_future(
             P2P.create(
                 host_maddrs=None if client_mode else list(host_maddrs),

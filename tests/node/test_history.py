@@ -110,7 +110,10 @@ def test_a_young_peers_events_wait_less(tmp_path: Path) -> None:
     kept = history.History(lambda: 0.0)
     head = {
         **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), "p"),
-        **{"history": 1, "incarnation": 1, "eligible": True, "rules": {"fragments": [[0]]}},
+        "history": 1,
+        "incarnation": 1,
+        "eligible": True,
+        "rules": {"fragments": [[0]]},
         **dict.fromkeys(("founded", "started", "began"), 0.0),
     }
     kept.begin(tmp_path / "p", head, 2**20, 0.0, 0.0)

@@ -1,0 +1,55 @@
+"""Removes the control sockets that killed daemons have left in /tmp.
+
+Law: removes a socket only if nothing listens on it. A daemon that is killed can't remove its own, so a machine on which
+peers die would collect them without end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import time
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+FOLDER = Path("/tmp")  # noqa: S108
+"""Where Hivemind has p2pd make its sockets, whatever TMPDIR says."""
+DAEMONS, CLIENTS = "hivemind-p2pd-", "hivemind-p2pclient-"
+"""How the names of the two sockets of one daemon begin; both end with the same letters."""
+YOUNG_S = 60.0
+"""A younger socket is left alone: its daemon may not listen yet."""
+LOOKED_AT_MAX = 1000
+"""Sockets that one call looks at."""
+
+
+def sweep(folder: Path = FOLDER) -> int:
+    """Remove this user's sockets of daemons that are gone, and return how many daemons these were."""
+    removed = 0
+    for path in islice(folder.glob(f"{DAEMONS}*.sock"), LOOKED_AT_MAX):
+        if _is_stale(path):
+            for name in (path.name, CLIENTS + path.name.removeprefix(DAEMONS)):
+                with suppress(OSError):
+                    (folder / name).unlink()
+            removed += 1
+    return removed
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:  # its daemon has just removed it
+        return False
+    mine = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.getuid()
+    if not mine or time.time() - found.st_mtime < YOUNG_S:
+        return False
+    with socket.socket(socket.AF_UNIX) as end:
+        end.setblocking(False)
+        try:
+            end.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # it listens, and is busy
+            return False
+    return False

@@ -1,0 +1,55 @@
+"""Sockets that killed daemons left behind are removed, and no others."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.net import stale_sockets
+from p2p_diloco.net.stale_sockets import YOUNG_S, sweep
+
+
+def left_behind(folder: Path, name: str, age_s: float = 2 * YOUNG_S) -> Path:
+    """A socket on which nothing listens any longer."""
+    path = folder / name
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(str(path))
+    then = path.stat().st_mtime - age_s
+    os.utime(path, (then, then))
+    return path
+
+
+def test_sockets_of_daemons_that_are_gone_are_removed(tmp_path: Path) -> None:
+    """Both sockets of such a daemon go. Those of a daemon that listens, young ones, and other files stay."""
+    for name in ("p2pd-a", "p2pclient-a", "p2pd-b"):
+        left_behind(tmp_path, f"hivemind-{name}.sock")
+    young = left_behind(tmp_path, "hivemind-p2pd-young.sock", age_s=0.0)
+    other = left_behind(tmp_path, "other-p2pd-c.sock")
+    plain = tmp_path / "hivemind-p2pd-plain.sock"
+    plain.write_text("")
+    os.utime(plain, (0.0, 0.0))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listening = tmp_path / "hivemind-p2pd-live.sock"
+        listener.bind(str(listening))
+        listener.listen()
+        os.utime(listening, (0.0, 0.0))
+        assert sweep(tmp_path) == 2
+        assert sorted(tmp_path.iterdir()) == sorted((listening, young, other, plain))
+
+
+def test_sockets_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_behind(tmp_path, "hivemind-p2pd-a.sock")
+    monkeypatch.setattr(stale_sockets.os, "getuid", lambda: path.stat().st_uid + 1)
+    assert sweep(tmp_path) == 0
+    assert path.exists()
+
+
+def test_hivemind_makes_its_sockets_where_they_are_looked_for() -> None:
+    """A release of Hivemind that puts them elsewhere fails here."""
+    from hivemind.p2p import P2P
+
+    assert f"/unix{stale_sockets.FOLDER}/hivemind-" == P2P._UNIX_SOCKET_PREFIX
+    assert stale_sockets.DAEMONS == "hivemind-p2pd-"
