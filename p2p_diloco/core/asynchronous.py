@@ -363,8 +363,8 @@ class AsynchronousLog(ShardLog):
     # -- lost messages, and time
 
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """Called when a message could not be delivered. Arrange that a proposal or a Held is sent again. Instead of any
-        other commit or state, the newest state will be sent."""
+        """Handle a message that did not reach the peer ``to``. A Held, or the commit that this replica proposes now, is
+        sent again as it is. In place of an older commit or a state, the newest state is sent."""
         proposed = self.round.proposed
         if isinstance(message, Held):
             self.unheard[to] = message

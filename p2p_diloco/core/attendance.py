@@ -119,8 +119,8 @@ class Attendance:
         return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
 
     def is_named(self, peer: str, plan: Plan, epoch: int) -> bool:
-        """Whether ``plan``, or the plan of another shard of the fragment, names the peer for the round on a base of
-        this epoch."""
+        """Whether the peer is expected in the round whose base has this epoch: ``plan``, or the plan of another shard
+        of the fragment, names it."""
         return peer in plan.group or self._named.get(peer) == epoch
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:

@@ -1,6 +1,7 @@
 """The answer to a peer that asks for newer states.
 
-Law: a state is sent only to a peer of the same lineage; otherwise both peers first compare whole models.
+Law: a peer on another lineage first gets this replica's versions of all shards, so that both peers can tell which
+model wins. It gets states once it asks for ``whole`` ones.
 """
 
 from __future__ import annotations

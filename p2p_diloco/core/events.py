@@ -245,12 +245,12 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Average:
     """Compute the weighted mean of the contributions, rounded as it will be sent, and the outer step with this mean.
-    Propose the result. The answer is Averaged.
+    Keep the result as a proposal, until an Accept makes it the shard's state. The answer is Averaged.
 
-    contributions: summed in the order given (sorted by peer id). meta: what the new digest covers besides the tensors.
-    held: what the digest of the base covers besides the tensors; if the tensors do not have that digest, the answer is
-    Damaged instead. With ``held`` None the tensors are used unchecked. buffered: submissions in the Delayed Nesterov
-    buffer before this step. revision: the rates of the step.
+    contributions: sorted by peer id, and summed in this order. meta: what the digest of the new state covers besides
+    its tensors. held: the same for the base's digest. The base's tensors are checked against that digest first; if they
+    differ, the answer is Damaged instead. None: no check. buffered: submissions in the Delayed Nesterov buffer before
+    this step. revision: it sets the learning rate and the momentum of this step.
     """
 
     shard: int

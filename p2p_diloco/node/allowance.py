@@ -25,7 +25,8 @@ PEERS_MAX = 4096
 
 @dataclass(slots=True)
 class Allowances:
-    """What each peer has left. A peer that isn't remembered has its full allowance."""
+    """How many states each peer, and how many nudges each group, may still ask for. One that isn't remembered has its
+    full allowance."""
 
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # whole states, and since when
     _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # the goal, and when the next may come

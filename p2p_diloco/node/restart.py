@@ -42,9 +42,9 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait, for at most `wait_s`, until two conditions hold. At least as many peers are live as were in `group`, the
-    last round's averaging group. And every live peer holds a state that is not higher than this peer's. If the run is
-    still going on, wait only while a live peer is of a newer generation.
+    """Wait, for at most `wait_s`, until at least as many peers are live as were in `group` (the last round's averaging
+    group), and no live peer lacks a state or holds a higher one than this peer. If the run is going on without this
+    peer, return at once, unless a live peer's state is of a newer generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """

@@ -53,7 +53,8 @@ class Saving:
     """Writes a checkpoint every `save_every` epochs of the whole model, at the run's end, and once all shards have
     adopted a revision that asks for one.
 
-    If a greater lineage with a lower epoch is adopted, the count starts again at the last multiple of `save_every`.
+    The `save_every` epochs are counted from the last checkpoint. At the start, and when a greater lineage with a lower
+    epoch is adopted, they are counted from the highest multiple of `save_every` that is not above the present epoch.
     """
 
     def __init__(self, common: Common) -> None:

@@ -1,8 +1,8 @@
-"""A baseline: the losses of another run by samples, beside which a run is seen at equal samples.
+"""A baseline: the loss curve of another run, with which a run is compared at the same number of samples.
 
-Law: reads its file once; what it makes of a snapshot is another snapshot. A file is CSV with a header, or JSON lines.
-The fields are `samples` or `tokens`, and `loss`, `held_out_loss` or both; others are ignored. Lines of `status --json`
-are JSON lines too: what they say of their run is read.
+Law: reads its file once; changes no snapshot, but returns a copy with the comparison. A file is CSV with a header, or
+JSON lines. Each row has `samples` or `tokens`, and `loss`, `held_out_loss` or both; other fields are ignored. The
+output of `status --json` can be used, too: each line gives the samples and the losses of its run.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _doubts(peers: Iterable[PeerStatus]) -> list[str]:
 
 
 def _waits(peers: Iterable[PeerStatus]) -> list[str]:
-    """One line for each peer that says what it waits for."""
+    """What the peers wait for: one line for each peer that waits for something."""
     return [f"{peer.name}: {peer.waits_for}" for peer in peers if peer.waits_for]
 
 

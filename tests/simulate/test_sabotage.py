@@ -341,7 +341,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "TERMS_AHEAD_MAX * (len(candidates) + 1)",
         "2**80",
         "hostile",
-        10,
+        42,
     ),
     (
         "a peer that is told of its own claim needs no promises",
@@ -449,7 +449,7 @@ SHOWN_BY = {
     "private peers are elected like reachable ones": 2,
     "private successors stay": 6,
     "any peer may send another peer's commit": 2,
-    "a claim may be far beyond the known term": 0,
+    "a claim may be far beyond the known term": 41,
     "a live peer that does nothing is waited for": 4,
     "a peer that is told of its own claim needs no promises": 100,
     "another claim lets a wait begin again": 400,
