@@ -70,11 +70,13 @@ class Revision:
 
     @property
     def _rank(self) -> tuple[float, ...]:
-        values = (getattr(self, name) for name in ("number", *CHANGEABLE, "saves"))
+        values = (getattr(self, name) for name in (*CHANGEABLE, "saves"))
         return tuple(-1 if value is None else value for value in values)
 
     def __lt__(self, other: Revision) -> bool:
-        return self._rank < other._rank
+        if self.number != other.number:
+            return self.number < other.number
+        return self is not other and self._rank < other._rank
 
     def __str__(self) -> str:
         if not self.number:

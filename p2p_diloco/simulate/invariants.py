@@ -38,7 +38,8 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
     process.best = model
     known = process.replica.roster.mine.revision
-    require(known >= process.known, "h", f"{process.name} forgot {process.known} and now knows {known}")
+    if known < process.known:
+        raise Violation(f"(h) {process.name} forgot {process.known} and now knows {known}")
     process.known = known
     for log in process.replica.logs if ticked and not process.replica.departed else ():
         if world.rules.asynchronous:

@@ -1,10 +1,12 @@
-"""Each broken rule is detected: one of the first worlds breaks an invariant.
+"""Each broken rule is detected: a world breaks an invariant.
 
 docs/testing.md lists the rules whose loss the worlds do not detect; the unit tests of the core check those.
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -37,8 +39,8 @@ from p2p_diloco.simulate.world import World
 
 Kinds = dict[str, Callable[[int], None]]
 
-SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
-    # the broken rule, its place, old text, new text, kinds of worlds, number of seeds
+SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
+    # the broken rule, its place, old text, new text, kind of worlds
     (
         "no resend",
         Sending,
@@ -46,10 +48,9 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.under_way = None",
         "self.under_way = None if ok else to",
         "bereaved",
-        60,
     ),
-    ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved", 20),
-    ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
+    ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved"),
+    ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed"),
     (
         "the dead are waited for",
         Waits,
@@ -57,9 +58,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         'self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle',
         "True",
         "bereaved",
-        20,
     ),
-    ("the idle are waited for", Waits, "_expected", "not summary.idle", "True", "hesitant", 80),
+    ("the idle are waited for", Waits, "_expected", "not summary.idle", "True", "hesitant"),
     (
         "part of a fork adopted",
         CatchUp,
@@ -67,7 +67,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if self.switching is not None:",
         "if False:",
         "healed",
-        20,
     ),
     (
         "no fetch",
@@ -76,7 +75,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "return now - min([quiet, *stuck]) >= self.rules.settle",
         "return False",
         "healed",
-        20,
     ),
     (
         "forks not seen",
@@ -85,10 +83,9 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         '"ancestor" if descends(version, mine.history, theirs) else "fork"',
         '"ancestor"',
         "healed",
-        20,
     ),
-    ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed", 20),
-    ("a stuck fetch goes on", CatchUp, "_insist", "if under_way is None or", "if True or", "healed", 60),
+    ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed"),
+    ("a stuck fetch goes on", CatchUp, "_insist", "if under_way is None or", "if True or", "healed"),
     (
         "an old life's numbers",
         Contributing,
@@ -96,7 +93,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if counted is not None and",
         "if False and",
         "patient",
-        20,
     ),
     (
         "the dead are never probed",
@@ -105,7 +101,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "+ dead[:1]",
         "",
         "healed",
-        20,
     ),
     (
         "a commit on any base",
@@ -114,7 +109,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if commit.base == log.version:",
         "if log.version is not None and commit.base.epoch == log.version.epoch:",
         "bereaved",
-        40,
     ),
     (
         "sent though the base has changed",
@@ -123,9 +117,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if log.version is None or log.version != carried.base:",
         "if False:",
         "hesitant",
-        330,
     ),
-    ("the table is not fetched", state, "fetched", "payload=None", "payload=None, counted={}", "healed", 20),
+    ("the table is not fetched", state, "fetched", "payload=None", "payload=None, counted={}", "healed"),
     (
         "the table is not written",
         state,
@@ -133,7 +126,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "{**state.counted, **{c.peer: c.id for c in commit.contributions}}",
         "state.counted",
         "healed",
-        20,
     ),
     (
         "an exchange never ends",
@@ -142,7 +134,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.flight is None or",
         "True or",
         "healed",
-        10,
     ),
     (
         "proposals overtaken are taken",
@@ -151,7 +142,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if state is None or held != self.logs[shard].version:",
         "if state is None:",
         "torn",
-        10,
     ),
     (
         "what is asked for is not adopted",
@@ -160,7 +150,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.revision_next",
         "self.state.revision",
         "healed",
-        10,
     ),
     (
         "a commit names other rates than its author took",
@@ -169,7 +158,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "draft.revision",
         "state.revision",
         "healed",
-        20,
     ),
     (
         "H changes, and the steps before it are counted by the new one",
@@ -178,7 +166,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "rules.steps_between(commit.revision) == before",
         "True",
         "healed",
-        20,
     ),
     (
         "a round closes with as many peers as its base's revision asks for",
@@ -187,7 +174,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "max(self.state.revision, self.roster.mine.revision)",
         "self.state.revision",
         "healed",
-        60,
     ),
     (
         "a shard goes on after its stop",
@@ -196,7 +182,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "final(self.state, self.rules)",
         "False",
         "async",
-        10,
     ),
     (
         "a shard goes on after its stop, while peers die and links are cut",
@@ -205,7 +190,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "final(self.state, self.rules)",
         "False",
         "torn",
-        10,
     ),
     (
         "a revision is not handed on",
@@ -214,7 +198,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.learn(summary.revision)",
         "[]",
         "async",
-        60,
     ),
     (
         "a state's revision is not taken",
@@ -223,7 +206,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "payload=None",
         "payload=None, revision=type(state.revision)()",
         "healed",
-        60,
     ),
     (
         "a lineage makes a peer forget a revision",
@@ -232,7 +214,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "max(mine.revision, *heard)",
         "max(heard)",
         "healed",
-        20,
     ),
     (
         "a named peer has no grace",
@@ -241,7 +222,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "max(self.rules.settle, self._usual)",
         "0.0",
         "joining",
-        30,
     ),
     (
         "a holder of the base has only a grace",
@@ -250,7 +230,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "math.inf if sure",
         "math.inf if False",
         "joining",
-        20,
     ),
     (
         "a pausing peer is idle at once",
@@ -259,7 +238,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout",
         "True",
         "joining",
-        20,
     ),
     (
         "a peer with a state does not announce it",
@@ -268,7 +246,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.roster.within_reach()",
         "()",
         "joining",
-        30,
     ),
     (
         "private peers are elected like reachable ones",
@@ -277,7 +254,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "(reachable if s.eligible else private)",
         "reachable",
         "private",
-        10,
     ),
     (
         "private peers are elected in their turn in asynchronous mode",
@@ -286,9 +262,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "members[p] is which",
         "which",
         "private",
-        12,
     ),
-    ("private successors stay", succession, "may_stay", "[:free]", "", "private", 24),
+    ("private successors stay", succession, "may_stay", "[:free]", "", "private"),
     (
         "a peer that turns private does not say so",
         Presence,
@@ -296,7 +271,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.roster.says(eligible=reachable)",
         "pass",
         "private",
-        10,
     ),
     (
         "private peers never aggregate",
@@ -305,7 +279,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.holds_state(peer)",
         "(self.holds_state(peer) and self.reachable(peer))",
         "private",
-        10,
     ),
     (
         "an answer through a relay is no sign of life",
@@ -314,7 +287,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "member.unanswered = None",
         "pass",
         "private",
-        10,
     ),
     (
         "no probe through a relay is known to arrive",
@@ -323,7 +295,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "self.members[peer].asked, self.members[peer].unreached = False, 0",
         "pass",
         "private",
-        10,
     ),
     (
         "any peer may hold any term",
@@ -332,7 +303,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "candidates = self.candidates()",
         "return True",
         "hostile",
-        10,
     ),
     (
         "a claim may be far beyond the known term",
@@ -341,16 +311,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "TERMS_AHEAD_MAX * (len(candidates) + 1)",
         "2**80",
         "hostile",
-        42,
-    ),
-    (
-        "a peer that is told of its own claim needs no promises",
-        Leadership,
-        "concede",
-        "set() if holder == self.me else None",
-        "None",
-        "hostile",
-        101,
     ),
     (
         "states that were not asked for are loaded",
@@ -359,7 +319,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if not (self.roster.asked.open(peer, now) or log.expects_states_of(peer)):",
         "if False:",
         "hostile",
-        10,
     ),
     (
         "versions that were not asked for begin a change of lineage",
@@ -368,7 +327,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "not self.roster.asked.open(peer, now)",
         "False",
         "hostile",
-        10,
     ),
     (
         "any peer may send another peer's commit",
@@ -377,7 +335,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "sender != commit.aggregator and not self.asked.open(sender, now)",
         "False",
         "hostile",
-        10,
     ),
     (
         "a contribution may have any numbers",
@@ -386,7 +343,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "not incarnations or not rules.fits(contribution.weight, contribution.samples, revision)",
         "False",
         "hostile",
-        70,
     ),
     (
         "a commit may count any numbers",
@@ -395,7 +351,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "not rules.fits(counted.weight, counted.samples, state.revision) or counted.id.incarnation > latest",
         "False",
         "hostile",
-        10,
     ),
     (
         "a live peer that does nothing is waited for",
@@ -404,7 +359,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "waited[peer] >= most[peer]",
         "False",
         "hostile",
-        30,
     ),
     (
         "another claim lets a wait begin again",
@@ -413,7 +367,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "waited |= {",
         "log.round.awaited = waited = {",
         "hostile",
-        401,
     ),
     (
         "a refuted commit is applied again and again",
@@ -422,7 +375,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         " and wrong.version.digest not in self.round.refuted",
         "",
         "hostile",
-        60,
     ),
 ]
 
@@ -451,18 +403,23 @@ SHOWN_BY = {
     "any peer may send another peer's commit": 2,
     "a claim may be far beyond the known term": 41,
     "a live peer that does nothing is waited for": 4,
-    "a peer that is told of its own claim needs no promises": 100,
     "another claim lets a wait begin again": 400,
     "a contribution may have any numbers": 66,
     "a commit may count any numbers": 1,
     "a refuted commit is applied again and again": 13,
 }
-"""Worlds that showed it when this was written: they are tried first, to save time. Another change of the protocol may
-change which world shows it; then any of the first seeds will do."""
+"""Worlds that showed it when this was written; they are played first. A change of the protocol may change which world
+shows it: then play other seeds of the kind, and name one that does."""
+SEARCH_S = 60.0
+"""Processor time for other worlds, if the first one does not show it."""
 
 
-def first_to_break(run: Callable[[int], None], seeds: int, shown_by: int = 0) -> int | None:
-    for seed in sorted(range(seeds), key=lambda seed: seed != shown_by):
+def first_to_break(run: Callable[[int], None], shown_by: int = 0) -> int | None:
+    """Play world ``shown_by``, then others from seed 0 on. Returns the first that breaks; None if none does in time."""
+    until = time.process_time() + SEARCH_S
+    for seed in itertools.chain([shown_by], itertools.count()):
+        if seed != shown_by and time.process_time() > until:
+            return None
         try:
             run(seed)
         except Exception:  # a broken rule may break the simulator itself, too
@@ -471,7 +428,7 @@ def first_to_break(run: Callable[[int], None], seeds: int, shown_by: int = 0) ->
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "old", "new", "kind", "seeds", "shown_by"),
+    ("owner", "method", "old", "new", "kind", "shown_by"),
     [pytest.param(*rest, SHOWN_BY.get(what, 0), id=what) for what, *rest in SABOTAGES],
 )
 def test_a_broken_rule_shows(
@@ -482,12 +439,11 @@ def test_a_broken_rule_shows(
     old: str,
     new: str,
     kind: str,
-    seeds: int,
     shown_by: int,
 ) -> None:
     """One of the first seeds breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
-    assert first_to_break(kinds[kind], seeds, shown_by) is not None
+    assert first_to_break(kinds[kind], shown_by) is not None
 
 
 WHO_TAKES_PART = "sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})"
@@ -503,7 +459,7 @@ def test_members_known_by_their_heartbeats_alone(kinds: Kinds, sabotage: Any) ->
         "return self._evidence(peer) > last",
         "return (s := self.roster.summary(peer)) is not None and s.epochs[self.fragment] >= epoch",
     )
-    assert first_to_break(kinds["joining"], 20, shown_by=13) is not None
+    assert first_to_break(kinds["joining"], shown_by=13) is not None
 
 
 def pausing(seed: int, **settings: Any) -> World:
@@ -540,4 +496,4 @@ def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.Monk
     theirs, mine = catchup.model_version, Logs.model
     monkeypatch.setattr(catchup, "model_version", lambda held: by_epochs(theirs(held)))
     monkeypatch.setattr(Logs, "model", lambda logs: by_epochs(mine(logs)))
-    assert first_to_break(kinds["bereaved"], 30) is not None
+    assert first_to_break(kinds["bereaved"]) is not None
