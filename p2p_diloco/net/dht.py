@@ -119,18 +119,15 @@ class DhtPeer:
             return cls(daemon, node, identity.key, records, made.pop_all())
 
     def sign(self, kind: bytes, statement: bytes) -> str:
-        """Implements `Records.sign`."""
         return as_text(self.key.sign(kind, statement))
 
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
-        """Implements `Records.signed_by`."""
         try:
             return signed_by(peer, from_text(proof), kind, statement)
         except ValueError:
             return False
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """Implements `Records.store`."""
         check_record(key, subkey, value, ttl_s)
         name = self._records.owned(subkey.encode()) if owned else subkey.encode()
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
@@ -141,7 +138,6 @@ class DhtPeer:
             return False
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """Implements `Records.fetch`."""
         try:
             found = await within(CALL_S, self._node.get(key, latest=True))
         except asyncio.TimeoutError:

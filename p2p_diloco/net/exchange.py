@@ -22,7 +22,6 @@ class Exchange:
         self.receiver = Receiver(self.streams)
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
-        """Implements `Transport.send`."""
         await self.sender.send(peer, header, payload, written)
 
     async def close(self) -> None:

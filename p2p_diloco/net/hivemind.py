@@ -59,7 +59,6 @@ class HivemindTransport:
 
     @property
     def limits(self) -> Limits:
-        """Implements `Transport.limits`."""
         return self._exchange.streams.limits
 
     @limits.setter
@@ -68,7 +67,6 @@ class HivemindTransport:
 
     @property
     def reach(self) -> Reach:
-        """Implements `Transport.reach`."""
         return self._finder.now
 
     @classmethod
@@ -206,35 +204,28 @@ class HivemindTransport:
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
     ) -> None:
-        """Implements `Transport.send`."""
         await self._exchange.send(peer, header, payload, written)
 
     def addresses(self) -> list[str]:
-        """Implements `Transport.addresses`."""
         own = self._dht.daemon.addresses
         if not self.reach.private:
             return [*self._finder.mapped, *own]
         return [*self._circuits.addresses, *(address for address in own if not is_loopback(address))]
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Implements `Transport.introduce`."""
         self._dht.daemon.introduce(peer, [a for a in addresses if not leads_over_a_relay(a)])
         self._circuits.introduce(peer, addresses)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """Implements `Transport.store`."""
         return await self._records.store(key, subkey, value, ttl_s, owned=owned)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """Implements `Transport.fetch`."""
         return await self._records.fetch(key)
 
     def sign(self, kind: bytes, statement: bytes) -> str:
-        """Implements `Transport.sign`."""
         return self._dht.sign(kind, statement)
 
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
-        """Implements `Transport.signed_by`."""
         return self._dht.signed_by(peer, proof, kind, statement)
 
     def member(self, peer: str) -> Member | None:
@@ -261,7 +252,6 @@ class HivemindTransport:
         return self._hellos is not None and self._hellos.revoke(packed)
 
     async def close(self) -> None:
-        """Implements `Transport.close`."""
         if self._hellos is not None:
             await self._hellos.close()
         await self._finder.close()

@@ -31,7 +31,6 @@ class SealedRecords:
         self._dht, self._membership = dht, membership
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """As `Records.store`."""
         check_record(key, subkey, value, ttl_s)
         if len(value) > VALUE_BYTES_MAX - SEAL_BYTES:
             raise ValueError(f"the record {key}/{subkey} has {len(value)} bytes, and no room for its seal")
@@ -42,7 +41,6 @@ class SealedRecords:
         return await self._dht.store(hidden, name, self._membership.seal(_place(hidden, name), value), ttl_s)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """As `Records.fetch`."""
         newest: dict[str, tuple[bytes, float]] = {}
         for _, subkey, value, until in await self._opened(self._membership.hidden(key)):
             if until > newest.get(subkey, (b"", 0.0))[1]:
@@ -50,11 +48,9 @@ class SealedRecords:
         return newest
 
     def sign(self, kind: bytes, statement: bytes) -> str:
-        """As `Records.sign`."""
         return self._dht.sign(kind, statement)
 
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
-        """As `Records.signed_by`."""
         return self._dht.signed_by(peer, proof, kind, statement)
 
     async def _opened(self, hidden: str) -> list[tuple[str, str, bytes, float]]:

@@ -41,7 +41,6 @@ class Sender:
         self._writing = WeakValueDictionary[str, asyncio.Lock]()
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
-        """Implements `Transport.send`."""
         check_outgoing(self._streams.limits, header, payload)
         if self._streams.closing:
             raise Unreachable("this peer is closing")

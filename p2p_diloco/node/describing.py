@@ -71,7 +71,6 @@ class DescriptionInbox(Handler):
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Implements `inbox.Handler.read`."""
         message = wire.unpack(header, self._token)
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
@@ -80,7 +79,6 @@ class DescriptionInbox(Handler):
         return message, message.nbytes
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Implements `inbox.Handler.check`."""
         if sender != self._peer or self.described.done():
             raise Refusal("this peer did not ask for a description of a model")
         try:

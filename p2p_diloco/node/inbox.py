@@ -92,12 +92,10 @@ class Inbox:
         self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
-        """Implements `net.interface.Inbox.admit`."""
         with self._counted(sender):
             return self._read(sender, header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        """Implements `net.interface.Inbox.deliver`."""
         handler = self.handler
         with self._counted(sender):
             message, expected = self._read(sender, header)
@@ -114,11 +112,9 @@ class Inbox:
         return message, expected
 
     def closed(self, peer: str) -> None:
-        """Implements `net.interface.Inbox.closed`."""
         self.handler.closed(peer)
 
     def moving(self, peer: str) -> None:
-        """Implements `net.interface.Inbox.moving`."""
         self.handler.moving(peer)
 
     @contextmanager

@@ -220,7 +220,6 @@ class Observer(Handler):
     # -- what comes
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Implements `Handler.read`."""
         message = wire.unpack(header, self.run.token)
         if not isinstance(message, (State, Versions)):
             raise Refusal("this peer only observes the run")
@@ -230,7 +229,6 @@ class Observer(Handler):
         return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Implements `Handler.check`."""
         awaited = not isinstance(message, State) or message.shard in self._awaited
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
@@ -241,7 +239,6 @@ class Observer(Handler):
         return message
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Implements `Handler.take`."""
         match message:
             case Versions():
                 self._told.append(message)
@@ -264,7 +261,6 @@ class Observer(Handler):
             self._tell(f"{self._asked - len(self._awaited)} of {self._asked} shards have come")
 
     def moving(self, peer: str) -> None:
-        """Implements `Handler.moving`."""
         if peer == self._donor:
             self._heard()
 

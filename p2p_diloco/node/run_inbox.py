@@ -55,7 +55,6 @@ class RunInbox(Handler):
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Implements `Handler.read`."""
         read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
         message = read(header, self._token, self._shape)
         match message:
@@ -70,7 +69,6 @@ class RunInbox(Handler):
         return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Implements `Handler.check`."""
         match message:
             case Nudge():
                 self._check_nudge(sender, message.goal)
@@ -103,7 +101,6 @@ class RunInbox(Handler):
             raise Refusal(f"the {type(message).__name__} isn't sealed by its author")
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Implements `Handler.take`."""
         match message:
             case Describe():
                 description = self._describing.packed()
@@ -138,16 +135,13 @@ class RunInbox(Handler):
             raise Refusal("this peer has asked for too many states lately")
 
     def objection(self, sender: str) -> str:
-        """Implements `Handler.objection`."""
         lie = self._audits.expelled.get(sender)
         return "" if lie is None else f"{EXPELLED}: {lie}"
 
     def closed(self, peer: str) -> None:
-        """Implements `Handler.closed`."""
         self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        """Implements `Handler.moving`."""
         self._node.moving(peer)
 
     def _believed(self, sender: str, message: Message) -> Message:
