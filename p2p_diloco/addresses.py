@@ -1,4 +1,4 @@
-"""Reads, checks and sorts multiaddrs as users write them.
+"""Multiaddrs as text: reads, checks and sorts them, and takes them apart.
 
 Law: works on text only: an address that can't be read raises `AddressError`, and none is resolved or dialled. The
 `multiaddr` package, loaded on first use, checks each part; no heavier package is loaded, so that a mistyped address is
@@ -55,10 +55,47 @@ def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
     return address
 
 
+def canonical(text: str, *, key: str = "initial_peers") -> str:
+    """Check the multiaddr of a peer; returns its canonical form, which ends in /p2p/<peer id>.
+
+    Raises:
+        AddressError: the text is no multiaddr of a peer; the error says what is wrong and how to mend it.
+    """
+    from multiaddr import Multiaddr
+
+    return str(Multiaddr(check_peer_address(text.strip(), key=key).replace("/ipfs/", "/p2p/")))
+
+
 def host(address: str) -> str:
     """The host part of an address: an IP address or a name."""
     pieces = address.split("/")
     return pieces[2] if len(pieces) > 2 else ""
+
+
+def port_of(address: str) -> int:
+    """The TCP or UDP port in an address; 0 if it has none."""
+    pieces = address.split("/")
+    return int(pieces[4]) if len(pieces) > 4 and pieces[4].isdecimal() else 0
+
+
+def without_peer(address: str) -> str:
+    """An address without the peer's id."""
+    return address.partition("/p2p/")[0]
+
+
+def peer_of(address: str) -> str:
+    """The peer id that an address ends with."""
+    return address.rpartition("/p2p/")[2]
+
+
+def leads_over_a_relay(address: str) -> bool:
+    """Whether an address leads to the peer through a relay (libp2p's circuit relay)."""
+    return "p2p-circuit" in address.split("/")
+
+
+def ip_protocol(host: str) -> str:
+    """The multiaddr protocol of an IP address."""
+    return "ip6" if ":" in host else "ip4"
 
 
 def is_loopback(address: str) -> bool:
@@ -70,6 +107,14 @@ def by_reach(addresses: Sequence[str]) -> list[str]:
     """Sort addresses by the machines that can reach them: first addresses of the whole internet, then of the local
     network, then of this machine."""
     return sorted(addresses, key=_distance)
+
+
+def listen_for(initial_peers: Sequence[str]) -> list[str]:
+    """Choose the addresses to listen on: loopback if the addresses of all initial peers are loopback addresses, else
+    all interfaces. The operating system chooses the port. A peer without initial peers founds a swarm, and listens on
+    loopback."""
+    on_loopback = all(is_loopback(address) for address in initial_peers)
+    return ["/ip4/127.0.0.1/tcp/0" if on_loopback else "/ip4/0.0.0.0/tcp/0"]
 
 
 def _distance(address: str) -> int:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from p2p_diloco.addresses import (
     by_reach,
+    canonical,
     check_listen_address,
     check_peer_address,
     is_loopback,
+    listen_for,
+    peer_of,
     split_addresses,
 )
 from p2p_diloco.errors import AddressError
 
 ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{ID}"
 RSA_ID = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
 
 
@@ -97,3 +104,46 @@ def test_addresses_are_ordered_by_reach() -> None:
     assert [is_loopback(address) for address in (loopback, "/dns/localhost/tcp/1", private, named)] == [
         True, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        (GOOD, GOOD),
+        (f"  {GOOD}\n", GOOD),
+        (GOOD.replace("/p2p/", "/ipfs/"), GOOD),
+        (f"/ip6/2001:0db8:0::1/tcp/1/p2p/{ID}", f"/ip6/2001:db8::1/tcp/1/p2p/{ID}"),
+        (f"/dns4/seed.example.org/tcp/31337/p2p/{ID}", f"/dns4/seed.example.org/tcp/31337/p2p/{ID}"),
+    ],
+)
+def test_an_address_has_one_form(text: str, form: str) -> None:
+    """The same address, however written, is the same text."""
+    assert canonical(text) == form
+    assert peer_of(canonical(text)) == ID
+
+
+@pytest.mark.parametrize("text", ["203.0.113.5:31337", "--run-id", GOOD[:-10], "hello", ""])
+def test_an_invalid_address_is_refused(text: str) -> None:
+    """Before anything is dialled; the error shows the text that the user wrote."""
+    with pytest.raises(AddressError) as error:
+        canonical(text)
+    assert (error.value.key, error.value.value) == ("initial_peers", text)
+    assert error.value.mend
+
+
+def test_a_peer_listens_where_its_initial_peers_are() -> None:
+    """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is
+    elsewhere."""
+    loopback = f"/ip4/127.0.0.1/tcp/1/p2p/{ID}"
+    assert listen_for([]) == listen_for([loopback]) == ["/ip4/127.0.0.1/tcp/0"]
+    assert listen_for([loopback, GOOD]) == ["/ip4/0.0.0.0/tcp/0"]
+
+
+def test_reading_addresses_loads_nothing_heavy() -> None:
+    """A command that is about to say that an address is wrong need not load torch first."""
+    code = (
+        "import sys; from p2p_diloco.addresses import canonical; "
+        "bad = {'torch', 'hivemind', 'multiaddr'} & set(sys.modules); sys.exit(repr(bad) if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from p2p_diloco.addresses import by_reach, is_loopback
+from p2p_diloco.addresses import by_reach, is_loopback, peer_of
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.config import PeerConfig
@@ -59,7 +59,7 @@ def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
     outside = [address for address in ordered if not is_loopback(address)]
     inside = [address for address in ordered if is_loopback(address)]
     if as_json:
-        peer_id = ordered[0].rpartition("/p2p/")[2]
+        peer_id = peer_of(ordered[0])
         return json.dumps({"peer_id": peer_id, "maddrs": ordered, "join": _join_line(outside or inside)})
     told = []
     if outside:

@@ -17,7 +17,7 @@ from functools import partial
 
 import msgpack
 
-from p2p_diloco.net.addresses import peer_of
+from p2p_diloco.addresses import peer_of
 from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.frame_stream import FrameStream

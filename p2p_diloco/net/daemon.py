@@ -12,10 +12,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2p_diloco.addresses import by_reach
+from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.net import stale_sockets
-from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable

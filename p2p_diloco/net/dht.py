@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from p2p_diloco.addresses import canonical, peer_of
 from p2p_diloco.errors import Refused
-from p2p_diloco.net.addresses import parse, peer_of
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.hivemind_library import DHTNode, P2PDaemonError, PeerID
@@ -79,7 +79,7 @@ class DhtPeer:
         Raises:
             as `HivemindTransport.create`.
         """
-        initial_peers = [parse(address) for address in initial_peers]
+        initial_peers = [canonical(address) for address in initial_peers]
         async with contextlib.AsyncExitStack() as made:
             identity = IdentityFile.claim(identity_path)
             made.callback(identity.release)

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_address
 
+from p2p_diloco.addresses import ip_protocol, leads_over_a_relay
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.greeting import no_answer
 
@@ -82,7 +82,7 @@ async def dial_back(
     ports = places(addresses)
     if translated := seen[0] not in {host for host, _ in ports}:  # a router may forward the same port
         for port in sorted({port for _, port in ports}):
-            dialled.setdefault((seen[0], port), f"/ip{_version(seen[0])}/{seen[0]}/tcp/{port}/p2p/{peer}")
+            dialled.setdefault((seen[0], port), f"/{ip_protocol(seen[0])}/{seen[0]}/tcp/{port}/p2p/{peer}")
     if not budget.spend(dialled):
         return None
     outcomes = await asyncio.gather(*(_dial(peer, place, translated) for place in dialled))
@@ -129,10 +129,6 @@ async def _resolved(address: str) -> list[Place]:
     return [(str(there[0]), int(port)) for *_, there in found]
 
 
-def _version(host: str) -> int:
-    return 6 if ":" in host else 4
-
-
 async def _dial(peer: str, place: Place, translated: bool) -> str | None:
     """Dial a peer at a place; returns None if the peer answers, else the reason why it can't be reached there."""
     why = await no_answer(*place, DIAL_S)
@@ -150,6 +146,6 @@ async def _proved(peer: str, place: Place) -> str | None:
     except P2PDilocoError as error:
         return f"can't be checked: {error}"
     try:
-        return await daemon.greet(f"/ip{_version(host)}/{host}/tcp/{port}/p2p/{peer}")
+        return await daemon.greet(f"/{ip_protocol(host)}/{host}/tcp/{port}/p2p/{peer}")
     finally:
         await daemon.close()

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable
 from functools import partial
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import first
 from p2p_diloco.net.listener import present
 from p2p_diloco.net.offer import Offer

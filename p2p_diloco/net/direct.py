@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from weakref import WeakSet
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.dial_back import PortBudget
 from p2p_diloco.net.dialing import dial, places_of
 from p2p_diloco.net.framing import FrameError, Message, Refused

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
-from p2p_diloco.addresses import host, is_loopback
-from p2p_diloco.net.addresses import leads_over_a_relay, peer_of
+from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht import DhtPeer

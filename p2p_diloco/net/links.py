@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.link import Link
 from p2p_diloco.net.per_peer import OnePerPeer

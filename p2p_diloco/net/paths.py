@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import first
 from p2p_diloco.net.circuits import Circuits, Opened, abort_stream
 from p2p_diloco.net.daemon import Daemon

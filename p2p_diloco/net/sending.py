@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Refused

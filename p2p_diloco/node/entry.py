@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from p2p_diloco.addresses import listen_for
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, P2PDilocoError
-from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.net.invited import (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from p2p_diloco.addresses import host, is_loopback
+from p2p_diloco.addresses import host, is_loopback, peer_of, without_peer
 from p2p_diloco.cli.doctor import initial, machine, ports, programs, reachability, run_peers, swarm
 from p2p_diloco.cli.doctor.report import Finding, Link, Report
 from p2p_diloco.cli.reach import reasons
@@ -150,8 +150,7 @@ async def _over_libp2p(
 
 
 def _link_of(visit: swarm.Visit) -> Link:
-    place, _, peer_id = visit.address.rpartition("/p2p/")
-    return Link(peer_id, "initial peer", place, visit.rtt_s, visit.rate)
+    return Link(peer_of(visit.address), "initial peer", without_peer(visit.address), visit.rtt_s, visit.rate)
 
 
 async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
@@ -186,9 +185,8 @@ async def _dial_backs(daemon: Daemon, dialled: Sequence[str], addresses: Sequenc
     from p2p_diloco.net.reach import ask
 
     async def answer(initial_peer: str) -> DialBack | None:
-        relay = initial_peer.rpartition("/p2p/")[2]
         try:
-            return await asyncio.wait_for(ask(daemon, relay, addresses), DIAL_BACK_S)
+            return await asyncio.wait_for(ask(daemon, peer_of(initial_peer), addresses), DIAL_BACK_S)
         except (Unreachable, asyncio.TimeoutError) as error:
             log.debug("the initial peer %s did not dial back: %s", initial_peer, error)
             return None

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from p2p_diloco.addresses import host, is_loopback
-from p2p_diloco.cli.doctor.ports import port_of
-from p2p_diloco.cli.doctor.report import Finding
+from p2p_diloco.addresses import host, is_loopback, port_of, without_peer
+from p2p_diloco.cli.doctor.report import Finding, Verdict
 from p2p_diloco.cli.reach import reasons
 
 NAME = "initial peer"
@@ -50,9 +49,9 @@ async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]
 def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
     """A finding for each address that doesn't answer. If another address answers, the finding is only a warning,
     because one initial peer is enough."""
-    verdict = "warn" if None in found.values() else "bad"
+    verdict: Verdict = "warn" if None in found.values() else "bad"
     return [
-        Finding(NAME, "warn" if verdict == "warn" else "bad", f"{address}: {why}", mend(address, why))
+        Finding(NAME, verdict, f"{address}: {why}", mend(address, why))
         for address, why in found.items()
         if why is not None
     ]
@@ -60,14 +59,13 @@ def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
 
 def mend(address: str, why: str) -> str:
     """The advice for an initial peer that can't be reached for the reason `why`."""
-    place = address.partition("/p2p/")[0]
     for beginning, text in _MENDS.items():
         if why.startswith(beginning):
             words = why.removeprefix(beginning).split()
             return text.format(
                 host=host(address),
                 port=port_of(address),
-                place=place,
+                place=without_peer(address),
                 told=words[0] if words else "",
                 open="" if is_loopback(address) else "--host 0.0.0.0 ",
             )

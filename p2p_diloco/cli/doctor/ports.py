@@ -13,12 +13,11 @@ from ipaddress import ip_address
 
 import psutil
 
-from p2p_diloco.addresses import host, is_loopback
+from p2p_diloco.addresses import host, is_loopback, listen_for, port_of
 from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.cli.reach import check_free
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.settings import flag
 
 USUAL_PORT = 31338
@@ -56,12 +55,6 @@ def look(peer: PeerConfig) -> Ports:
         findings.append(Finding("port", "ok", f"can listen on {' '.join(map(_said, free))}"))
     findings += _direct_port(peer, wished)
     return Ports(free, (*findings, *_announced(peer, wished)))
-
-
-def port_of(address: str) -> int:
-    """The TCP or UDP port in a multiaddr. 0 if it has no port."""
-    parts = address.split("/")
-    return int(parts[4]) if len(parts) > 4 and parts[4].isdecimal() else 0
 
 
 def own_hosts() -> set[str]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2p_diloco.addresses import host, is_loopback
-from p2p_diloco.cli.doctor.ports import Ports, on_the_internet, port_of
+from p2p_diloco.addresses import host, ip_protocol, is_loopback, port_of, without_peer
+from p2p_diloco.cli.doctor.ports import Ports, on_the_internet
 from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.settings import flag
@@ -152,7 +152,7 @@ def _unknown(here: Position, installed: Callable[[str], object]) -> Finding | No
 
 def _reached(here: Position) -> Finding:
     announced = here.peer.announce_maddrs
-    places = [_place(address) for address in here.reached_at]
+    places = [without_peer(address) for address in here.reached_at]
     missed = [address for address in announced if address not in places]
     if not missed:
         return Finding("reachable", "ok", f"other peers can dial this one at {' '.join(places)}")
@@ -165,7 +165,7 @@ def _mend(here: Position, installed: Callable[[str], object]) -> str:
     seen, announced = [host(address) for address in here.seen_at], here.peer.announce_maddrs
     wrong = [address for address in announced if host(address) not in seen]
     if seen and announced and len(wrong) == len(announced):
-        right = [f"/{_version(seen[0])}/{seen[0]}/tcp/{port_of(at) or here.ports.port}" for at in wrong[:1]]
+        right = [f"/{ip_protocol(seen[0])}/{seen[0]}/tcp/{port_of(at) or here.ports.port}" for at in wrong[:1]]
         correct = f"others see this machine at {seen[0]}, not at {host(wrong[0])}: {flag('announce_maddrs')} {right[0]}"
         return f"{correct}; then run doctor again"
     return _forward(here) if here.behind_nat else _open(here.ports.port, installed)
@@ -189,7 +189,7 @@ def _forward(here: Position) -> str:
     what = "" if here.outside else ", with the router's public address for ROUTER"
     return (
         f"forward TCP port {port} of the router to {own}:{port}, and join with {flag('host_maddrs')} "
-        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /{_version(outside)}/{outside}/tcp/{port}{what}; {_ELSE}"
+        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /{ip_protocol(outside)}/{outside}/tcp/{port}{what}; {_ELSE}"
     )
 
 
@@ -199,17 +199,9 @@ def _failures(here: Position, places: Collection[str] = ()) -> str:
     told: dict[str, str] = {}
     for answer in here.answers.values():
         for address, why in answer.reached.items():
-            if why is not None and (not places or _place(address) in places):
-                told.setdefault(_place(address), why)
+            if why is not None and (not places or without_peer(address) in places):
+                told.setdefault(without_peer(address), why)
     return ", ".join(f"{address} ({why})" for address, why in told.items())
-
-
-def _version(place: str) -> str:
-    return "ip6" if ":" in place else "ip4"
-
-
-def _place(address: str) -> str:
-    return address.partition("/p2p/")[0]
 
 
 def _stays_here(place: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from p2p_diloco.addresses import leads_over_a_relay, without_peer
 from p2p_diloco.cli.doctor.report import Finding, Link
 from p2p_diloco.cli.doctor.swarm import Visit, visit
 from p2p_diloco.config import PeerConfig
@@ -107,7 +108,7 @@ async def link_to(
         for attempt in attempts:
             attempt.cancel()
     way = await _way(channel, status.peer_id, seen.address) if seen.unreached is None else None
-    place = seen.address.partition("/p2p/")[0]
+    place = without_peer(seen.address)
     return seen, Link(status.peer_id, status.name, place, seen.rtt_s, seen.rate, way)
 
 
@@ -121,7 +122,7 @@ async def _first_reached(attempts: Sequence[asyncio.Task[Visit]]) -> Visit:
 async def _way(channel: DirectChannel | None, peer_id: str, address: str) -> str:
     if channel is not None and await channel.take(peer_id) is not None:
         return "direct"
-    return "relayed" if "/p2p-circuit" in address else "libp2p"
+    return "relayed" if leads_over_a_relay(address) else "libp2p"
 
 
 def peers(
@@ -132,7 +133,7 @@ def peers(
     are not visited either."""
     told, count = list[str](), len(links) + len(unreached)
     if unreached:
-        named = (f"{name} at {seen.address.partition('/p2p/')[0]} ({seen.unreached})" for name, seen in unreached)
+        named = (f"{name} at {without_peer(seen.address)} ({seen.unreached})" for name, seen in unreached)
         told.append(f"{len(unreached)} of {count} peers of the run can't be reached from here: {', '.join(named)}")
     elif links:
         told.append(f"{count} of {count} peers of the run answer")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from p2p_diloco.addresses import peer_of, without_peer
 from p2p_diloco.cli.doctor.initial import unanswered
 from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable
@@ -51,7 +52,7 @@ async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Vi
 
     if (why := await daemon.greet(address)) is not None:
         return Visit(address, why)
-    peer = address.rpartition("/p2p/")[2]
+    peer = peer_of(address)
     try:
         quickest = min([await ask(daemon, peer, timeout_s=SMALL_S) for _ in range(TRIES)], key=lambda each: each.took_s)
     except Unreachable as error:
@@ -137,4 +138,4 @@ def transfer(visits: Sequence[Visit], device: str) -> Finding | None:
 
 
 def _listed(visits: Sequence[Visit]) -> str:
-    return ", ".join(each.address.partition("/p2p/")[0] for each in visits)
+    return ", ".join(without_peer(each.address) for each in visits)
