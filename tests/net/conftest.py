@@ -7,17 +7,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.net.patience import be_patient
+
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload waits for its direct connection, that for its handshake, and a joiner for its initial peers' answers,
-    however busy this machine is."""
-    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 6.0)
-    monkeypatch.setattr("p2p_diloco.net.direct.DIAL_S", 30.0)
-    monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 30.0)
-    if request.node.get_closest_marker("real"):
-        monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 20.0)
-        monkeypatch.setattr("p2p_diloco.net.dht.RPC_S", 14.0)
+    be_patient(monkeypatch, real=request.node.get_closest_marker("real") is not None)
 
 
 @pytest.fixture

@@ -8,15 +8,17 @@ import os
 import signal
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import pytest
 
 from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import be_patient
 
 LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0)
 AT_ONCE_S = 8.0
@@ -27,6 +29,9 @@ class Box:
     """An inbox that remembers. Headers that begin with "no" are refused when they are delivered."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self.got: list[tuple[str, bytes, memoryview | None]] = []
         self.closed_peers: asyncio.Queue[str] = asyncio.Queue()
         self.admitted_bytes = LIMITS.payload_bytes_max
@@ -117,15 +122,79 @@ async def opened(way: str) -> AsyncIterator[MemorySwarm | HivemindSwarm]:
 LIBP2P, DIRECT = (pytest.param(way, marks=pytest.mark.real) for way in ("libp2p", "direct"))
 
 
+class Company:
+    """Three peers of one swarm, which the tests share that neither end a peer nor change its limits: starting daemons
+    takes far longer than such a test. They have a loop of their own, which stands still between the tests."""
+
+    def __init__(self, way: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._swarm = MemorySwarm() if way == "memory" else HivemindSwarm(way)
+        self.way, self._keys = self._swarm.way, count()
+        self.peers: list[tuple[Any, Box]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            be_patient(patch, real=way != "memory")
+            self.loop.run_until_complete(self._gather())
+
+    async def _gather(self) -> None:
+        self.peers += [await self._swarm.join() for _ in range(3)]
+
+    def run(self, test: Awaitable[None]) -> None:
+        for _, box in self.peers:
+            box.forget()
+        self.loop.run_until_complete(asyncio.wait_for(test, 100))
+
+    def new_key(self) -> str:
+        """A key of the DHT under which no other test has stored a record."""
+        return f"key {next(self._keys)}"
+
+    def sent(self, a: Any, b: Any) -> int:
+        return a.traffic.peers[b.peer_id].bytes_sent if b.peer_id in a.traffic.peers else 0
+
+    def received(self, a: Any, b: Any) -> int:
+        return a.traffic.peers[b.peer_id].bytes_received if b.peer_id in a.traffic.peers else 0
+
+    def refused(self, a: Any, b: Any) -> int:
+        return a.traffic.peers[b.peer_id].refused if b.peer_id in a.traffic.peers else 0
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self._end())
+        self.loop.close()
+
+    async def _end(self) -> None:
+        await self._swarm.close()
+        for task in (left := asyncio.all_tasks() - {asyncio.current_task()}):  # as `asyncio.run` does
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def companies() -> Iterator[dict[str, Company]]:
+    made: dict[str, Company] = {}
+    yield made
+    for company in made.values():
+        company.close()
+
+
+def _company(companies: dict[str, Company], way: str) -> Company:
+    if way not in companies:
+        companies[way] = Company(way)
+    return companies[way]
+
+
 @pytest.fixture(params=["memory", LIBP2P, DIRECT])
-def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """A context manager that gives a swarm."""
-    return lambda: opened(request.param)
+def company(request: pytest.FixtureRequest, companies: dict[str, Company]) -> Company:
+    return _company(companies, request.param)
 
 
 @pytest.fixture(params=["memory", LIBP2P])
-def plain(request: pytest.FixtureRequest) -> Callable[[], Any]:
+def few(request: pytest.FixtureRequest, companies: dict[str, Company]) -> Company:
     """The same, for what has no payload, messages and records: these go by libp2p's streams and DHT all the same."""
+    return _company(companies, request.param)
+
+
+@pytest.fixture(params=["memory", LIBP2P, DIRECT])
+def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """A context manager that gives a swarm of its own."""
     return lambda: opened(request.param)
 
 
@@ -136,168 +205,161 @@ def run(test: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_message_arrives_with_its_sender(plain: Any) -> None:
+def test_a_message_arrives_with_its_sender(few: Company) -> None:
     """Once `send` returns, the other inbox holds the header, under the sender's id, with no payload."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            await a.send(b.peer_id, b"hello")
-            assert inbox.got == [(a.peer_id, b"hello", None)]
+        (a, _), (b, inbox), _ = few.peers
+        await a.send(b.peer_id, b"hello")
+        assert inbox.got == [(a.peer_id, b"hello", None)]
 
-    run(test())
+    few.run(test())
 
 
-def test_messages_keep_their_order(plain: Any) -> None:
+def test_messages_keep_their_order(few: Company) -> None:
     """Messages without payload arrive in the order of the calls, though none waits for the one before."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            sent = [f"{number}".encode() for number in range(200)]
-            await asyncio.gather(*(a.send(b.peer_id, header) for header in sent))
-            assert inbox.headers == sent
+        (a, _), (b, inbox), _ = few.peers
+        sent = [f"{number}".encode() for number in range(200)]
+        await asyncio.gather(*(a.send(b.peer_id, header) for header in sent))
+        assert inbox.headers == sent
 
-    run(test())
+    few.run(test())
 
 
-def test_a_large_payload_arrives_whole(swarm: Any) -> None:
+def test_a_large_payload_arrives_whole(company: Company) -> None:
     """64 MiB arrive bit by bit as they were sent, in memory of the receiver's own, and are counted on both
     sides."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            payload = bytearray(os.urandom(1 << 20) * 64)
-            digest = sha256(payload).digest()
-            await a.send(b.peer_id, b"big", memoryview(payload))
-            payload[:] = bytes(len(payload))
-            assert sha256(inbox.got[0][2]).digest() == digest
-            assert a.traffic.peers[b.peer_id].bytes_sent >= len(payload)
-            assert b.traffic.peers[a.peer_id].bytes_received >= len(payload)
-            assert a.traffic.bytes_sent < len(payload) + 1000
-            assert a.traffic.ways() == ({b.peer_id: s.way} if s.way else {})
+        (a, _), (b, inbox), _ = company.peers
+        payload = bytearray(os.urandom(1 << 20) * 64)
+        digest = sha256(payload).digest()
+        sent, received, before = company.sent(a, b), company.received(b, a), a.traffic.bytes_sent
+        await a.send(b.peer_id, b"big", memoryview(payload))
+        payload[:] = bytes(len(payload))
+        assert sha256(inbox.got[0][2]).digest() == digest
+        assert company.sent(a, b) - sent >= len(payload)
+        assert company.received(b, a) - received >= len(payload)
+        assert a.traffic.bytes_sent - before < len(payload) + 1000
+        assert a.traffic.ways().get(b.peer_id) == company.way
 
-    run(test())
+    company.run(test())
 
 
-def test_an_empty_payload_is_a_payload(swarm: Any) -> None:
+def test_an_empty_payload_is_a_payload(company: Company) -> None:
     """A payload of no bytes arrives as such, not as none."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            await a.send(b.peer_id, b"empty", memoryview(b""))
-            assert [(h, p is not None and p.nbytes) for _, h, p in inbox.got] == [(b"empty", 0)]
+        (a, _), (b, inbox), _ = company.peers
+        await a.send(b.peer_id, b"empty", memoryview(b""))
+        assert [(h, p is not None and p.nbytes) for _, h, p in inbox.got] == [(b"empty", 0)]
 
-    run(test())
+    company.run(test())
 
 
-def test_payloads_of_any_item_size_go_as_bytes(swarm: Any) -> None:
+def test_payloads_of_any_item_size_go_as_bytes(company: Company) -> None:
     """A view of wider items (as of a tensor) is sent as the bytes that it lies on."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            await a.send(b.peer_id, b"wide", memoryview(bytes(range(64))).cast("H"))
-            assert bytes(inbox.got[0][2]) == bytes(range(64))
+        (a, _), (b, inbox), _ = company.peers
+        await a.send(b.peer_id, b"wide", memoryview(bytes(range(64))).cast("H"))
+        assert bytes(inbox.got[0][2]) == bytes(range(64))
 
-    run(test())
+    company.run(test())
 
 
-def test_eight_payloads_at_once(swarm: Any) -> None:
+def test_eight_payloads_at_once(company: Company) -> None:
     """Payloads sent together all arrive, each with its own bytes, both ways."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
-            payloads = [bytes([number]) * (1 << 20) for number in range(8)]
-            await asyncio.gather(
-                *(a.send(b.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
-                *(b.send(a.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
-            )
-            for inbox in (inbox_a, inbox_b):
-                assert sorted((bytes(h), bytes(p)) for _, h, p in inbox.got) == [(p[:1], p) for p in payloads]
+        (a, inbox_a), (b, inbox_b), _ = company.peers
+        payloads = [bytes([number]) * (1 << 20) for number in range(8)]
+        await asyncio.gather(
+            *(a.send(b.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
+            *(b.send(a.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
+        )
+        for inbox in (inbox_a, inbox_b):
+            assert sorted((bytes(h), bytes(p)) for _, h, p in inbox.got) == [(p[:1], p) for p in payloads]
 
-    run(test())
+    company.run(test())
 
 
-def test_a_refusal_comes_back_with_its_reason(swarm: Any) -> None:
+def test_a_refusal_comes_back_with_its_reason(company: Company) -> None:
     """The receiver's reason reaches the sender, with and without a payload; what follows is taken as
     before."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            for payload in (None, memoryview(b"x" * 100)):
-                with pytest.raises(Refusal) as refused:
-                    await a.send(b.peer_id, b"no thanks", payload)
-                assert refused.value.reason == "not today: no thanks"
-            await a.send(b.peer_id, b"yes")
-            assert inbox.headers == [b"yes"]
-            assert b.traffic.peers[a.peer_id].refused == 2
+        (a, _), (b, inbox), _ = company.peers
+        before = company.refused(b, a)
+        for payload in (None, memoryview(b"x" * 100)):
+            with pytest.raises(Refusal) as refused:
+                await a.send(b.peer_id, b"no thanks", payload)
+            assert refused.value.reason == "not today: no thanks"
+        await a.send(b.peer_id, b"yes")
+        assert inbox.headers == [b"yes"]
+        assert company.refused(b, a) - before == 2
 
-    run(test())
+    company.run(test())
 
 
-def test_an_inbox_that_fails_refuses(plain: Any) -> None:
+def test_an_inbox_that_fails_refuses(few: Company) -> None:
     """A fault in the receiver's own code is answered as a refusal that gives nothing away; the link goes
     on."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
+        (a, _), (b, inbox), _ = few.peers
 
-            async def fail(header: bytes) -> None:
-                if header == b"bad":
-                    raise KeyError("a secret")
+        async def fail(header: bytes) -> None:
+            if header == b"bad":
+                raise KeyError("a secret")
 
-            inbox.on_deliver = fail
-            with pytest.raises(Refusal) as refused:
-                await a.send(b.peer_id, b"bad")
-            assert "secret" not in refused.value.reason
-            await a.send(b.peer_id, b"good")
-            assert inbox.headers == [b"good"]
+        inbox.on_deliver = fail
+        with pytest.raises(Refusal) as refused:
+            await a.send(b.peer_id, b"bad")
+        assert "secret" not in refused.value.reason
+        await a.send(b.peer_id, b"good")
+        assert inbox.headers == [b"good"]
 
-    run(test())
+    few.run(test())
 
 
-def test_an_oversize_payload_is_refused_before_memory_is_set_aside(swarm: Any) -> None:
+def test_an_oversize_payload_is_refused_before_memory_is_set_aside(company: Company) -> None:
     """What is longer than the inbox admits is refused with both sizes, and never held."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            inbox.admitted_bytes = 1000
-            payload = memoryview(bytearray(64 << 20))
-            tracemalloc.start()
-            with pytest.raises(Refusal, match="67108864 bytes is announced, at most 1000"):
-                await a.send(b.peer_id, b"too big", payload)
-            _, peak_bytes = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert peak_bytes < 16 << 20
-            assert inbox.got == []
-            await a.send(b.peer_id, b"fits", memoryview(bytes(1000)))
-            assert inbox.headers == [b"fits"]
+        (a, _), (b, inbox), _ = company.peers
+        inbox.admitted_bytes = 1000
+        payload = memoryview(bytearray(64 << 20))
+        tracemalloc.start()
+        with pytest.raises(Refusal, match="67108864 bytes is announced, at most 1000"):
+            await a.send(b.peer_id, b"too big", payload)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 16 << 20
+        assert inbox.got == []
+        await a.send(b.peer_id, b"fits", memoryview(bytes(1000)))
+        assert inbox.headers == [b"fits"]
 
-    run(test())
+    company.run(test())
 
 
-def test_own_limits_hold_before_anything_is_sent(swarm: Any) -> None:
+def test_own_limits_hold_before_anything_is_sent(company: Company) -> None:
     """A header or payload over this side's limits is refused here."""
 
     async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            with pytest.raises(Refusal, match="header"):
-                await a.send(b.peer_id, bytes(LIMITS.header_bytes_max + 1))
-            with pytest.raises(Refusal, match="payload"):
-                await a.send(b.peer_id, b"", memoryview(bytearray(LIMITS.payload_bytes_max + 1)))
-            await a.send(b.peer_id, bytes(LIMITS.header_bytes_max))
-            assert len(inbox.got) == 1
-            assert a.traffic.bytes_sent < LIMITS.header_bytes_max + 1000
+        (a, _), (b, inbox), _ = company.peers
+        before = a.traffic.bytes_sent
+        with pytest.raises(Refusal, match="header"):
+            await a.send(b.peer_id, bytes(LIMITS.header_bytes_max + 1))
+        with pytest.raises(Refusal, match="payload"):
+            await a.send(b.peer_id, b"", memoryview(bytearray(LIMITS.payload_bytes_max + 1)))
+        await a.send(b.peer_id, bytes(LIMITS.header_bytes_max))
+        assert len(inbox.got) == 1
+        assert a.traffic.bytes_sent - before < LIMITS.header_bytes_max + 1000
 
-    run(test())
+    company.run(test())
 
 
 def test_a_death_is_reported_at_once(swarm: Any) -> None:
@@ -401,45 +463,43 @@ def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
     run(test())
 
 
-def test_an_unknown_peer_is_unreachable_at_once(plain: Any) -> None:
+def test_an_unknown_peer_is_unreachable_at_once(few: Company) -> None:
     """Long before the time to connect is over."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), _ = await s.join(), await s.join()
-            started = time.monotonic()
-            with pytest.raises(Unreachable) as caught:
-                await a.send("12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA", b"hello")
-            assert not caught.value.refused
-            assert time.monotonic() - started < AT_ONCE_S
+        a, _ = few.peers[0]
+        started = time.monotonic()
+        with pytest.raises(Unreachable) as caught:
+            await a.send("12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA", b"hello")
+        assert not caught.value.refused
+        assert time.monotonic() - started < AT_ONCE_S
 
-    run(test())
+    few.run(test())
 
 
-def test_a_cancelled_send_leaves_the_link_whole(plain: Any) -> None:
+def test_a_cancelled_send_leaves_the_link_whole(few: Company) -> None:
     """Answers still go to those that they are for after one of the senders has gone."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            entered, release = asyncio.Event(), asyncio.Event()
+        (a, _), (b, inbox), _ = few.peers
+        entered, release = asyncio.Event(), asyncio.Event()
 
-            async def wait(header: bytes) -> None:
-                entered.set()
-                await release.wait()
+        async def wait(header: bytes) -> None:
+            entered.set()
+            await release.wait()
 
-            inbox.on_deliver = wait
-            given_up = asyncio.create_task(a.send(b.peer_id, b"given up"))
-            await entered.wait()
-            given_up.cancel()
-            await asyncio.wait([given_up])
-            release.set()
-            with pytest.raises(Refusal):
-                await a.send(b.peer_id, b"no")
-            await a.send(b.peer_id, b"yes")
-            assert inbox.headers[-1] == b"yes"
+        inbox.on_deliver = wait
+        given_up = asyncio.create_task(a.send(b.peer_id, b"given up"))
+        await entered.wait()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        release.set()
+        with pytest.raises(Refusal):
+            await a.send(b.peer_id, b"no")
+        await a.send(b.peer_id, b"yes")
+        assert inbox.headers[-1] == b"yes"
 
-    run(test())
+    few.run(test())
 
 
 def test_closing_is_reported_to_the_others(swarm: Any) -> None:
@@ -459,105 +519,104 @@ def test_closing_is_reported_to_the_others(swarm: Any) -> None:
     run(test())
 
 
-def test_records_are_found_by_all(plain: Any) -> None:
+def test_records_are_found_by_all(few: Company) -> None:
     """Records of several peers under one key are found by each, with value and expiration; other keys hold
     nothing."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
-            now = time.time()
-            assert await a.store("key", a.peer_id, b"of a", 60.0)
-            assert await b.store("key", b.peer_id + "/loss", bytes(1024), 30.0)
-            assert await b.store("key", "anyone's", b"free", 60.0, owned=False)
-            for transport in (a, b, c):
-                found = await transport.fetch("key")
-                assert {name: value for name, (value, _) in found.items()} == {
-                    a.peer_id: b"of a",
-                    b.peer_id + "/loss": bytes(1024),
-                    "anyone's": b"free",
-                }
-                assert found[a.peer_id][1] == pytest.approx(now + 60, abs=20)
-                assert await transport.fetch("other key") == {}
+        (a, _), (b, _), (c, _) = few.peers
+        key = few.new_key()
+        now = time.time()
+        assert await a.store(key, a.peer_id, b"of a", 60.0)
+        assert await b.store(key, b.peer_id + "/loss", bytes(1024), 30.0)
+        assert await b.store(key, "anyone's", b"free", 60.0, owned=False)
+        for transport in (a, b, c):
+            found = await transport.fetch(key)
+            assert {name: value for name, (value, _) in found.items()} == {
+                a.peer_id: b"of a",
+                b.peer_id + "/loss": bytes(1024),
+                "anyone's": b"free",
+            }
+            assert found[a.peer_id][1] == pytest.approx(now + 60, abs=20)
+            assert await transport.fetch(f"other {key}") == {}
 
-    run(test())
+    few.run(test())
 
 
-def test_the_record_that_lives_longer_wins(plain: Any) -> None:
+def test_the_record_that_lives_longer_wins(few: Company) -> None:
     """A record replaces one that expires before it, and no other; the loser is told."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, _) = await s.join(), await s.join()
-            assert await a.store("key", "x", b"first", 30.0)
-            assert await a.store("key", "x", b"longer", 60.0)
-            assert not await a.store("key", "x", b"shorter", 10.0)
-            assert (await b.fetch("key"))["x"][0] == b"longer"
-            assert await b.store("key", "x", b"another's", 90.0)
-            assert (await a.fetch("key"))["x"][0] == b"another's"
+        (a, _), (b, _), _ = few.peers
+        key = few.new_key()
+        assert await a.store(key, "x", b"first", 30.0)
+        assert await a.store(key, "x", b"longer", 60.0)
+        assert not await a.store(key, "x", b"shorter", 10.0)
+        assert (await b.fetch(key))["x"][0] == b"longer"
+        assert await b.store(key, "x", b"another's", 90.0)
+        assert (await a.fetch(key))["x"][0] == b"another's"
 
-    run(test())
+    few.run(test())
 
 
-def test_a_record_expires(plain: Any) -> None:
+def test_a_record_expires(few: Company) -> None:
     """After its time a record is found no more, while its neighbour still is."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, _) = await s.join(), await s.join()
-            assert await a.store("key", "long", b"2", 60.0)
-            found, began = set[str](), time.time()
-            while found != {"short", "long"}:
-                assert found == set() or time.time() > began + 1.0  # else this machine has not stood still
-                began = time.time()
-                assert await a.store("key", "short", b"1", 1.0)
-                found = set(await b.fetch("key"))
-            await asyncio.sleep(1.1)
-            assert set(await b.fetch("key")) == {"long"}
+        (a, _), (b, _), _ = few.peers
+        key = few.new_key()
+        assert await a.store(key, "long", b"2", 60.0)
+        found, began = set[str](), time.time()
+        while found != {"short", "long"}:
+            assert found == set() or time.time() > began + 1.0  # else this machine has not stood still
+            began = time.time()
+            assert await a.store(key, "short", b"1", 1.0)
+            found = set(await b.fetch(key))
+        await asyncio.sleep(1.1)
+        assert set(await b.fetch(key)) == {"long"}
 
-    run(test())
+    few.run(test())
 
 
-def test_a_record_under_another_peers_id_is_not_found(plain: Any) -> None:
+def test_a_record_under_another_peers_id_is_not_found(few: Company) -> None:
     """However long it lives, unless that peer signed it."""
 
     async def test() -> None:
-        async with plain() as s:
-            (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
-            await b.store("key", a.peer_id, b"forged", 600.0)
-            await b.store("key", a.peer_id, b"forged", 600.0, owned=False)
-            assert await c.fetch("key") == {}
-            assert await a.store("key", a.peer_id, b"true", 60.0)
-            assert (await c.fetch("key"))[a.peer_id][0] == b"true"
+        (a, _), (b, _), (c, _) = few.peers
+        key = few.new_key()
+        await b.store(key, a.peer_id, b"forged", 600.0)
+        await b.store(key, a.peer_id, b"forged", 600.0, owned=False)
+        assert await c.fetch(key) == {}
+        assert await a.store(key, a.peer_id, b"true", 60.0)
+        assert (await c.fetch(key))[a.peer_id][0] == b"true"
 
-    run(test())
+    few.run(test())
 
 
-def test_a_peer_signs_with_its_own_identity(plain: Any) -> None:
+def test_a_peer_signs_with_its_own_identity(few: Company) -> None:
     """Any other peer finds the proof to be that peer's, of that statement and kind alone; so it can be handed on."""
 
     async def play() -> None:
-        async with plain() as swarm:
-            (a, _), (b, _) = await swarm.join(), await swarm.join()
-            proof = a.sign(b"vow", b"so be it")
-            assert b.signed_by(a.peer_id, proof, b"vow", b"so be it")
-            assert not b.signed_by(b.peer_id, proof, b"vow", b"so be it")
-            assert not b.signed_by(a.peer_id, proof, b"vow", b"so be it not")
-            assert not b.signed_by(a.peer_id, proof, b"bet", b"so be it")
-            for garbage in ("", "?", proof[:-4], "é" * 88):
-                assert not b.signed_by(a.peer_id, garbage, b"vow", b"so be it")
+        (a, _), (b, _), _ = few.peers
+        proof = a.sign(b"vow", b"so be it")
+        assert b.signed_by(a.peer_id, proof, b"vow", b"so be it")
+        assert not b.signed_by(b.peer_id, proof, b"vow", b"so be it")
+        assert not b.signed_by(a.peer_id, proof, b"vow", b"so be it not")
+        assert not b.signed_by(a.peer_id, proof, b"bet", b"so be it")
+        for garbage in ("", "?", proof[:-4], "é" * 88):
+            assert not b.signed_by(a.peer_id, garbage, b"vow", b"so be it")
 
-    run(play())
+    few.run(play())
 
 
-def test_records_have_limits(plain: Any) -> None:
+def test_records_have_limits(few: Company) -> None:
     """A record too large, too long-lived, or with too long a name is an error of the caller's."""
 
     async def test() -> None:
-        async with plain() as s:
-            a, _ = await s.join()
-            for bad in (("x", bytes(1025), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
-                with pytest.raises(ValueError, match="record"):
-                    await a.store("key", *bad)
+        a, _ = few.peers[0]
+        key = few.new_key()
+        for bad in (("x", bytes(1025), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
+            with pytest.raises(ValueError, match="record"):
+                await a.store(key, *bad)
 
-    run(test())
+    few.run(test())
