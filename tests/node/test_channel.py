@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from itertools import pairwise
 
 import msgpack
 import pytest
@@ -25,10 +26,9 @@ def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.Data
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end, found = TrainerEnd(ours), []
-        while stream:
-            cut = data.draw(st.integers(1, len(stream)))
-            theirs.sendall(stream[:cut])
-            stream = stream[cut:]
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+        for start, stop in pairwise([0, *cuts, len(stream)]):
+            theirs.sendall(stream[start:stop])
             while (message := end.receive(0.001)) is not None:
                 found.append(message)
         while len(found) < len(sent) and (message := end.receive(10.0)) is not None:  # the machine may be busy

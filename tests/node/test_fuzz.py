@@ -124,6 +124,17 @@ def any_message() -> st.SearchStrategy[Message]:
     return st.one_of(*made.values()).filter(lambda message: misfit(message, SHARDS, FRAGMENTS) == "")
 
 
+# made once: making a strategy takes longer than drawing from it
+yes_or_no, pauses = st.booleans(), st.sampled_from([0.0, 0.3, 20.0])
+fates = st.sampled_from([None, True, False])
+"""What becomes of a message: delivered, or not, because its receiver is gone or for another reason."""
+happenings = st.one_of(
+    st.builds(Received, names.filter(lambda name: name != "me"), any_message()),
+    st.sampled_from([Wakeup(), Merge(), Stepped(0.1)]),
+    st.builds(Expelled, names, st.just("a lie")),
+)
+
+
 def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
     """What the node, the network and the trainer make of effects."""
     events: list[Event] = []
@@ -133,18 +144,15 @@ def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
                 events.append(Averaged(shard, base, data.draw(digests), None))
             case Apply(commit):
                 events.append(
-                    Applied(commit.shard, commit.base, data.draw(st.sampled_from([commit.version.digest, "?"])))
+                    Applied(commit.shard, commit.base, "?" if data.draw(yes_or_no) else commit.version.digest)
                 )
             case Fill(state):
-                events.append(
-                    Filled(state.shard, state.version, data.draw(st.sampled_from([state.version.digest, "?"])))
-                )
+                reached = "?" if data.draw(yes_or_no) else state.version.digest
+                events.append(Filled(state.shard, state.version, reached))
             case Send(to, message):
                 assert wire.unpack(wire.pack(message, TOKEN), TOKEN) == message, "what a replica says can be sent"
-                sent = st.sampled_from(
-                    [Delivered(to, message), SendFailed(to, message, True), SendFailed(to, message, False)]
-                )
-                events.append(data.draw(sent))
+                gone = data.draw(fates)
+                events.append(Delivered(to, message) if gone is None else SendFailed(to, message, gone))
             case Load(_, due) if due:
                 events.append(Contribute(due, 1.0, 1, (None,) * len(due)))
     return events
@@ -160,17 +168,15 @@ def test_no_message_harms_a_replica(data: st.DataObject) -> None:
     rules = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
     replica, now = Replica("me", rules, incarnation=1 << 30, now=0.0), 0.0
     queue: list[Event] = []
-    if data.draw(st.booleans()):
+    if data.draw(yes_or_no):
         queue.append(Found(0, ("d0",) * SHARDS))
-    others = st.builds(Received, names.filter(lambda name: name != "me"), any_message())
-    own = st.sampled_from([Wakeup(), Merge(), Stepped(0.1)]) | st.builds(Expelled, names, st.just("a lie"))
     for _ in range(STEPS):
-        queue.append(data.draw(others | own))
+        queue.append(data.draw(happenings))
         handled = 0
         while queue:
             handled += 1
             assume(handled < 200)
-            now += data.draw(st.sampled_from([0.0, 0.3, 20.0])) if isinstance(queue[0], Wakeup) else 0.0
+            now += data.draw(pauses) if isinstance(queue[0], Wakeup) else 0.0
             queue += world_answers(data, replica.handle(queue.pop(0), now))
             assert replica.next_wakeup() >= 0.0
             replica.waiting(), replica.round(), replica.aggregates()
