@@ -6,18 +6,25 @@ Law: posts events to the replica and holds the trainer back; it changes no state
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import founding_meta
 from p2p_diloco.core.state import final
+from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
-from p2p_diloco.node.joining import Joined, found_if_nobody_has, holders_of
+from p2p_diloco.node.joining import Joined, holders_of
 from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.node.trainer import TrainerSide
+
+LOOK_EVERY_S = 0.2
+
+log = logging.getLogger(__name__)
 
 
 class Beginning:
@@ -56,17 +63,43 @@ class Beginning:
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending) -> None:
-        """Wait for the run's state; if no other peer has it, found the run. This call doesn't return: only an error or
-        a cancellation ends it."""
-        common = self._common
-        await found_if_nobody_has(
-            common.replica,
-            self._patience_s,
-            common.local.wait_timeout,
-            lambda: common.events.post(self.founding(0)),
-            lambda: holders_of(common.transport, common.run.run_id),
-            ending.look,
-        )
+        """Wait for the run's state. Found the run again if its record exists but no peer has its state, because its
+        founder died too soon or all peers died. This call doesn't return: only an error or a cancellation ends it.
+
+        The waiting peer with the lowest id founds the run. Waiting peers find each other by probes, so `_patience_s`
+        must be longer than that takes. If a peer's DHT record says that it holds the state, that peer is only
+        unreachable from here, and founding again would make two runs. A run that has ended is not founded either:
+        `ending` waits for its last state.
+
+        Raises:
+            GaveUpWaiting: no state came within `wait_timeout`.
+        """
+        common, replica, give_up_s = self._common, self._common.replica, self._common.local.wait_timeout
+        roster = replica.roster
+        began = alone_since = time.monotonic()
+        while not replica.has_state:
+            now, alive = time.monotonic(), roster.alive()
+            if any(roster.holds_state(peer) for peer in alive):
+                alone_since = now
+            waiting = [peer for peer in alive if (s := roster.summary(peer)) is not None and s.role == "worker"]
+            mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
+            late = now - began >= give_up_s
+            if late or (mine and now - alone_since >= self._patience_s):
+                over, known = await ending.look(), _told(await holders_of(common.transport, common.run.run_id))
+                if None not in replica.versions:  # the state has come
+                    break
+                if late and not over:
+                    mend = "check that its peers can be reached from here, or raise wait_timeout"
+                    whose = f"; they hold it: {known}" if known else ""
+                    raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
+                if not known and not over:
+                    log.warning("no peer holds the state of the run now: founding it anew with this peer's model")
+                    common.events.post(self.founding(0))
+                    break
+                if known:
+                    log.warning("the run's state is held by peers that can't be reached from here: %s", known)
+                alone_since = now
+            await asyncio.sleep(LOOK_EVERY_S)
         await asyncio.Event().wait()
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
@@ -87,3 +120,7 @@ class Beginning:
                 ended = await ending.look()
         trainer.let_go()
         await asyncio.Event().wait()
+
+
+def _told(holders: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))

@@ -1,6 +1,6 @@
 """The values that all parts of one peer's node share.
 
-Law: this is one frozen value, complete before the first part is made.
+Law: all of them are there before the first part is made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import math
 import secrets
 import time
-from dataclasses import dataclass
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
@@ -25,79 +24,49 @@ from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.seals import Seals
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.tensor_work import TensorWork
 
 
-@dataclass(frozen=True)
 class Common:
-    """The values that the parts of a node share once the node has found its run. `incarnation` is made from
-    `started_at` (in seconds since 1970); the replica's own incarnation may rise later. `ledger` tells what the present
-    exchange spent its time on. `describing`: this peer's description of the run's model, with the model's card."""
+    """The values that the parts of a node share once the node has found its run: those of a new incarnation of this
+    peer. No part sets one of them."""
 
-    local: PeerConfig
-    run: Run
-    founding: Founding
-    transport: Transport
-    shared: SharedMemory
-    work: TensorWork
-    replica: Replica
-    events: EventQueue
-    event_log: EventLog
-    history: History
-    refusals: Refusals
-    ledger: Ledger
-    outbox: Outbox
-    seals: Seals
-    started_at: float
-    incarnation: int
-    describing: Describing
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         local: PeerConfig,
         joined: Joined,
         transport: Transport,
         shared: SharedMemory,
         work: TensorWork,
         refusals: Refusals,
-    ) -> Common:
-        """Make the shared values for a new incarnation of this peer, in the run `joined`."""
-        run, started_at, now = joined.run, time.time(), asyncio.get_running_loop().time()
-        ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
-        transferring = partial(ledger.part, TRANSFER)
+    ) -> None:
+        run, now = joined.run, asyncio.get_running_loop().time()
+        self.local, self.run, self.transport, self.shared, self.work = local, run, transport, shared, work
+        self.refusals = refusals
+        self.started_at = time.time()
+        """Seconds since 1970."""
+        self.incarnation = incarnation(int(self.started_at * 1000), secrets.randbits(SALT_BITS))
+        """The incarnation at the start; the replica's own may rise later."""
+        self.founding = Founding.of(run.run_id, RunRecord.unpack(joined.record))
+        self.describing = Describing(run.layout, joined.card)
+        """This peer's description of the run's model, with the model's card."""
+        self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
+        """What the present exchange spent its time on."""
+        transferring = partial(self.ledger.part, TRANSFER)
         transport.limits = run.timed(transport.limits)
         transport.traffic.receiving = transferring
-        born = incarnation(int(started_at * 1000), secrets.randbits(SALT_BITS))
-        replica = Replica(
+        self.outbox = Outbox(transport, transferring, gives_way=not run.rules.asynchronous)
+        self.seals = Seals(transport, run.token)
+        self.events, self.event_log, self.history = EventQueue(), EventLog(transport.peer_id), History()
+        self.replica = Replica(
             transport.peer_id,
             run.rules,
             role=local.role,
             eligible=not transport.reach.private,
-            incarnation=born,
+            incarnation=self.incarnation,
             now=now,
         )
-        founding, history = Founding.of(run.run_id, RunRecord.unpack(joined.record)), History()
-        begin_history(history, local, run, founding, replica, started_at, now)
-        return cls(
-            local,
-            run,
-            founding,
-            transport,
-            shared,
-            work,
-            replica,
-            EventQueue(),
-            EventLog(transport.peer_id),
-            history,
-            refusals,
-            ledger,
-            Outbox(transport, transferring, gives_way=not run.rules.asynchronous),
-            Seals(transport, run.token),
-            started_at,
-            born,
-            Describing(run.layout, joined.card),
-        )
+        begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)

@@ -215,7 +215,7 @@ async def take_part(
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
         work = TensorWork(run, shared.theta, shared.base)
-    common = Common.of(setup.local, joined, transport, shared, work, inbox.refusals)
+    common = Common(setup.local, joined, transport, shared, work, inbox.refusals)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.config import LIVE_KEYS, RunConfig
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends, privacy, unowned
@@ -22,7 +21,7 @@ from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
-from p2p_diloco.node.run import Run, RunRecord, cut_of, token
+from p2p_diloco.node.run import Run, RunRecord, cut_of, record_key, token
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.tensors.layout import Layout
@@ -139,7 +138,7 @@ class Joining:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
         private run's records, also those that the run key didn't sign."""
         try:
-            found = await unowned.fetch(self._transport, f"{self._run_id}/config")
+            found = await unowned.fetch(self._transport, record_key(self._run_id))
         except Unreachable as error:
             log.debug("the DHT gave no answer about the run: %s", error)
             return {}
@@ -264,19 +263,14 @@ def _totals(record: RunRecord, own: Layout) -> str:
 
 
 async def keep_record(transport: Transport, joined: Joined) -> None:
-    """Renew the run's record until cancelled. Every peer does so, and the record lives as long as any of them."""
-    while True:
-        try:
-            await store_record(transport, joined.run.run_id, joined.record)
-        except Exception:  # the other peers renew it too
-            log.warning("the run's record can't be stored", exc_info=True)
-        await asyncio.sleep(RECORD_EVERY_S)
+    """Renew the run's record until cancelled."""
+    await unowned.keep(transport, record_key(joined.run.run_id), joined.record, RECORD_TTL_S, RECORD_EVERY_S)
 
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
     """Store a run's record in the DHT. Of several copies the DHT keeps the one that expires last; they all have the
     same content."""
-    await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
+    await unowned.store(transport, record_key(run_id), value, RECORD_TTL_S)
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
@@ -288,54 +282,3 @@ async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
         if status.epoch is not None and recent and not gone and peer != transport.peer_id:
             holders[peer] = list(status.addresses)
     return holders
-
-
-async def found_if_nobody_has(
-    replica: Replica,
-    patience_s: float,
-    give_up_s: float,
-    found: Callable[[], None],
-    holders: Callable[[], Awaitable[dict[str, list[str]]]],
-    ended: Callable[[], Awaitable[bool]],
-) -> None:
-    """Found the run again if its record exists but no peer has its state, because its founder died too soon or all
-    peers died.
-
-    The waiting peer with the lowest id founds the run. Waiting peers find each other by probes, so `patience_s` must be
-    longer than that takes. If a peer's DHT record says that it holds the state, that peer is only unreachable from
-    here, and founding again would make two runs. A run that has `ended` is not founded either: `ending` waits for its
-    last state.
-
-    Raises:
-        GaveUpWaiting: no state came within `give_up_s`.
-    """
-    began = alone_since = time.monotonic()
-    while not replica.has_state:
-        now = time.monotonic()
-        roster = replica.roster
-        alive = roster.alive()
-        if any(roster.holds_state(peer) for peer in alive):
-            alone_since = now
-        waiting = [peer for peer in alive if (s := roster.summary(peer)) is not None and s.role == "worker"]
-        mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
-        late = now - began >= give_up_s
-        if late or (mine and now - alone_since >= patience_s):
-            over, known = await ended(), _told(await holders())
-            if None not in replica.versions:  # the state has come
-                return
-            if late and not over:
-                mend = "check that its peers can be reached from here, or raise wait_timeout"
-                whose = f"; they hold it: {known}" if known else ""
-                raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
-            if not known and not over:
-                log.warning("no peer holds the state of the run now: founding it anew with this peer's model")
-                found()
-                return
-            if known:
-                log.warning("the run's state is held by peers that can't be reached from here: %s", known)
-            alone_since = now
-        await asyncio.sleep(0.2)
-
-
-def _told(holders: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))

@@ -7,7 +7,6 @@ keeps a peer without an invitation from founding another run of the same name.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import msgpack
 
@@ -15,6 +14,7 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invited import on_this_machine
 from p2p_diloco.node import unowned
+from p2p_diloco.node.run import record_key
 from p2p_diloco.node.setup import Setup
 
 OPEN = "each peer that knows one of its addresses can read and change it"
@@ -23,8 +23,6 @@ NOTICE_TTL_S = 60.0
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's notice."""
-
-log = logging.getLogger(__name__)
 
 
 async def is_private(dht: Records, run_id: str) -> bool:
@@ -57,7 +55,7 @@ async def founds_privately(setup: Setup, dht: Records) -> bool:
     if not setup.is_told_to_found(setup.asked):
         return False
     try:
-        return not await unowned.fetch(dht, f"{local.run_id}/config")
+        return not await unowned.fetch(dht, record_key(local.run_id))
     except Unreachable:
         return True  # as `Joining` founds a run then
 
@@ -68,7 +66,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
     Raises:
         Refused: another peer claims it at the same time.
     """
-    await _store(dht, run_id, public)
+    await unowned.store(dht, _key(run_id), _notice(public), NOTICE_TTL_S)
     await asyncio.sleep(FOUNDERS_MEET_S)
     first = min([public, *await _keys_in(dht, run_id)])
     if first != public:
@@ -78,16 +76,11 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
 
 async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
     """Renew the notice until cancelled. Every member does so."""
-    while True:
-        await _store(dht, run_id, public)
-        await asyncio.sleep(NOTICE_EVERY_S)
+    await unowned.keep(dht, _key(run_id), _notice(public), NOTICE_TTL_S, NOTICE_EVERY_S)
 
 
-async def _store(dht: Records, run_id: str, public: bytes) -> None:
-    try:
-        await unowned.store(dht, _key(run_id), bytes(msgpack.packb({"private": True, "key": public})), NOTICE_TTL_S)
-    except Exception:  # the next turn may succeed, and no member needs the notice
-        log.warning("the notice that the run %s is private can't be stored", run_id, exc_info=True)
+def _notice(public: bytes) -> bytes:
+    return bytes(msgpack.packb({"private": True, "key": public}))
 
 
 async def _keys_in(dht: Records, run_id: str) -> list[bytes]:

@@ -6,7 +6,7 @@ Law: derived once, when a run is found or founded, and never changed. Nothing is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -61,28 +61,15 @@ class Run:
 
     @cached_property
     def rules(self) -> Rules:
-        """The core's rules for this run, made from the run's settings."""
+        """The core's rules for this run: its settings of the same names, and what follows from settings and layout."""
         config, layout = self.config, self.layout
+        same = {rule.name for rule in fields(Rules)} & type(config).model_fields.keys()
         return Rules(
             run=self.run_id,
             fragments=tuple(
                 tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
             ),
-            mode=config.mode,
-            sync_every=config.sync_every,
-            min_peers=config.min_peers,
-            start_peers=config.start_peers,
-            round_timeout=config.round_timeout,
-            pause_timeout=config.pause_timeout,
-            heartbeat_interval=config.heartbeat_interval,
-            heartbeat_timeout=config.heartbeat_timeout,
-            carry_rounds=config.carry_rounds,
-            successors=config.successors,
-            dn_buffer_size=config.dn_buffer_size,
-            async_grace=config.async_grace,
-            max_staleness=config.max_staleness,
-            stop_after_epochs=config.stop_after_epochs,
-            stop_after_samples=config.stop_after_samples,
+            **{name: getattr(config, name) for name in same},
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
             samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
@@ -126,7 +113,6 @@ class Run:
         return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
     def rates(self, revision: Revision) -> tuple[float, float]:
-        """The outer learning rate and the outer momentum at a revision."""
         lr, momentum = revision.rates or (None, None)
         config = self.config
         return config.outer_lr if lr is None else lr, config.outer_momentum if momentum is None else momentum
@@ -158,7 +144,6 @@ class Run:
 
     @property
     def reply_codec(self) -> str:
-        """The codec in which means are sent."""
         return reply_codec_of(self.config)
 
 
@@ -261,6 +246,11 @@ _RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
 def token(run_id: str, settings: str, model: str, salt: bytes = b"") -> bytes:
     """The token of a run from its name, the fingerprints of its settings and its model, and its salt, if it has one."""
     return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES, key=salt).digest()
+
+
+def record_key(run_id: str) -> str:
+    """The DHT key of a run's record."""
+    return f"{run_id}/config"
 
 
 def cut_of(layout: Layout) -> str:

@@ -6,6 +6,8 @@ out.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -17,6 +19,8 @@ from p2p_diloco.node.wire import PROTOCOL
 
 TRIED_MAX = 16
 """The most records under one key whose signatures are checked, highest records first: strangers may store many."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -34,6 +38,16 @@ def pack(said: object) -> bytes:
 async def store(dht: Records, key: str, value: bytes, ttl_s: float) -> bool:
     """Store a record in the DHT, or renew it. Returns False if it wasn't stored."""
     return await dht.store(key, name_of(value), value, ttl_s, owned=False)
+
+
+async def keep(dht: Records, key: str, value: bytes, ttl_s: float, every_s: float) -> None:
+    """Renew a record until cancelled. Every peer that has it does so, and the record lives as long as any of them."""
+    while True:
+        try:
+            await store(dht, key, value, ttl_s)
+        except Exception:  # the other peers renew it too
+            log.warning("the record %s can't be stored", key, exc_info=True)
+        await asyncio.sleep(every_s)
 
 
 async def fetch(dht: Records, key: str) -> dict[str, bytes]:
