@@ -105,14 +105,12 @@ class Payload:
     _bytes: int = 0
 
     def reached(self, total_bytes: int, now: float) -> None:
-        """Report that `total_bytes` of the payload have arrived so far."""
         since, count, seconds = self.at, total_bytes - self._bytes, now - self.told_at
         self.at, self.told_at, self._bytes = self.meter.clock(now), now, total_bytes
         if self.at > since:
             self.meter.spread(count * (self.at - since) / seconds, since, self.at)
 
     def end(self, now: float) -> None:
-        """Report that no more bytes of the payload will arrive."""
         self.meter.end(self, now)
 
 

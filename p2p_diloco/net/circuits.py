@@ -23,7 +23,7 @@ from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.hello import Hellos, Pending, Serve
-from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, asking, unpacked
@@ -46,7 +46,7 @@ ANSWERED_MAX = 64
 Opened = tuple[Pipe, str]
 
 _KIND = b"certificate for relayed streams"
-_FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Stranger, Unreachable)
+_FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Refusal, Stranger, Unreachable)
 
 
 class Circuits:
@@ -82,7 +82,6 @@ class Circuits:
         self._protocols[protocol] = serve
 
     async def close(self) -> None:
-        """End this peer's registrations at relays."""
         tasks = list(self._relays.values())
         self.register(())
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -196,6 +195,8 @@ class Circuits:
             raise Unreachable(f"the relay {relay} took too long") from None
         except Unreachable:
             raise
+        except Refusal as refusal:
+            raise Unreachable(refusal.reason, refused=refusal.reason == GONE) from None
         except _FAILURES as error:
             raise Unreachable(f"through the relay {relay}: {error}") from None
 
@@ -208,8 +209,8 @@ class Circuits:
             frames = FrameStream(pipe, relay, Limits(), self.traffic)
             frames.write(asking({"open": peer}, self._daemon.certificate))
             frames.write(Message(self._hello))
-            await _message(frames)  # the relay has reached the peer
-            theirs = _certificate_of(peer, await _message(frames))
+            await frames.answer(OPEN_S)  # the relay has reached the peer
+            theirs = _certificate_of(peer, await frames.answer(OPEN_S))
             inside = await secured(pipe, self._certificate, theirs, dials=True)
         except BaseException:
             pipe.abort()
@@ -244,16 +245,18 @@ class Circuits:
         """Do the answering end's part of the handshake; returns the other peer's id, the protocol that it asks for, and
         the encrypted pipe."""
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
-        match unpacked(await _message(frames)):
+        match unpacked(await frames.answer(OPEN_S)):
             case {"from": str(peer), **told}:
                 self._admit(peer, told.get("member"), frames)
-                theirs = _certificate_of(peer, await _message(frames))
+                theirs = _certificate_of(peer, await frames.answer(OPEN_S))
             case _:
                 raise FrameError("the relay doesn't say who opens the stream")
         frames.write(Message(self._hello))
         inside = await secured(pipe, self._certificate, theirs, dials=False)
         try:
-            protocol = (await _message(FrameStream(inside, peer, Limits(), self.traffic))).decode("utf-8", "replace")
+            protocol = (await FrameStream(inside, peer, Limits(), self.traffic).answer(OPEN_S)).decode(
+                "utf-8", "replace"
+            )
             if protocol not in self._protocols:
                 raise FrameError(f"this peer doesn't serve {protocol}")
         except BaseException:
@@ -286,16 +289,3 @@ def _certificate_of(peer: str, hello: bytes) -> bytes:
             if signed_by(peer, signature, _KIND, certificate):
                 return certificate
     raise FrameError(f"no certificate that {peer} has signed")
-
-
-async def _message(frames: FrameStream) -> bytes:
-    """Wait for the next message; returns its content. Raises Unreachable if a refusal comes instead, and FrameError if
-    the stream ends or another frame comes."""
-    match await frames.read(idle_s=OPEN_S, frame_s=OPEN_S):
-        case Message(header):
-            return header
-        case Refused(reason):
-            raise Unreachable(reason, refused=reason == GONE)
-        case None:
-            raise FrameError("the stream ended during the handshake")
-    raise FrameError("no message")

@@ -20,6 +20,7 @@ from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, Peer
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import dial_inconclusive, dial_refused, last_line, likely_reason
+from p2p_diloco.net.streams import stop
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,6 @@ class Daemon:
 
     @property
     def runs(self) -> bool:
-        """Whether the daemon's process is alive."""
         return self.p2p._child.returncode is None
 
     # -- other peers
@@ -207,9 +207,7 @@ class Daemon:
         await self.p2p.add_binary_stream_handler(protocol, take)
 
     async def close(self) -> None:
-        """End the daemon, in bounded time."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await stop(self._watching)
         try:
             await asyncio.wait_for(self.p2p.shutdown(), CLOSE_S)
         except asyncio.TimeoutError:

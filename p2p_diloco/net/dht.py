@@ -27,6 +27,7 @@ from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey, signed_by
 from p2p_diloco.net.statements import as_text, from_text
 from p2p_diloco.net.storage import CappedStorage, NoCache
+from p2p_diloco.net.streams import stop
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class DhtPeer:
             if reached:
                 await _check_clocks(daemon, reached)
             staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers))
-            made.push_async_callback(_cancel, staying)
+            made.push_async_callback(stop, staying)
             return cls(daemon, node, identity.key, records, made.pop_all())
 
     def sign(self, kind: bytes, statement: bytes) -> str:
@@ -147,7 +148,6 @@ class DhtPeer:
         return newest_records(found.value) if found is not None and isinstance(found.value, dict) else {}
 
     async def close(self) -> None:
-        """End the DHT node and the daemon, in bounded time."""
         await self._made.aclose()
 
 
@@ -213,8 +213,3 @@ async def _end_node(node: Any, daemon: Daemon) -> None:
     if daemon.runs:  # without a daemon the node would wait for answers in vain
         with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError):
             await asyncio.wait_for(node.shutdown(), CLOSE_S)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

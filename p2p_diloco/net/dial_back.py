@@ -14,8 +14,8 @@ from ipaddress import ip_address
 
 from p2p_diloco.addresses import ip_protocol, leads_over_a_relay
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.greeting import no_answer
+from p2p_diloco.net.probing import visiting
 
 DIAL_S = 2.0
 """Deadline for a plain dial."""
@@ -140,12 +140,7 @@ async def _proved(peer: str, place: Place) -> str | None:
     failure. This peer's own daemon would not dial: it would use the connection that it has already."""
     host, port = place
     try:
-        daemon = await Daemon.start(
-            identity_path=None, host_maddrs=(), announce_maddrs=(), client_mode=True, timeout_s=START_S, on_death=None
-        )
+        async with visiting((), start_s=START_S) as daemon:
+            return await daemon.greet(f"/{ip_protocol(host)}/{host}/tcp/{port}/p2p/{peer}")
     except P2PDilocoError as error:
         return f"can't be checked: {error}"
-    try:
-        return await daemon.greet(f"/{ip_protocol(host)}/{host}/tcp/{port}/p2p/{peer}")
-    finally:
-        await daemon.close()

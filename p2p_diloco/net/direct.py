@@ -283,16 +283,10 @@ class DirectChannel:
         """Send a request for a direct connection over libp2p; returns the answer, and the multiaddr at which the peer
         was found."""
         pipe, seen_at = await self._open_stream(peer)
-        frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
+        frames = self._streams.frames(peer, pipe)
         try:
             frames.write(Message(request))
-            match await frames.read(idle_s=read_s, frame_s=read_s):
-                case Message(answer):
-                    return answer, seen_at
-                case Refused(reason):
-                    raise Refusal(reason)
-                case frame:
-                    raise FrameError(f"{frame} is no answer to a request for a direct connection")
+            return await frames.answer(self._streams.limits.read_timeout_s), seen_at
         finally:
             pipe.abort()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from p2p_diloco.net.framing import Frame, FrameDecoder, FrameError, encode
-from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.net.framing import Frame, FrameDecoder, FrameError, Message, Refused, encode
+from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 
@@ -46,6 +46,23 @@ class FrameStream:
                     raise FrameError("the stream ended within a frame")
                 return None
         return frame
+
+    async def answer(self, within_s: float) -> bytes:
+        """Wait for the message that answers this end's; returns its header.
+
+        Raises:
+            Refusal: the other end refused.
+            FrameError, PipeStalled: as `read`, and for any other frame and the end of the stream.
+        """
+        match await self.read(idle_s=within_s, frame_s=within_s):
+            case Message(header):
+                return header
+            case Refused(reason):
+                raise Refusal(reason)
+            case None:
+                raise FrameError("the stream ended before the answer")
+            case frame:
+                raise FrameError(f"{frame} is no answer")
 
     def _next(self) -> Frame | None:
         before = len(self.pipe.unread)

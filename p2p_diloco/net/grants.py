@@ -84,7 +84,6 @@ class RunKey:
 
     @classmethod
     def create(cls) -> RunKey:
-        """Make a new key."""
         return cls(os.urandom(32))
 
     @classmethod

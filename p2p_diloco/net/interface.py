@@ -154,12 +154,10 @@ class Traffic:
     """Makes a context that is entered while a payload comes in, to measure how long that takes."""
 
     def sent(self, peer: str, count: int) -> None:
-        """Count bytes sent to a peer."""
         self.bytes_sent += count
         self._of(peer).bytes_sent += count
 
     def received(self, peer: str, count: int) -> None:
-        """Count bytes received from a peer."""
         self.bytes_received += count
         self._of(peer).bytes_received += count
 
@@ -172,7 +170,6 @@ class Traffic:
         return {peer: entry.way for peer, entry in self.peers.items() if entry.way is not None}
 
     def refuse(self, peer: str) -> None:
-        """Count a message from `peer` as refused by this peer."""
         self.refused += 1
         self._of(peer).refused += 1
 

@@ -58,7 +58,6 @@ class Issued:
             raise ConfigError("is no list of invitations", key="issued", value=path, mend=mend) from None
 
     def add(self, grant: Grant) -> None:
-        """Add an invitation."""
         self.entries.append(Entry(grant.id.hex(), grant.name, grant.role, grant.expires, grant.peer))
 
     def valid(self, name: str, now: float) -> bool:
@@ -66,7 +65,6 @@ class Issued:
         return any(entry.name == name and entry.revoked is None and entry.expires > now for entry in self.entries)
 
     def ids_of(self, name: str) -> list[bytes]:
-        """The ids of all grants of this name."""
         return [bytes.fromhex(entry.id) for entry in self.entries if entry.name == name]
 
     def revoke(self, ids: Iterable[bytes], number: int) -> None:

@@ -47,7 +47,6 @@ class Links:
         self._moving = set[str]()
 
     def peers(self) -> list[str]:
-        """The peers to which a link is open."""
         return self._links.peers()
 
     async def send(self, peer: str, header: bytes) -> None:
@@ -64,7 +63,6 @@ class Links:
             doubting.cancel()
 
     def end(self) -> None:
-        """Stop opening links."""
         self._links.end()
 
     async def _open(self, peer: str, around: bool = False) -> Link:

@@ -39,7 +39,6 @@ class Offer:
     ticket: bytes
 
     def pack(self) -> bytes:
-        """Encode the offer."""
         return bytes(msgpack.packb({"ports": self.ports, "certificate": self.certificate, "ticket": self.ticket}))
 
     @classmethod

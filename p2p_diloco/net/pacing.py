@@ -147,7 +147,6 @@ class Pacer:
             one.over = True
 
     def end(self) -> None:
-        """Stop measuring and limiting connections."""
         if self._timer is not None:
             self._timer.cancel()
 

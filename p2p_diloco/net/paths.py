@@ -18,6 +18,7 @@ from p2p_diloco.net.circuits import Circuits, Opened, abort_stream
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reach import answers
+from p2p_diloco.net.streams import stop
 
 HEAD_START_S = 0.5
 """Seconds that a direct dial has before relays are asked as well."""
@@ -87,11 +88,7 @@ class Paths:
         return opened
 
     async def close(self) -> None:
-        """Stop watching the broken direct paths."""
-        watches = list(self._broken.values())
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        await stop(*self._broken.values())
 
     def _avoid(self, peer: str) -> None:
         if peer not in self._broken and len(self._broken) < REMEMBERED_MAX:

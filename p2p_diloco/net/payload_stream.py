@@ -50,7 +50,6 @@ class PayloadStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the stream has ended."""
         return self.frames.pipe.ended is not None
 
     def retire(self) -> None:

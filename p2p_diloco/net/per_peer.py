@@ -53,7 +53,6 @@ class OnePerPeer(Generic[T]):
             del self._opening[peer]
 
     def peers(self) -> list[str]:
-        """The peers that have an object."""
         return list(self._opened)
 
     def has(self, peer: str, one: T) -> bool:

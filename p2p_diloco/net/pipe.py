@@ -114,15 +114,12 @@ class Pipe(asyncio.BufferedProtocol):
         self._end("the stream was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the stream. Called when the connection is lost or closed."""
         self._end(f"the stream broke ({exc})" if exc else "the stream was closed")
 
     def pause_writing(self) -> None:
-        """Stop writing. Called when the transport's buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on writing. Called when the transport's buffer has room again."""
         self._writable.set()
         self._send_on()
 

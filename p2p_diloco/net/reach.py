@@ -16,10 +16,11 @@ from typing import Any
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import place_of
 from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError, Message, Refused
-from p2p_diloco.net.interface import Limits, Reach, Traffic, Unreachable
+from p2p_diloco.net.framing import FrameError
+from p2p_diloco.net.interface import Limits, Reach, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import PipeBroken, PipeStalled
 from p2p_diloco.net.relay import RELAY, asking, unpacked
+from p2p_diloco.net.streams import stop
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s
         return await asyncio.wait_for(_requested(daemon, peer, request, within_s), within_s)
     except asyncio.TimeoutError:
         raise Unreachable(f"{peer}: no answer within {within_s:g} s") from None
-    except (FrameError, PipeBroken, PipeStalled) as error:
+    except (FrameError, PipeBroken, PipeStalled, Refusal) as error:
         raise Unreachable(f"{peer}: {error}") from None
 
 
@@ -83,14 +84,9 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
         frames.write(asking(request, daemon.certificate))
-        match await frames.read(idle_s=within_s, frame_s=within_s):
-            case Message(answer):
-                return answer
-            case Refused(reason):
-                raise Unreachable(f"{peer}: {reason}")
+        return await frames.answer(within_s)
     finally:
         pipe.abort()
-    raise FrameError("no answer")
 
 
 def _told(answer: object, me: str) -> DialBack:
@@ -185,9 +181,7 @@ class ReachFinder:
         return sorted(reached - set(self._daemon.addresses))
 
     async def close(self) -> None:
-        """Stop asking other peers."""
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        await stop(self._watching)
 
     async def _watch(self) -> None:
         """Until cancelled, ask newly linked peers. Ask all linked peers again when this peer's addresses have changed,

@@ -33,7 +33,7 @@ from p2p_diloco.net.hello import PENDING_MAX, Pending, RunOf, any_run
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.streams import start
+from p2p_diloco.net.streams import start, stop
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,6 @@ class Relay:
         self.traffic = Traffic()
 
     async def start(self) -> None:
-        """Begin to serve the requests of other peers."""
         await self._daemon.serve_streams(RELAY, self.serve)
 
     async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
@@ -159,7 +158,6 @@ class Relay:
             registered.abort()
 
     async def close(self) -> None:
-        """End every stream, in bounded time."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -243,9 +241,7 @@ class Relay:
         try:
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for direction in directions:
-                direction.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
+            await stop(*directions)
 
     async def _pass_on(self, source: Pipe, target: Pipe) -> None:
         assert self._rate is not None

@@ -50,7 +50,6 @@ class Sender:
             await self._send_payload(peer, header, payload.cast("B"), written)
 
     def end(self) -> None:
-        """Stop opening streams."""
         self.links.end()
         self._payload_streams.end()
 

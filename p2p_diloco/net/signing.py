@@ -37,7 +37,6 @@ class SigningKey:
 
     @classmethod
     def create(cls) -> SigningKey:
-        """Make a new key."""
         return cls(os.urandom(32))
 
     @classmethod

@@ -33,7 +33,6 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
         self._since_counted = 0
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Store a record; returns whether it was stored."""
         if subkey is None and not isinstance(value, DictionaryDHTValue):
             return False
         stored = bool(super().store(key, value, expiration_time, subkey))
@@ -41,7 +40,6 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
         return stored
 
     def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        """Store a record under a key and a subkey; returns whether it was stored."""
         stored = bool(super().store_subkey(key, subkey, value, expiration_time))
         if (found := self.data.get(key)) is not None:
             _forget_ghosts(found.value)
@@ -68,11 +66,9 @@ class NoCache(DHTLocalStorage):  # type: ignore[misc]
     hides the stored records."""
 
     def store(self, key: Any, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Store nothing."""
         return False
 
     def store_subkey(self, key: Any, subkey: Any, value: Any, expiration_time: float) -> bool:
-        """Store nothing."""
         return False
 
 

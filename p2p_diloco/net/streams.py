@@ -26,6 +26,13 @@ def start(coroutine: Coroutine[object, object, None], tasks: set[asyncio.Task[No
     return task
 
 
+async def stop(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Streams:
     """The open streams of a peer and the tasks that serve them."""
 
@@ -57,7 +64,6 @@ class Streams:
             self.inbox.closed(peer)
 
     async def close(self) -> None:
-        """End every stream and task."""
         self.closing = True
         for pipe in list(self.pipes):
             pipe.abort()

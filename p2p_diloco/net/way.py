@@ -115,12 +115,10 @@ class Way:
 
     @property
     def missing(self) -> int:
-        """How many more connections the path needs."""
         return self.together.wanted - len(self.connections)
 
     @property
     def has_room(self) -> bool:
-        """Whether at least one connection is free."""
         return any(not one.lent and one.stream.fit for one in self.connections)
 
     def add(self, stream: PayloadStream) -> None:

@@ -91,7 +91,6 @@ class NodeEnd:
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:
-        """Make the node's end of the channel from a connected socket."""
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, kind: str, **values: object) -> None:
@@ -122,7 +121,6 @@ class NodeEnd:
             await self._writer.drain()
 
     async def close(self) -> None:
-        """Close the channel."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

@@ -35,7 +35,6 @@ class Described:
     card: bytes = b""
 
     def pack(self) -> memoryview:
-        """Encode the description."""
         return memoryview(msgpack.packb({**self.layout.to_wire(), "card": self.card}))
 
     @classmethod

@@ -54,11 +54,9 @@ class EventQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether the queue is empty."""
         return self._events.empty()
 
     async def next(self) -> tuple[Event, Fed | None]:
-        """Wait for the next event and take it out."""
         return await self._events.get()
 
     def end(self, under_way: list[Fed | None]) -> None:
@@ -112,7 +110,6 @@ class EventLog:
         """Set by each note."""
 
     def name(self, peer: str, name: str) -> None:
-        """Remember the name of a peer."""
         self._names[peer] = name
 
     def note(self, kind: str, text: str) -> None:

@@ -50,7 +50,6 @@ class Target:
     replace: bool
 
     def check(self) -> None:
-        """Raises ConfigError if an export can't go there."""
         export.check_folder(self.folder, replace=self.replace)
 
 

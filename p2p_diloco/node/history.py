@@ -111,7 +111,6 @@ class History:
         self._close()
 
     def _write_out(self, now: float) -> None:
-        """Write what waits."""
         ahead = self._wall() - now
         if abs(ahead - self._ahead) > CLOCK_S:
             self._ahead = ahead

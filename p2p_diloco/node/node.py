@@ -80,12 +80,10 @@ class Node:
         await self._events.feed(Received(sender, message))
 
     def closed(self, peer: str) -> None:
-        """Tell the replica that a link to or from a peer broke."""
         self._trainer.link_broke()
         self._events.post(Closed(peer))
 
     def moving(self, peer: str) -> None:
-        """Tell the replica that a payload to or from a peer makes progress."""
         self._events.post(Moving(peer))
 
     async def consume(self) -> None:

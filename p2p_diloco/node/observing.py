@@ -73,7 +73,6 @@ class Observer(Handler):
 
     @property
     def held(self) -> list[Version]:
-        """The versions of the shards that are held."""
         return [version for version in self.versions if version is not None]
 
     @property
@@ -83,7 +82,6 @@ class Observer(Handler):
 
     @property
     def epoch(self) -> int:
-        """The lowest epoch of any shard."""
         return min((version.epoch for version in self.held), default=0)
 
     @property

@@ -46,7 +46,6 @@ class Reporter:
         """Whether the peer is about to leave."""
 
     def status(self) -> PeerStatus:
-        """Make the peer's present status."""
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())

@@ -259,7 +259,6 @@ class Checkpoint:
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        """The version of each shard."""
         return tuple(state.version for state in self._states)
 
     @property

@@ -38,7 +38,6 @@ class Setup:
         return local.found or bool(settings.given) or local.from_checkpoint is not None or not local.initial_peers
 
     def to_wire(self) -> dict[str, Any]:
-        """Encode the setup for msgpack."""
         specs = self.specs
         return {
             "asked": self.asked.model_dump(mode="json", exclude_unset=True),
@@ -50,7 +49,6 @@ class Setup:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Setup:
-        """Decode a setup that `to_wire` encoded."""
         specs = wire["specs"]
         return cls(
             RunConfig(**wire["asked"]),

@@ -175,7 +175,6 @@ class TrainerSide:
             self._shared.goal = max(goal, self._shared.goal)
 
     def link_broke(self) -> None:
-        """Count a link that broke."""
         self._shared.reconnections += 1
 
     # -- what the loop tells
@@ -242,7 +241,6 @@ class TrainerSide:
         return self._progress.merge({}, effect.due, trained, afresh=True, ended=ended)
 
     def release(self, effect: Release) -> None:
-        """Tell the trainer that an exchange is over."""
         self._progress.released(sent=effect.sent)
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
@@ -284,7 +282,6 @@ class TrainerSide:
         self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
-        """Tell the trainer that the run has ended."""
         self._publish()
         self._shared.finished = 1
 

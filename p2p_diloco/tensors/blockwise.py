@@ -94,14 +94,9 @@ class Blockwise:
     shares: Integers | PowersOfTwo
     """The fractions of its block's peak that an element can have."""
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether the sender feeds the codec's error back. Always True: codes of so few bits round small elements to
-        zero."""
-        return True
+    feeds_back = True  # codes of so few bits round small elements to zero
 
     def nbytes(self, numel: int) -> int:
-        """Return how many bytes `numel` elements take when encoded."""
         return PEAK_BYTES * _blocks(numel) + (numel * self.shares.bits + 7) // 8
 
     def encode(self, flat: Tensor) -> memoryview:
@@ -132,7 +127,6 @@ class Blockwise:
         return magnitude(peaks)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         if not math.isfinite(self.peak(raw, numel)):
             raise ValueError("the peak of a block is not finite")
         return self._decoded(*self._parts(raw, numel), numel)

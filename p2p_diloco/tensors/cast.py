@@ -22,13 +22,9 @@ class Cast:
 
     dtype: torch.dtype
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether the sender feeds the codec's error back. Always False: a cast's error is too small to need that."""
-        return False
+    feeds_back = False  # a cast's error is too small to need that
 
     def nbytes(self, numel: int) -> int:
-        """Return how many bytes `numel` elements take when encoded."""
         return numel * self.dtype.itemsize
 
     def encode(self, flat: Tensor) -> memoryview:
@@ -48,7 +44,6 @@ class Cast:
         return raw.view(self.dtype).to(torch.float32)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         pieces = torch.split(raw.view(self.dtype), flats.BLOCK)
         if self.dtype == torch.float32:
             return iter(pieces)

@@ -68,8 +68,7 @@ class DelayedNesterov:
         return replace(self, outer=self.outer.revised(lr, momentum))
 
     def state_lengths(self, numel: int) -> dict[str, int]:
-        """Return the number of elements of each state tensor for a shard of `numel` elements, by name, in the order of
-        storage."""
+        """As `OuterOptimizer.state_lengths`."""
         return {"m": numel, "b": numel}
 
     def init_state(self, numel: int) -> State:

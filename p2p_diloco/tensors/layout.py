@@ -68,7 +68,6 @@ class ParamSpec:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -90,7 +89,6 @@ class Shard:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return self.stop - self.start
 
 

@@ -26,18 +26,12 @@ KEPT = CHUNK // ONE_OF
 class TopK:
     """A codec that sends only the largest elements of each chunk. The others decode to 0."""
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether the sender feeds the codec's error back. Always True: elements that are not sent now must be sent
-        later."""
-        return True
+    feeds_back = True  # elements that are not sent now must be sent later
 
     def nbytes(self, numel: int) -> int:
-        """Return how many bytes `numel` elements take when encoded."""
         return 4 * _kept(numel)
 
     def encode(self, flat: Tensor) -> memoryview:
-        """Encode `flat`, as `codec.Codec.encode` defines it."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         places, values = _parts(raw)
@@ -60,7 +54,6 @@ class TopK:
         return magnitude(values)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         places, values = _parts(raw)
         _check(places, numel)
         return _decoded(places, values, numel)

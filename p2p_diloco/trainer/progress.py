@@ -54,7 +54,6 @@ class Progress:
         self._rows = _opened(rows_path)
 
     def stepped(self, peer: Participant, loss: float) -> None:
-        """Record an inner step and its loss."""
         self.steps += 1
         self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
         self._note(peer, loss, None)

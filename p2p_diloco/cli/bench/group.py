@@ -57,7 +57,6 @@ class Bench:
         return self.children.start(name, [*on, *serve], listens=True, environment=environment)
 
     def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
-        """Start one process of this kind for each peer."""
         return [self.start(f"{name}-{rank}", kind, rank, **options) for rank in range(self.plan.peers)]
 
 

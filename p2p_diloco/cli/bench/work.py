@@ -43,7 +43,6 @@ class Synthetic:
 
     @torch.no_grad()
     def train(self) -> None:
-        """Subtract the small numbers from every parameter."""
         for param in self._params:
             for piece in torch.split(param.view(-1), BLOCK):
                 piece.sub_(self._numbers[: piece.numel()])

@@ -108,7 +108,6 @@ class Outcome:
     plot: str | None
 
     def to_json(self) -> str:
-        """The outcome as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 

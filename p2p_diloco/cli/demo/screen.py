@@ -46,7 +46,6 @@ class Screen:
             self._live.stop()
 
     def show(self, stage: Stage) -> None:
-        """Print the new events, and redraw the live view."""
         for at_s, text in stage.story[self._told :]:
             self._line(at_s, text)
         self._told = len(stage.story)

@@ -54,12 +54,10 @@ class Script:
 
     @property
     def run(self) -> dict[str, Any]:
-        """The settings that determine the run's length."""
         return {"sync_every": self.sync_every, "stop_after_epochs": self.epochs}
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """The settings that every trainer gets."""
         return {"threads": 1, "pause_s": self.pause_s, "eval_every_epochs": self.eval_every}
 
 
@@ -87,12 +85,10 @@ class Player:
 
     @property
     def trains(self) -> bool:
-        """Whether the process still runs."""
         return not self.child.killed and self.child.status is None
 
     @property
     def state(self) -> str:
-        """The process's present activity in one word."""
         if self.child.killed:
             return "killed"
         if self.child.status is not None:
@@ -106,7 +102,6 @@ class Player:
 
     @property
     def steps(self) -> int:
-        """The number of the peer's own inner steps."""
         return self.rows[-1].step if self.rows else 0
 
     @property
@@ -173,12 +168,10 @@ class Stage:
 
     @property
     def peers(self) -> list[Player]:
-        """The peers of the run, in the order of their start."""
         return [player for player in self.everyone if player.in_run]
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the demo began."""
         return time.monotonic() - self._started_at
 
     @property

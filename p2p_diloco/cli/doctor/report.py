@@ -79,7 +79,6 @@ class Report:
         return cls(tuple(ordered), tuple(sorted(links, key=lambda link: (link.name, link.peer_id))), took_s)
 
     def count(self, verdict: Verdict) -> int:
-        """The number of findings with this verdict."""
         return sum(finding.verdict == verdict for finding in self.findings)
 
     @property
@@ -88,7 +87,6 @@ class Report:
         return int(self.count("bad") > 0)
 
     def to_json(self) -> str:
-        """The report as one JSON object, described in docs/cli.md."""
         content = {
             "schema_version": SCHEMA_VERSION,
             "well": self.exit_code == 0,

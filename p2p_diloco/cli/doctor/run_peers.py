@@ -90,10 +90,10 @@ class _NoInbox:
         raise AssertionError("these connections carry no message")
 
     def moving(self, peer: str) -> None:
-        """Do nothing. No payload is sent over these connections."""
+        pass
 
     def closed(self, peer: str) -> None:
-        """Do nothing. It doesn't matter here when a connection ends."""
+        pass
 
 
 async def link_to(
