@@ -44,14 +44,14 @@ class DialBack:
     reached: dict[str, str | None]
 
 
-async def ask(daemon: Daemon, peer: str, addresses: Sequence[str]) -> DialBack:
+async def ask(daemon: Daemon, peer: str, addresses: Sequence[str], within_s: float = ASK_S) -> DialBack:
     """Ask a peer to dial this peer at these multiaddrs; returns that peer's answer.
 
     Raises:
         Unreachable: the peer gives no answer in time, or serves no such requests.
     """
     try:
-        return _told(unpacked(await requested(daemon, peer, {"check": list(addresses)}, ASK_S)), daemon.peer_id)
+        return _told(unpacked(await requested(daemon, peer, {"check": list(addresses)}, within_s)), daemon.peer_id)
     except FrameError as error:
         raise Unreachable(f"{peer}: {error}") from None
 
@@ -125,12 +125,15 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
     return Reach("private", f"{where}; {f'port {port}: ' if port else ''}{why}")
 
 
-async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
-    """Ask all these peers at once to dial this peer; returns the answers, without the peers that don't answer. If this
-    peer listens nowhere, no peer is asked."""
-    if not daemon.addresses:
+async def ask_all(
+    daemon: Daemon, peers: Sequence[str], addresses: Sequence[str] | None = None, within_s: float = ASK_S
+) -> dict[str, DialBack]:
+    """Ask all these peers at once to dial this peer at these multiaddrs; returns the answers, without the peers that
+    don't answer. None: at all its addresses; if it has none, no peer is asked."""
+    if addresses is None and not daemon.addresses:
         return {}
-    outcomes = await asyncio.gather(*(ask(daemon, peer, daemon.addresses) for peer in peers), return_exceptions=True)
+    there = daemon.addresses if addresses is None else addresses
+    outcomes = await asyncio.gather(*(ask(daemon, peer, there, within_s) for peer in peers), return_exceptions=True)
     answers: dict[str, DialBack] = {}
     for peer, outcome in zip(peers, outcomes, strict=True):
         if isinstance(outcome, DialBack):

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgpack
 
@@ -201,7 +201,7 @@ def _builder(kind: type[Any], met: Met) -> Callable[[Iterator[object], Mapping[s
     """Makes a dataclass of the next leaves. The function's second argument: the fields that are no leaves."""
     left_out = {field.name: LEFT_OUT[field.name] for field in dataclasses.fields(kind) if field.name in LEFT_OUT}
     parts = [
-        (name, _builder(hint, met) if _is_flat(hint) else None, None if _is_flat(hint) else _reader_of(hint, met))
+        (name, _builder(hint, met) if _is_flat(hint) else None, None if _is_flat(hint) else reader(hint, _scalars(met)))
         for name, hint in _recorded(kind)
     ]
 
@@ -215,31 +215,24 @@ def _builder(kind: type[Any], met: Met) -> Callable[[Iterator[object], Mapping[s
     return build
 
 
-def _reader_of(hint: Any, met: Met) -> Reader:
-    """The reader of one leaf."""
-    match get_origin(hint), get_args(hint):
-        case (origin, (item, last)) if origin is tuple and last is Ellipsis:
-            return _tuple(_reader_of(item, met))
-        case (origin, items) if origin is tuple:
-            return _tuple(*(_reader_of(item, met) for item in items))
-    if _is_flat(hint):
-        return _reader(hint, met)
-    return reader(hint, _scalars(met))
+class _Scalars(dict[Any, Reader]):
+    """The readers of leaves, for `plain.reader`. A dataclass without a name has one that is made when it is asked
+    for."""
 
+    def __init__(self, met: Met, readers: Mapping[Any, Reader]) -> None:
+        super().__init__(readers)
+        self._met = met
 
-def _tuple(*readers: Reader) -> Reader:
-    def read(value: object) -> Any:
-        if not isinstance(value, list) or len(readers) not in (1, len(value)):
-            raise Unfit("no list")
-        each = readers if len(readers) > 1 else readers * len(value)
-        return tuple([read(item) for read, item in zip(each, value, strict=True)])
+    def __contains__(self, hint: object) -> bool:
+        return super().__contains__(hint) or _is_flat(hint)
 
-    return read
+    def __missing__(self, hint: Any) -> Reader:
+        return _reader(hint, self._met)
 
 
 @cache
-def _scalars(met: Met) -> dict[Any, Reader]:
-    return {
+def _scalars(met: Met) -> _Scalars:
+    readers = {
         **{kind: _only(kind) for kind in (int, str, bool)},
         **{kind: _later(met, kind) for kind in _MESSAGES},
         float: _only((int, float)),
@@ -248,6 +241,7 @@ def _scalars(met: Met) -> dict[Any, Reader]:
         Mapping[str, ContributionId]: _mapping(lambda value: _reader(ContributionId, met)(value)),
         Mapping[int, str]: _mapping(_only(str)),
     }
+    return _Scalars(met, readers)
 
 
 def _later(met: Met, *kinds: type[Any]) -> Reader:

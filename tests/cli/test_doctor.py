@@ -446,7 +446,7 @@ def test_an_initial_peer_is_asked_to_dial_back(monkeypatch: pytest.MonkeyPatch) 
     """It is asked for the addresses beyond this machine; its answer decides."""
     asked: list[tuple[str, ...]] = []
 
-    async def answer(daemon: object, relay: str, addresses: Any) -> DialBack:
+    async def answer(daemon: object, relay: str, addresses: Any, within_s: float) -> DialBack:
         asked.append(tuple(addresses))
         return DialBack("/ip4/80.0.0.1/tcp/5", dict.fromkeys(addresses, "timed out"))
 

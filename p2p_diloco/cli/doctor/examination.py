@@ -23,11 +23,9 @@ from p2p_diloco.cli.doctor.report import Finding, Link, Report
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.net.interface import Unreachable
 
 if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
-    from p2p_diloco.net.reach import DialBack
     from p2p_diloco.node.status import PeerStatus
 
 LIMIT_S = 15.0
@@ -169,30 +167,16 @@ async def _reachability(
 ) -> None:
     """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
     machine."""
+    from p2p_diloco.net.reach import ask_all
+
     asked = [address for address in daemon.addresses if not is_loopback(address)]
-    answers = await _dial_backs(daemon, dialled, asked)
+    answers = await ask_all(daemon, [peer_of(address) for address in dialled], asked, DIAL_BACK_S)
     own = frozenset(ports.own_hosts())
     position = reachability.Position(peer, here, own, tuple(dialled), answers)
     if dialled and not answers and here.listen and peer.announce_maddrs:
         whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in peer.announce_maddrs])
         position = replace(position, tried=dict(zip(peer.announce_maddrs, whys, strict=True)))
     notes.add(reachability.nat(position), reachability.reachable(position))
-
-
-async def _dial_backs(daemon: Daemon, dialled: Sequence[str], addresses: Sequence[str]) -> dict[str, DialBack]:
-    """Ask every initial peer to dial this peer back. Returns the answers by the initial peer's address; peers without
-    an answer are left out."""
-    from p2p_diloco.net.reach import ask
-
-    async def answer(initial_peer: str) -> DialBack | None:
-        try:
-            return await asyncio.wait_for(ask(daemon, peer_of(initial_peer), addresses), DIAL_BACK_S)
-        except (Unreachable, asyncio.TimeoutError) as error:
-            log.debug("the initial peer %s did not dial back: %s", initial_peer, error)
-            return None
-
-    found = zip(dialled, await asyncio.gather(*map(answer, dialled)), strict=True)
-    return {initial_peer: told for initial_peer, told in found if told is not None}
 
 
 async def _links(

@@ -56,6 +56,7 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
     from p2p_diloco.net.framing import VERSION
     from p2p_diloco.net.hivemind import DIRECT
     from p2p_diloco.net.streams import Streams
+    from p2p_diloco.node.inbox import Inbox
 
     async def opened(other: str) -> Opened:
         protocol = f"/p2p-diloco/{VERSION}/{peer.run_id}{DIRECT}"
@@ -64,7 +65,7 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
     async def turn_away(other: str, pipe: Pipe) -> None:
         pipe.abort()
 
-    streams = Streams(_NoInbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
+    streams = Streams(Inbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
     channel = DirectChannel(
         streams,
         open_stream=opened,
@@ -78,22 +79,6 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
         yield channel
     finally:
         await channel.close()
-
-
-class _NoInbox:
-    """The inbox of connections over which no message is sent."""
-
-    def admit(self, sender: str, header: bytes) -> int:
-        raise AssertionError("these connections carry no message")
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        raise AssertionError("these connections carry no message")
-
-    def moving(self, peer: str) -> None:
-        pass
-
-    def closed(self, peer: str) -> None:
-        pass
 
 
 async def link_to(
