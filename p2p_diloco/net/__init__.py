@@ -6,7 +6,8 @@ imports Hivemind.
     interface                   what the node needs of a transport, and what a transport needs of the node
     hivemind                    the adapter: joins the parts below
     exchange, sending, receiving, streams      messages over streams
-    link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
+    links                          small messages, one stream to each peer
+    payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
     direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back, greeting     whether other peers can dial this peer

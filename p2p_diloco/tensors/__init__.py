@@ -5,8 +5,7 @@ passed as plain integers, strings and bytes.
 
     layout, partition   parameters, fragments and shards: offsets in the flat vector
     flat                pieces of flat vectors, and the pseudo-gradient
-    codec               table of wire codecs; implemented in cast, blockwise and topk
-    stochastic          unbiased rounding to bf16
+    codec               table of wire codecs; implemented in cast (with unbiased rounding), blockwise and topk
     feedback            error feedback: a lossy codec's error is added to the next contribution
     raw                 a tensor's bytes, without a copy
     mean                weighted mean of the contributions to a shard

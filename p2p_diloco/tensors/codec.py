@@ -15,10 +15,9 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors.blockwise import EXPONENTS, INT4, INT8
-from p2p_diloco.tensors.cast import Cast
+from p2p_diloco.tensors.cast import Cast, to_bf16
 from p2p_diloco.tensors.flat import blocks
 from p2p_diloco.tensors.raw import Buffer, tensor_over
-from p2p_diloco.tensors.stochastic import to_bf16
 from p2p_diloco.tensors.topk import TopK
 
 

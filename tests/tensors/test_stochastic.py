@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import codec
+from p2p_diloco.tensors.cast import to_bf16
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-from p2p_diloco.tensors.stochastic import to_bf16
 
 DRAWS = 4000
 
