@@ -103,13 +103,7 @@ async def _serve(peer: PeerConfig, runs: Sequence[bytes], as_json: bool, of: typ
         if not died.done():
             died.set_exception(NodeDied(why, mend="start the bootstrap again"))
 
-    seed = await of.create(
-        initial_peers=peer.initial_peers,
-        host_maddrs=peer.host_maddrs,
-        announce_maddrs=peer.announce_maddrs,
-        identity_path=None if peer.identity_path is None else str(peer.identity_path),
-        on_daemon_death=fail,
-    )
+    seed = await of.create(peer, on_daemon_death=fail)
     from p2p_diloco.net.hello import any_run, only
     from p2p_diloco.net.relay import Relay
 

@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from p2p_diloco.addresses import canonical, peer_of
+from p2p_diloco.addresses import canonical, listen_for, peer_of
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
@@ -37,6 +38,8 @@ CALL_S = 15.0
 """Deadline for a whole `store` or `fetch`."""
 REJOIN_EVERY_S = 15.0
 """Seconds between two attempts to reconnect to initial peers that the DHT has lost."""
+START_S = 60.0
+"""How long the daemon may take to start."""
 CLOCK_S = 2.0
 """Deadline for asking an initial peer for its time."""
 CLOSE_S = 3.0
@@ -60,14 +63,8 @@ class DhtPeer:
     @classmethod
     async def create(
         cls,
+        local: PeerConfig,
         *,
-        initial_peers: Sequence[str] = (),
-        host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
-        announce_maddrs: Sequence[str] = (),
-        identity_path: str | None = None,
-        client_mode: bool = False,
-        map_port: bool = False,
-        startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
         on_reached: Callable[[Daemon, Sequence[str]], Awaitable[bool]] | None = None,
     ) -> DhtPeer:
@@ -80,23 +77,23 @@ class DhtPeer:
         Raises:
             as `HivemindTransport.create`.
         """
-        initial_peers = [canonical(address) for address in initial_peers]
+        initial_peers = [canonical(address) for address in local.initial_peers]
         async with contextlib.AsyncExitStack() as made:
-            identity = IdentityFile.claim(identity_path)
+            identity = IdentityFile.claim(None if local.identity_path is None else str(local.identity_path))
             made.callback(identity.release)
             daemon = await Daemon.start(
                 identity_path=str(identity.path),
-                host_maddrs=host_maddrs,
-                announce_maddrs=announce_maddrs,
-                client_mode=client_mode,
-                map_port=map_port,
-                timeout_s=startup_timeout_s,
+                host_maddrs=listens_at(local),
+                announce_maddrs=local.announce_maddrs,
+                client_mode=local.client_mode,
+                map_port=local.map_port,
+                timeout_s=START_S,
                 on_death=on_daemon_death,
             )
             made.push_async_callback(daemon.close)
             identity.forget_if_ephemeral()
             reached = await _greet(daemon, initial_peers)
-            serves = not client_mode and (on_reached is None or await on_reached(daemon, reached))
+            serves = not local.client_mode and (on_reached is None or await on_reached(daemon, reached))
             records = SignedRecords(identity.key)
             node = await DHTNode.create(
                 p2p=daemon.p2p,
@@ -149,6 +146,11 @@ class DhtPeer:
 
     async def close(self) -> None:
         await self._made.aclose()
+
+
+def listens_at(local: PeerConfig) -> Sequence[str]:
+    """The multiaddrs at which a peer listens, unless it is in client mode."""
+    return local.host_maddrs or listen_for(local.initial_peers)
 
 
 async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.dht import DhtPeer
+from p2p_diloco.net.dht import DhtPeer, listens_at
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
@@ -23,7 +24,7 @@ from p2p_diloco.net.membership import Invitation, Member, Membership
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
-from p2p_diloco.net.relay import RELAY_MBIT, Relay
+from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.sealed import SealedRecords
 
 log = logging.getLogger(__name__)
@@ -72,27 +73,16 @@ class HivemindTransport:
     async def create(
         cls,
         inbox: Inbox,
+        local: PeerConfig,
         *,
-        run_id: str,
-        initial_peers: Sequence[str],
-        host_maddrs: Sequence[str],
-        announce_maddrs: Sequence[str] = (),
-        identity_path: str | None = None,
-        client_mode: bool = False,
-        map_port: bool = False,
-        direct: bool = True,
-        direct_port: int = 0,
-        relay_mbit: float = RELAY_MBIT,
         limits: Limits | None = None,
         invitation: Invitation | None = None,
-        startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
-        `direct`: send payloads over direct connections wherever one can be made. `map_port`: ask the router to forward
-        a port. `relay_mbit`: as for `Relay`. `invitation`: to a private run, in which this peer exchanges with members
-        only; None: the run is open.
+        `local`: the peer's settings; of `invite` and `open` nothing is read. `invitation`: to a private run, in which
+        this peer exchanges with members only; None: the run is open.
 
         Raises:
             AddressError: an initial peer's address can't be read.
@@ -125,18 +115,8 @@ class HivemindTransport:
             answers.update(await ask_all(daemon, [peer_of(address) for address in reached]))
             return not together(daemon.addresses, answers.values()).private
 
-        dht = await DhtPeer.create(
-            initial_peers=initial_peers,
-            host_maddrs=host_maddrs,
-            announce_maddrs=announce_maddrs,
-            identity_path=identity_path,
-            client_mode=client_mode,
-            map_port=map_port,
-            startup_timeout_s=startup_timeout_s,
-            on_daemon_death=daemon_died,
-            on_reached=can_be_dialled,
-        )
-        daemon, protocol = dht.daemon, f"/p2p-diloco/{VERSION}/{run_id}"
+        dht = await DhtPeer.create(local, on_daemon_death=daemon_died, on_reached=can_be_dialled)
+        daemon, protocol = dht.daemon, f"/p2p-diloco/{VERSION}/{local.run_id}"
 
         async def dial(peer: str, *, around: bool = False, protocol: str = protocol) -> Opened:
             timeout_s = exchange.streams.limits.connect_timeout_s
@@ -158,11 +138,11 @@ class HivemindTransport:
 
         def linked() -> list[str]:
             """The initial peers, and the peers to which this peer has a link."""
-            return [*map(peer_of, initial_peers), *exchange.sender.links.peers()]
+            return [*map(peer_of, local.initial_peers), *exchange.sender.links.peers()]
 
         def reach_changed(reach: Reach) -> None:
             _tell(reach)
-            circuits.register(initial_peers if reach.private else ())
+            circuits.register(local.initial_peers if reach.private else ())
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         hellos: Hellos | None = None
@@ -176,24 +156,24 @@ class HivemindTransport:
             await dht.close()
             raise
         paths = Paths(daemon, circuits, linked)
-        relay = Relay(daemon, relay_mbit, any_run if hellos is None else hellos.run_of)
+        relay = Relay(daemon, local.relay_mbit, any_run if hellos is None else hellos.run_of)
         finder = ReachFinder(daemon, answers, linked, reach_changed)
         transport = cls(dht, exchange, circuits, paths, finder, relay, hellos)
         try:
-            if direct:
+            if local.direct:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.known_at,
                     found_at=daemon.found_at,
                     serve=exchange.receiver.serve_direct,
-                    hosts=[] if client_mode else [host(address) for address in host_maddrs],
-                    port=direct_port,
+                    hosts=[] if local.client_mode else [host(address) for address in listens_at(local)],
+                    port=local.direct_port,
                 )
                 await serve_streams(protocol + DIRECT, channel.answer)
             await serve_streams(protocol, serve)
             await relay.start()
-            circuits.register(initial_peers if finder.now.private else ())
+            circuits.register(local.initial_peers if finder.now.private else ())
             _tell(finder.now)
         except BaseException:
             await transport.close()

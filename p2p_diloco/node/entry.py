@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from p2p_diloco.addresses import listen_for
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, P2PDilocoError
 from p2p_diloco.net.hivemind import HivemindTransport
@@ -157,21 +156,9 @@ async def _open_transport(
             dead.set_exception(NodeDied(why, mend="start this peer again"))
 
     async def through(initial_peers: Sequence[str]) -> HivemindTransport:
+        settings = local.model_copy(update={"initial_peers": tuple(initial_peers)})
         return await HivemindTransport.create(
-            inbox,
-            run_id=local.run_id,
-            initial_peers=initial_peers,
-            host_maddrs=local.host_maddrs or listen_for(initial_peers),
-            announce_maddrs=local.announce_maddrs,
-            identity_path=None if local.identity_path is None else str(local.identity_path),
-            client_mode=local.client_mode,
-            map_port=local.map_port,
-            relay_mbit=local.relay_mbit,
-            direct=local.direct,
-            direct_port=local.direct_port,
-            limits=LIMITS,
-            invitation=invitation,
-            on_daemon_death=daemon_died,
+            inbox, settings, limits=LIMITS, invitation=invitation, on_daemon_death=daemon_died
         )
 
     tell("connecting to the swarm" if local.initial_peers else "starting a swarm of its own")

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.membership import Invitation, Membership
 from p2p_diloco.net.sealed import SealedRecords
@@ -28,7 +29,7 @@ async def observer(initial_peers: Sequence[str], invitation: Invitation | None =
     """
     from p2p_diloco.net.dht import DhtPeer
 
-    dht = await DhtPeer.create(initial_peers=initial_peers, client_mode=True)
+    dht = await DhtPeer.create(PeerConfig(initial_peers=tuple(initial_peers), client_mode=True))
     try:
         if invitation is None:
             yield dht

@@ -161,11 +161,12 @@ def with_alice(invitation: Invitation | None = None, *, direct: bool = True) -> 
     from tests.net.memory import DeafInbox
 
     async def look() -> tuple[Report, str]:
-        seed = await DhtPeer.create()
+        seed = await DhtPeer.create(PeerConfig())
         alice = await HivemindTransport.create(
-            DeafInbox(), run_id="r", initial_peers=seed.daemon.addresses, host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-            direct=direct, invitation=invitation,
-        )  # fmt: skip
+            DeafInbox(),
+            PeerConfig(run_id="r", initial_peers=seed.daemon.addresses, direct=direct),
+            invitation=invitation,
+        )
         try:
             status = PeerStatus(
                 name="alice", peer_id=alice.peer_id, time=time.time(), addresses=(alice.addresses()[0],)

@@ -42,10 +42,13 @@ class Box:
 
 
 async def join(initial_peers: list[str]):  # type: ignore[no-untyped-def]
+    from p2p_diloco.config import PeerConfig
     from p2p_diloco.net.hivemind import HivemindTransport
 
     listen = ["/ip4/127.0.0.1/tcp/0"]
-    return await HivemindTransport.create(Box(), run_id="cost", initial_peers=initial_peers, host_maddrs=listen)
+    return await HivemindTransport.create(
+        Box(), PeerConfig(run_id="cost", initial_peers=initial_peers, host_maddrs=listen)
+    )
 
 
 async def receive() -> None:

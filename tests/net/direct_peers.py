@@ -7,7 +7,6 @@ import contextlib
 import gc
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from p2p_diloco.net.offer import Offer
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Connection, connect
+from tests.net.inboxes import Quiet
 
 LIMITS = Limits(
     connect_timeout_s=5.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=64 << 20, streams_max=16
@@ -32,7 +32,7 @@ AT_ONCE_S = LIMITS.read_timeout_s / 3
 HERE = "/ip4/127.0.0.1/tcp/1"
 
 
-class Box:
+class Box(Quiet):
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes, bytes]] = []
         self.closed_peers: list[str] = []
@@ -46,9 +46,6 @@ class Box:
         if self.on_deliver is not None:
             await self.on_deliver()
         self.got.append((sender, header, bytes(payload or b"")))
-
-    def moving(self, peer: str) -> None:
-        pass
 
     def closed(self, peer: str) -> None:
         self.closed_peers.append(peer)
@@ -150,13 +147,6 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
     gc.collect()
     assert threading.active_count() <= threads
     assert psutil.Process().num_fds() <= files
-
-
-async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.005)
 
 
 @contextlib.contextmanager

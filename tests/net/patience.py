@@ -1,8 +1,27 @@
-"""Deadlines that no busy machine misses."""
+"""Waiting in tests: bounded, and with deadlines that no busy machine misses."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
+
+
+def run(test: Awaitable[None], within_s: float = 100.0) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, within_s)
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
+    """Wait until the condition holds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while not condition():
+        assert loop.time() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.005)
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch, *, real: bool) -> None:

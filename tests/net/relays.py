@@ -23,6 +23,7 @@ from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.streams import start
 from tests.net.direct_peers import pair
 from tests.net.members import membership
+from tests.net.patience import until
 
 ECHO = "/p2p-diloco/test/echo"
 AT_ONCE_S = 10.0
@@ -130,14 +131,6 @@ class World:
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=AT_ONCE_S)
         assert not self.tasks
-
-
-async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while not condition():
-        assert loop.time() < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.005)
 
 
 def closed(*pipes: Pipe) -> bool:

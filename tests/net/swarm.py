@@ -8,13 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Limits
+from tests.net.inboxes import Quiet
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 PATIENT = Limits(connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 30)
@@ -24,6 +26,7 @@ STRANGER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 CHILD = """
 import asyncio
 import sys
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.hivemind import HivemindTransport
 
 class Box:
@@ -37,8 +40,8 @@ class Box:
 async def main():
     global transport
     transport = await HivemindTransport.create(
-        Box(), run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-        client_mode=len(sys.argv) > 1)
+        Box(), PeerConfig(run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+        client_mode=len(sys.argv) > 1))
     print(transport.peer_id, (transport.addresses() or ["-"])[0], transport._dht.daemon.p2p._child.pid, flush=True)
     await asyncio.sleep(110)
 
@@ -46,36 +49,24 @@ asyncio.run(main())
 """
 
 
-class Box:
+class Box(Quiet):
     def __init__(self) -> None:
         self.headers: asyncio.Queue[bytes] = asyncio.Queue()
         self.closed_peers: asyncio.Queue[str] = asyncio.Queue()
 
-    def admit(self, sender: str, header: bytes) -> int:
-        return 1 << 30
-
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         self.headers.put_nowait(header)
-
-    def moving(self, peer: str) -> None:
-        pass
 
     def closed(self, peer: str) -> None:
         self.closed_peers.put_nowait(peer)
 
 
-def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, 110)
-
-    asyncio.run(bounded())
-
-
 async def join(box: Box | None = None, **options: Any) -> Any:
     from p2p_diloco.net.hivemind import HivemindTransport
 
-    settings = {"run_id": "real", "initial_peers": [], "host_maddrs": LISTEN, "limits": PATIENT} | options
-    return await HivemindTransport.create(box or Box(), **settings)
+    own = {key: options.pop(key) for key in ("limits", "invitation", "on_daemon_death") if key in options}
+    local = PeerConfig(**({"run_id": "real", "host_maddrs": LISTEN} | options))
+    return await HivemindTransport.create(box or Box(), local, **({"limits": PATIENT} | own))
 
 
 @contextlib.contextmanager
@@ -121,10 +112,3 @@ class Awake:
         self._ticking.cancel()
         await asyncio.wait({self._ticking})
         return self.passed_s
-
-
-async def until(condition: Any, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        await asyncio.sleep(0.01)

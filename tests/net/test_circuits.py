@@ -21,7 +21,8 @@ from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.tls import Certificate, secured
 from tests.net.clocks import by_hand
-from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, closed, heard, run, until
+from tests.net.patience import until
+from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, closed, heard, run
 from tests.net.relays import loops as loops
 
 pytestmark = pytest.mark.usefixtures("loops")

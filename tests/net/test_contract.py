@@ -16,16 +16,18 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
+from tests.net.inboxes import Quiet
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import be_patient
+from tests.net.patience import be_patient, run
 
 LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0)
 AT_ONCE_S = 8.0
 """What waits for no deadline takes far less, unless the machine stands still meanwhile."""
 
 
-class Box:
+class Box(Quiet):
     """An inbox that remembers. Headers that begin with "no" are refused when they are delivered."""
 
     def __init__(self) -> None:
@@ -46,9 +48,6 @@ class Box:
         if self.on_deliver is not None:
             await self.on_deliver(header)
         self.got.append((sender, header, payload))
-
-    def moving(self, peer: str) -> None:
-        pass
 
     def closed(self, peer: str) -> None:
         self.closed_peers.put_nowait(peer)
@@ -87,14 +86,9 @@ class HivemindSwarm:
         from p2p_diloco.net.hivemind import HivemindTransport
 
         box = Box()
-        transport = await HivemindTransport.create(
-            box,
-            run_id="contract",
-            initial_peers=self.peers[0].addresses() if self.peers else [],
-            host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-            direct=self.way == "direct",
-            limits=limits,
-        )
+        initial_peers = self.peers[0].addresses() if self.peers else []
+        local = PeerConfig(run_id="contract", initial_peers=initial_peers, direct=self.way == "direct")
+        transport = await HivemindTransport.create(box, local, limits=limits)
         for other in self.peers:
             await other.introduce(transport.peer_id, transport.addresses())
             await transport.introduce(other.peer_id, other.addresses())
@@ -196,13 +190,6 @@ def few(request: pytest.FixtureRequest, companies: dict[str, Company]) -> Compan
 def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
     """A context manager that gives a swarm of its own."""
     return lambda: opened(request.param)
-
-
-def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, 100)
-
-    asyncio.run(bounded())
 
 
 def test_a_message_arrives_with_its_sender(few: Company) -> None:

@@ -12,9 +12,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
-from tests.net.swarm import AT_ONCE_S, PATIENT, STRANGER, Awake, Box, gone, join, peer_process, run, until
+from tests.net.patience import run, until
+from tests.net.swarm import AT_ONCE_S, PATIENT, STRANGER, Awake, Box, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
@@ -235,7 +237,7 @@ def test_a_cancelled_start_ends_and_leaves_no_process(turns: int) -> None:
     before = set(psutil.Process().children(recursive=True))
 
     async def test() -> None:
-        starting = asyncio.ensure_future(DhtPeer.create())
+        starting = asyncio.ensure_future(DhtPeer.create(PeerConfig()))
         for _ in range(turns):
             await asyncio.sleep(0)
         starting.cancel()

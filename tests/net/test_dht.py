@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import AddressError, ConfigError, NoBootstrapReached, Refused
 from p2p_diloco.net.identity import read_key
 from p2p_diloco.net.interface import Unreachable
-from tests.net.swarm import STRANGER, Awake, join, run
+from tests.net.patience import run
+from tests.net.swarm import STRANGER, Awake, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
@@ -151,14 +153,14 @@ def test_a_restarted_bootstrap_is_joined_again(tmp_path: Path, monkeypatch: pyte
         from p2p_diloco.net.dht import DhtPeer
 
         path = str(tmp_path / "identity")
-        seed = await DhtPeer.create(identity_path=path)
-        old = await DhtPeer.create(initial_peers=seed.daemon.addresses)
+        seed = await DhtPeer.create(PeerConfig(identity_path=path))
+        old = await DhtPeer.create(PeerConfig(initial_peers=seed.daemon.addresses))
         host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
         await seed.close()
         assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table
-        seed = await DhtPeer.create(identity_path=path, host_maddrs=[host])
+        seed = await DhtPeer.create(PeerConfig(identity_path=path, host_maddrs=[host]))
         assert seed.daemon.addresses == address
-        new = await DhtPeer.create(initial_peers=address)
+        new = await DhtPeer.create(PeerConfig(initial_peers=address))
         deadline = time.monotonic() + 60
         while set(await new.fetch("key")) != {"old"}:
             assert time.monotonic() < deadline

@@ -230,9 +230,10 @@ def test_only_libp2p_s_greeting_counts(greeting: bytes | None, why: str | None) 
 
 
 async def _started(**options: Any) -> Any:
+    from p2p_diloco.config import PeerConfig
     from p2p_diloco.net.dht import DhtPeer
 
-    return await DhtPeer.create(**options)
+    return await DhtPeer.create(PeerConfig(**options))
 
 
 @pytest.mark.real

@@ -17,7 +17,8 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.listener import Listener
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import Certificate
-from tests.net.direct_peers import Start, ask_to_dial_back, changed_offers, run, until
+from tests.net.direct_peers import Start, ask_to_dial_back, changed_offers, run
+from tests.net.patience import until
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from p2p_diloco.net.listener import I_SEND, WELCOME
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, offer_of, pair, run, until
+from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, offer_of, pair, run
+from tests.net.patience import until
 
 
 def test_payloads_of_a_peer_share_a_connection() -> None:

@@ -14,7 +14,8 @@ import pytest
 from p2p_diloco.net.framing import Bulk, Refused, encode
 from p2p_diloco.net.interface import Unreachable
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, changed_offers, let_in, run, until
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, changed_offers, let_in, run
+from tests.net.patience import until
 
 
 def test_a_payload_on_a_broken_connection_goes_over_libp2p() -> None:

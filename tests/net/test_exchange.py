@@ -8,7 +8,7 @@ import contextlib
 import gc
 import socket
 import weakref
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -31,6 +31,8 @@ from p2p_diloco.net.framing import (
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
+from tests.net.inboxes import Quiet
+from tests.net.patience import run
 
 LIMITS = Limits(read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 20, streams_max=2, links_max=2)
 """Deadlines that no test waits for, unless it turns the clock."""
@@ -39,16 +41,13 @@ AT_ONCE_S = LIMITS.read_timeout_s / 3
 SHORT = replace(LIMITS, read_timeout_s=0.4)
 
 
-class Box:
+class Box(Quiet):
     def __init__(self) -> None:
         self.headers: list[bytes] = []
         self.closed_peers: list[str] = []
         self.moving_peers: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
-
-    def admit(self, sender: str, header: bytes) -> int:
-        return 1 << 20
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         await self.gate.wait()
@@ -124,13 +123,6 @@ class Stranger:
         assert isinstance(frame, Refused), frame
         self.writer.close()
         return frame.reason
-
-
-def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, 100)
-
-    asyncio.run(bounded())
 
 
 @pytest.mark.parametrize(

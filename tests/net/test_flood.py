@@ -16,7 +16,8 @@ from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
 from tests.net.members import invitation
-from tests.net.swarm import Box, join, run
+from tests.net.patience import run
+from tests.net.swarm import Box, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 

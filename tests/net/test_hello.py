@@ -28,8 +28,9 @@ from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.membership import HELLO_BYTES_MAX, Invitation, Stranger
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import pair, until
+from tests.net.direct_peers import pair
 from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
+from tests.net.patience import until
 
 REFUSED = Refused("not a member of this run")
 WITHIN_S = 30.0

@@ -15,7 +15,8 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
-from tests.net.swarm import AT_ONCE_S, Box, child_path, gone, join, peer_process, run, until
+from tests.net.patience import run, until
+from tests.net.swarm import AT_ONCE_S, Box, child_path, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 

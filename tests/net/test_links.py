@@ -16,24 +16,11 @@ from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.links import Links
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import Streams
+from tests.net.inboxes import Quiet
 
 LIMITS = Limits(read_timeout_s=2.0, write_timeout_s=2.0)
 SOON_S = 20.0
 DIRECT, RELAYED = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1/p2p/relay/p2p-circuit"
-
-
-class Box:
-    def admit(self, sender: str, header: bytes) -> int:
-        return 0
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        pass
-
-    def closed(self, peer: str) -> None:
-        pass
-
-    def moving(self, peer: str) -> None:
-        pass
 
 
 class Rig:
@@ -47,7 +34,7 @@ class Rig:
         self.dialled: list[str] = []
         self.moved: list[str] = []
         self.pipes: list[Pipe] = []
-        self.streams = Streams(Box(), LIMITS, Traffic())
+        self.streams = Streams(Quiet(), LIMITS, Traffic())
         self.links = Links(self.streams, self.dial, self.moved.append)
         self.serving: list[asyncio.Task[None]] = []
 

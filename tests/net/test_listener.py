@@ -16,8 +16,9 @@ from p2p_diloco.net.listener import I_SEND, WELCOME
 from p2p_diloco.net.offer import TICKET_BYTES, Offer
 from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, let_in, offer_of, run, until
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, let_in, offer_of, run
 from tests.net.gates import answers
+from tests.net.patience import until
 
 
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from p2p_diloco.net.interface import Limits, Unreachable
+from tests.net.inboxes import Quiet
 from tests.net.memory import MemoryNetwork
 
 
-class Box:
+class Box(Quiet):
     def __init__(self) -> None:
         self.headers: list[bytes] = []
         self.closed_peers: list[str] = []
@@ -21,9 +22,6 @@ class Box:
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         self.headers.append(header)
-
-    def moving(self, peer: str) -> None:
-        pass
 
     def closed(self, peer: str) -> None:
         self.closed_peers.append(peer)

@@ -13,8 +13,9 @@ from p2p_diloco.net.framing import Accepted, Frame, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import LIMITS, Start, pair, run, until
+from tests.net.direct_peers import LIMITS, Start, pair, run
 from tests.net.gates import LONG
+from tests.net.patience import until
 
 
 def alone(test: Callable[[PayloadStream, FrameStream], Awaitable[None]]) -> None:

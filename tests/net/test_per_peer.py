@@ -20,8 +20,9 @@ from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
 from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair, until
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair
 from tests.net.gates import LONG, Gate, all_that_comes, sent
+from tests.net.patience import until
 from tests.net.test_exchange import Rig, Stranger
 
 Start = Callable[..., Peer]

@@ -16,7 +16,8 @@ from p2p_diloco.net.membership import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
 from tests.net.members import OTHER_KEY, invitation, membership, revocation
-from tests.net.swarm import Box, join, run, until
+from tests.net.patience import run, until
+from tests.net.swarm import Box, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 

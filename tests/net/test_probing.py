@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net import dht, probing
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.interface import Unreachable
@@ -21,7 +22,7 @@ def test_a_peer_answers_with_its_time_whatever_travels_with_the_question() -> No
     is unreachable, and so is one from which nothing comes in time."""
 
     async def go() -> None:
-        seed = await DhtPeer.create()
+        seed = await DhtPeer.create(PeerConfig())
         try:
             async with visiting(("/ip4/127.0.0.1/tcp/0",), start_s=20.0) as daemon:
                 assert daemon.addresses

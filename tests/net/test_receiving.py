@@ -11,8 +11,9 @@ import pytest
 from p2p_diloco.net.framing import Accepted, Bulk, Progress, Refused, encode
 from p2p_diloco.net.interface import Refusal
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import Start, let_in, run, until
+from tests.net.direct_peers import Start, let_in, run
 from tests.net.gates import LONG, Gate, answers, sent
+from tests.net.patience import until
 
 
 def test_the_next_payload_arrives_while_the_inbox_takes_one() -> None:

@@ -16,7 +16,8 @@ from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Rate, Relay
 from tests.net.clocks import by_hand
-from tests.net.relays import AT_ONCE_S, World, heard, run, until
+from tests.net.patience import until
+from tests.net.relays import AT_ONCE_S, World, heard, run
 
 
 async def request(world: World, asker: str, **content: Any) -> tuple[Pipe, FrameStream]:

@@ -14,7 +14,8 @@ from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.membership import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED, asking
 from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
-from tests.net.relays import ECHO, KEYS, World, heard, run, until
+from tests.net.patience import until
+from tests.net.relays import ECHO, KEYS, World, heard, run
 
 A, B = KEYS[0].peer_id, KEYS[1].peer_id
 REFUSED = Refused("not a member of this run")

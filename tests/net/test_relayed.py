@@ -12,7 +12,8 @@ import uvloop
 
 from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
-from tests.net.swarm import AT_ONCE_S, PATIENT, Box, gone, join, peer_process, run, until
+from tests.net.patience import run, until
+from tests.net.swarm import AT_ONCE_S, PATIENT, Box, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 

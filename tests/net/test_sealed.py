@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable
 
 import pytest
 
@@ -12,6 +10,7 @@ from p2p_diloco.net.interface import VALUE_BYTES_MAX
 from p2p_diloco.net.membership import SEAL_BYTES, Invitation, Membership, RunKey
 from p2p_diloco.net.sealed import COPIES, SealedRecords
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
+from tests.net.patience import run
 
 KEY = RunKey(b"k" * 32)
 NOW = 1_000.0
@@ -35,10 +34,6 @@ class Swarm:
         """Everything that the DHT holds: key, subkey, value."""
         records = self.network.records.items()
         return [(key, subkey, value) for key, found in records for (subkey, _), (value, _) in found.items()]
-
-
-def run(test: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
 
 
 @pytest.mark.parametrize("owned", [True, False])

@@ -12,8 +12,9 @@ import pytest
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.interface import Refusal, Unreachable
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, run, until
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, run
 from tests.net.gates import Gate, all_that_comes, sent, serving
+from tests.net.patience import until
 
 
 @pytest.mark.parametrize("refused", [b"1", b"2", b"3"])

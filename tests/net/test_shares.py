@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
 from contextlib import ExitStack
 
 import pytest
 
 from p2p_diloco.net import shares as module
 from p2p_diloco.net.shares import Slots, has_room, no_groups
+from tests.net.patience import run
 
 WITHIN_S = 30.0
 AT_ONCE_S = 0.01
-
-
-def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, 60)
-
-    asyncio.run(bounded())
 
 
 async def taken(slots: Slots, peer: str, grant: str | None, count: int, nbytes: int = 1) -> list[ExitStack]:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 
 import pytest
@@ -22,6 +22,7 @@ from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.tcp import UNSENT_BYTES, TcpSocket
 from p2p_diloco.net.tls import Certificate, Connection, connect
+from tests.net.patience import run
 
 
 @pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
@@ -30,13 +31,6 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
     yield
     asyncio.set_event_loop_policy(None)
-
-
-def run(test: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test, 100)
-
-    asyncio.run(bounded())
 
 
 @contextlib.asynccontextmanager

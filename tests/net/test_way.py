@@ -15,7 +15,8 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
 from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Together, Way, connections_for
-from tests.net.direct_peers import Start, run, until
+from tests.net.direct_peers import Start, run
+from tests.net.patience import until
 
 MIB = 1 << 20
 

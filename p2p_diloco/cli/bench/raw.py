@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
 from p2p_diloco.cli.bench.plan import Plan
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 
@@ -33,7 +34,7 @@ class Contender(Member):
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def open(self, first: Line) -> Line:
-        dht = self._done(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
+        dht = self._done(DhtPeer.create(PeerConfig(host_maddrs=self.asked["host_maddrs"])))
         self.leaving.callback(lambda: self._done(dht.close()))
         self._daemon = dht.daemon
         self._done(self._daemon.serve_streams(PROTOCOL, self._opened))
