@@ -190,7 +190,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         return _session(run, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     if trainee.local.role == "observer":
-        following = Following(client, own, layout, _awaited(node, "ready", within_s), within_s)
+        following = Following(client, own, _awaited(node, "ready", within_s), within_s)
         return replace(_session(run, layout, memory, node, None, own), following=following)
     if ranks is not None:
         ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}

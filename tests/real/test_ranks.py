@@ -155,13 +155,15 @@ def in_step(lines: list[Line]) -> list[Line]:
 
 
 def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
-    """If any rank of a group dies, the other one ends too, their node leaves, and the run goes on. A group that is
-    started again joins the run at its present epoch, with optimizer and steps from its checkpoint."""
+    """If any rank of a group dies, also one on another host, the other one ends too, their node leaves, and the run
+    goes on. A group that is started again joins the run at its present epoch, with optimizer and steps from its
+    checkpoint."""
     kept = {"checkpoint_dir": str(swarm.folder / "kept"), "save_every": 1, "restart_wait": 1.0}
     other = swarm.start("other", "ranks.py", config=CONFIG, seed=2, pause_s=0.1)
     meet(swarm, other)
     for dying in (1, 0):
         each = [{"dies_after": 5} if rank == dying else {} for rank in (0, 1)]
+        each[1] |= FAR if dying else {}
         group = start_group(swarm, f"group-{dying}", each=each, config={}, seed=1, local=kept)
         if dying == 0:
             assert group[0].wait_for("in")["local"] >= EVERY
