@@ -40,7 +40,10 @@ class PeerConfig(Settings):
         description="Found the run if there is none. A peer that is given settings of the run, a checkpoint to start "
         "from, or no initial peers does so in any case; any other waits until the run is founded.",
     )
-    name: Label | None = Field(default=None, description="This peer's name in status and logs; unset: the host's name.")
+    name: Label | None = Field(
+        default=None,
+        description="This peer's name in status and logs; unset: that of its own invitation, or else the host's.",
+    )
     role: Literal["worker", "aggregator", "observer"] = Field(
         default="worker",
         description="worker: trains and aggregates; aggregator: trains nothing; observer: only reads the global "

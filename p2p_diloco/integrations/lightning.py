@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from p2p_diloco.integrations.schedule import follow
-from p2p_diloco.integrations.shared_data import SharedLoader
-from p2p_diloco.integrations.taking_part import TakingPart
-from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.integrations.taking_part import OfARun, TakingPart
 from p2p_diloco.peer.peer import Peer
 
 try:
@@ -27,7 +25,7 @@ except ImportError as error:
     ) from error
 
 
-class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
+class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are not read
     """Makes a Lightning Trainer one peer of a run.
 
     The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
@@ -36,29 +34,9 @@ class DilocoCallback(Callback):  # type: ignore[misc]  # its types are not read
     """
 
     def __init__(self, **settings: Any) -> None:
-        self._part = TakingPart(settings)
+        self._part = TakingPart(settings, ahead=1)
         self._samples = 0
         self._restored: dict[str, Any] = {}
-
-    @property
-    def peer(self) -> Peer | AbsentPeer:
-        """The peer. It exists once training has begun, and can still be asked after training."""
-        return self._part.peer
-
-    def loader(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        *,
-        name: str = "train",
-        epochs: int | None = None,
-        fingerprint: str = "",
-        **arguments: Any,
-    ) -> SharedLoader:
-        """A loader of this peer's part of a data set that all peers share, for `trainer.fit`.
-        Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs are used."""
-        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
-        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size, "ahead": 1})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Enter the run. Then seed this peer's data order, before Lightning makes the data loaders' iterators, so that

@@ -27,9 +27,10 @@ class TakingPart:
     makes no steps. After `leave` the model holds the global parameters for good.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer."""
-        self._settings = dict(settings)
+    def __init__(self, settings: Mapping[str, Any], ahead: int = 0) -> None:
+        """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer.
+        `ahead`: the batches of shared data that the library fetches before it steps on the first."""
+        self._settings, self._ahead = dict(settings), ahead
         self._peer: Peer | AbsentPeer | None = None
         self._params: dict[str, nn.Parameter] = {}
         self._own: dict[str, Tensor] = {}
@@ -64,7 +65,7 @@ class TakingPart:
 
     def loader(self, dataset: Any, sharing: Mapping[str, Any], arguments: Mapping[str, Any]) -> SharedLoader:
         """Make a loader of this peer's part of a shared data set."""
-        self.loaders.append(SharedLoader(lambda: self.peer, dataset, sharing, arguments))
+        self.loaders.append(SharedLoader(lambda: self.peer, dataset, sharing, {**arguments, "ahead": self._ahead}))
         return self.loaders[-1]
 
     @property
@@ -101,6 +102,33 @@ class TakingPart:
     def _load(self, values: Mapping[str, Tensor]) -> None:
         for name, param in self._params.items() if values else ():
             param.copy_(values[name])
+
+
+class OfARun:
+    """What users find on the callbacks of all libraries."""
+
+    _part: TakingPart
+
+    @property
+    def peer(self) -> Peer | AbsentPeer:
+        """The peer. It exists once training has begun, and can still be asked after training."""
+        return self._part.peer
+
+    def loader(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        *,
+        name: str = "train",
+        epochs: int | None = None,
+        fingerprint: str = "",
+        **arguments: Any,
+    ) -> SharedLoader:
+        """A loader of this peer's part of a data set that all peers share, for Trainer's `get_train_dataloader` or
+        Lightning's `trainer.fit`. Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs
+        are used."""
+        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
+        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
 
 
 def as_one_peer(model: nn.Module) -> nn.Module:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.integrations.schedule import follow
 from p2p_diloco.integrations.shared_data import SharedLoader
-from p2p_diloco.integrations.taking_part import TakingPart, as_one_peer
-from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.integrations.taking_part import OfARun, TakingPart, as_one_peer
 from p2p_diloco.peer.extents import is_sharded
 from p2p_diloco.peer.peer import Peer
 
@@ -31,7 +30,7 @@ KEPT = "p2p_diloco"
 """The peer's counters stand under this name in Trainer's `trainer_state.json`."""
 
 
-class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
+class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its types are not read
     """Makes a Trainer one peer of a run.
 
     The arguments are those of `Peer` after the optimizer. Without arguments, `Peer.from_env` makes the peer, which
@@ -43,26 +42,6 @@ class DilocoCallback(TrainerCallback):  # type: ignore[misc]  # its types are no
         self._part = TakingPart(settings)
         self._at = self._samples = 0
         self._counted: nn.Module | None = None
-
-    @property
-    def peer(self) -> Peer | AbsentPeer:
-        """The peer. It exists once training has begun, and can still be asked after training."""
-        return self._part.peer
-
-    def loader(
-        self,
-        dataset: Any,
-        batch_size: int = 1,
-        *,
-        name: str = "train",
-        epochs: int | None = None,
-        fingerprint: str = "",
-        **arguments: Any,
-    ) -> SharedLoader:
-        """A loader of this peer's part of a data set that all peers share, for Trainer's `get_train_dataloader`.
-        Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs are used."""
-        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
-        return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any

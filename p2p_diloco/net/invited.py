@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def with_invitation(local: PeerConfig) -> PeerConfig:
-    """A peer's settings with those that its invitation gives: the run's name and, unless given, the initial peers.
+    """A peer's settings with those that its invitation gives: the run's name and, unless given, the initial peers and
+    the peer's name. The invitation that many peers share names none of them.
 
     Without `invite`, an invitation in this folder that has the run's name is used, unless the run is open.
 
@@ -48,7 +49,8 @@ def with_invitation(local: PeerConfig) -> PeerConfig:
         raise ConfigError(
             f"is not the invitation's run, {invitation.run_id}", key="run_id", value=local.run_id, mend=mend
         )
-    return PeerConfig(**{"initial_peers": invitation.addresses, **given, "run_id": invitation.run_id})
+    name = {} if invitation.grant.name == SHARED_NAME else {"name": invitation.grant.name}
+    return PeerConfig(**{"initial_peers": invitation.addresses, **name, **given, "run_id": invitation.run_id})
 
 
 def read_invitation(local: PeerConfig) -> Invitation:

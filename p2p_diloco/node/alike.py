@@ -1,49 +1,103 @@
-"""Warns, once, if two peers contribute the same bytes, which shows that they train on the same data in the same order.
+"""Warns, once, if two peers contribute the same, which shows that they train on the same data in the same order.
 
-Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. Each is read at most
-once: several peers may send zeros, or the same bytes up to the last, and the node does nothing else meanwhile.
+Law: looks and warns; changes no mean. Only contributions that this peer averages are compared. Two are the same if
+their bytes are; or, where machines round differently, if they point the same way in several rounds. The bytes of each
+are read at most once: several peers may send zeros, or the same bytes up to the last, and the node does nothing else
+meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
 
-import numpy as np
+import torch
 from blake3 import blake3
+from torch import Tensor
 
 from p2p_diloco.core.events import Average
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import WEIGHT_MIN
+from p2p_diloco.tensors.raw import Buffer, tensor_over
 
 HEAD_BYTES = 4096
 """Contributions are read to their ends only if so many of their first bytes are the same."""
+SAME_WAY = 0.998
+"""Contributions with a greater cosine point the same way. With other data a small language model had 0.44 to 0.73 in 5
+to 60 steps; with the same data in the same order, but in bf16 beside fp32, 0.988 to 0.9998."""
+ROUNDS = 3
+"""So many times in a row they must do so."""
+SAMPLE = 4096
+"""The cosine is that of so many values, spread over a shard. A shorter shard is not looked at: few values may well be
+in proportion."""
 
 log = logging.getLogger(__name__)
+
+Given = tuple[str, Buffer]
+"""A peer and the payload of its contribution."""
 
 
 class Alike:
     """Compares contributions until two are the same. `named` returns the text by which the log names peers."""
 
-    def __init__(self, named: Callable[[str], str]) -> None:
-        self._named, self._warned = named, False
+    def __init__(self, named: Callable[[str], str], run: Run) -> None:
+        self._named, self._codec = named, run.config.codec
+        self._numels = [shard.numel for shard in run.layout.shards]
+        self._shard = -1  # the shard whose contributions' directions are compared
+        self._rounds: dict[tuple[str, str], int] = {}  # how often in a row two peers' have pointed the same way
+        self._warned = False
 
     def look(self, effect: Average) -> None:
         """Compare the contributions that are averaged now. Contributions without progress are left out."""
         if self._warned:
             return
         made = [(peer, memoryview(c.payload)) for peer, c in effect.contributions if c.weight > WEIGHT_MIN]
-        heads = Counter(bytes(payload[:HEAD_BYTES]) for _, payload in made)
-        first_with: dict[bytes, str] = {}
-        for peer, payload in made:
-            if heads[bytes(payload[:HEAD_BYTES])] == 1 or not np.frombuffer(payload, np.uint8).any():
-                continue
-            other = first_with.setdefault(blake3(payload).digest(), peer)
-            if other != peer:
-                self._warned = True
-                log.warning(
-                    "%s contribute the same bytes, so one of them is useless: they train on the same data in the same "
-                    "order; give each peer data of its own, for instance by a seed that is peer.seed",
-                    self._named(f"{other} and {peer}"),
-                )
-                return
+        if pair := _same_bytes(made):
+            self._warn(pair, "the same bytes")
+        elif pair := self._same_way(effect.shard, made):
+            self._warn(pair, f"nearly the same in {ROUNDS} rounds")
+
+    def _warn(self, pair: tuple[str, str], what: str) -> None:
+        self._warned = True
+        log.warning(
+            "%s contribute %s, so one of them is useless: they train on the same data in the same order; give each "
+            "peer data of its own, for instance by a seed that is peer.seed",
+            self._named(" and ".join(pair)),
+            what,
+        )
+
+    def _same_way(self, shard: int, made: Sequence[Given]) -> tuple[str, str] | None:
+        """Two peers whose contributions have pointed the same way in the last rounds, by the first shard that this peer
+        has averaged."""
+        self._shard = shard if self._shard < 0 else self._shard
+        numel = self._numels[shard]
+        if shard != self._shard or numel < SAMPLE or len(made) < 2:
+            return None
+        samples = [_sample(codecs.decode_blocks(payload, self._codec, numel), numel // SAMPLE) for _, payload in made]
+        rows = torch.nn.functional.normalize(torch.stack(samples))
+        cosines = rows @ rows.T
+        pairs = combinations(range(len(made)), 2)
+        same = [(made[i][0], made[j][0]) for i, j in pairs if cosines[i, j] > SAME_WAY]
+        self._rounds = {pair: self._rounds.get(pair, 0) + 1 for pair in same}
+        return next((pair for pair, rounds in self._rounds.items() if rounds >= ROUNDS), None)
+
+
+def _sample(blocks: Iterable[Tensor], every: int) -> Tensor:
+    """Each `every`-th value of each block."""
+    return torch.cat([block[::every].clone() for block in blocks])
+
+
+def _same_bytes(made: Sequence[Given]) -> tuple[str, str] | None:
+    """Two peers that contribute the same bytes, which are not zeros."""
+    heads = Counter(bytes(payload[:HEAD_BYTES]) for _, payload in made)
+    first_with: dict[bytes, str] = {}
+    for peer, payload in made:
+        if heads[bytes(payload[:HEAD_BYTES])] == 1 or not tensor_over(payload).any():
+            continue
+        other = first_with.setdefault(blake3(payload).digest(), peer)
+        if other != peer:
+            return other, peer
+    return None

@@ -57,7 +57,7 @@ class Node:
         """`settled` is called after each event, at a moment when versions and tensors agree."""
         self._replica, self._work, self._history = common.replica, common.work, common.history
         self._events, self._event_log, self._refusals = common.events, common.event_log, common.refusals
-        self._alike = Alike(common.event_log.named)
+        self._alike = Alike(common.event_log.named, common.run)
         self._stepping = partial(common.ledger.part, OUTER_STEP)
         self._outbox, self._trainer, self._audits, self._settled = common.outbox, trainer, audits, settled
         self._loop = asyncio.get_running_loop()

@@ -173,6 +173,11 @@ def create(numel: int) -> int:
     return fd
 
 
+def shareable(sock: socket.socket) -> bool:
+    """Whether memory can be shared with the process at the other end of a socket, because it is on this machine."""
+    return sock.family == socket.AF_UNIX
+
+
 def lend(fd: int, sock: socket.socket) -> None:
     """Send a file descriptor to another process on this machine, over a Unix socket."""
     socket.send_fds(sock, [_LENT], [fd])

@@ -2,7 +2,8 @@
 
 Law: names, places and views; no computation and no communication. A process that trains alone holds all of every
 parameter. One rank of a group holds its own rows of a sharded parameter (a DTensor), which are one range of the flat
-vector, and all of an unsharded one, which only rank 0 sends.
+vector, and all of an unsharded one, which only rank 0 sends. Where several ranks hold the same rows (HSDP), the first
+of them sends these.
 """
 
 from __future__ import annotations
@@ -68,24 +69,32 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
     found: list[Extent] = []
     for index in (index for fragment in layout.fragments for index in fragment):
         name = layout.params[index].name
-        before, numel, shared = _share(name, named[name], rank)
-        found.append(Extent(name, named[name], layout.offset(index) + before, numel, shared or rank.index == 0))
+        before, numel, speaks = _share(name, named[name], rank)
+        found.append(Extent(name, named[name], layout.offset(index) + before, numel, speaks))
     return found
 
 
 def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
-    """This rank's part of a parameter: (number of elements before the part, number of elements in it, whether the ranks
-    hold different parts)."""
-    if not is_sharded(param) or not _is_cut(param):
-        return 0, param.numel(), False
-    rows, width = param.shape[0], math.prod(param.shape[1:])
-    each = -(-rows // rank.count)
-    first, last = min(rank.index * each, rows), min((rank.index + 1) * each, rows)
-    if local_part(param).shape != (last - first, *param.shape[1:]):
+    """This rank's part of a parameter: (number of elements before the part, number of elements in it, whether this rank
+    writes it for the peer)."""
+    if not is_sharded(param):
+        return 0, param.numel(), rank.index == 0
+    distributed: Any = param
+    mesh, first_copy, part, parts = distributed.device_mesh, True, 0, 1
+    (place,) = (mesh.mesh == rank.index).nonzero().tolist()
+    for position, size, placement in zip(place, mesh.shape, distributed.placements, strict=True):
+        if placement.is_shard():
+            part, parts = position, size
+        else:
+            first_copy &= position == 0
+    rows, width = param.shape[0] if param.dim() else 1, math.prod(param.shape[1:])
+    each = -(-rows // parts)
+    first, last = min(part * each, rows), min((part + 1) * each, rows)
+    if parts > 1 and local_part(param).shape != (last - first, *param.shape[1:]):
         held = "x".join(map(str, local_part(param).shape))
         mend = "shard it with torch's fully_shard"
         raise ConfigError(f"is cut unevenly: rank {rank.index} holds {held} of it", key="model", value=name, mend=mend)
-    return first * width, (last - first) * width, True
+    return first * width, (last - first) * width, first_copy
 
 
 # -- DTensor
@@ -123,9 +132,23 @@ def sharded_as(param: Tensor, local: Tensor) -> Tensor:
     return made
 
 
-def _is_cut(param: nn.Parameter) -> bool:
+def mesh_of(name: str, param: nn.Parameter) -> Any:
+    """The mesh of a sharded parameter.
+
+    Raises:
+        ConfigError: it is sharded in an unsupported way. Its rows may be cut along one dimension of the mesh, and
+            copied along the others.
+    """
     distributed: Any = param
-    return any(placement.is_shard() for placement in distributed.placements)
+    cuts = [placement for placement in distributed.placements if not placement.is_replicate()]
+    if any(not placement.is_shard(0) for placement in cuts):
+        mend = "leave fully_shard's shard_placement_fn out, and use no tensor parallelism"
+        what = f"is sharded as {distributed.placements}, but only rows (Shard(0)) are supported"
+        raise ConfigError(what, key="model", value=name, mend=mend)
+    if len(cuts) > 1:
+        mend = "use fully_shard alone, without tensor parallelism"
+        raise ConfigError("is sharded twice, over two dimensions of its mesh", key="model", value=name, mend=mend)
+    return distributed.device_mesh
 
 
 def reshard(model: nn.Module) -> None:

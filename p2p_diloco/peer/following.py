@@ -14,19 +14,15 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.node_client import NodeClient
-from p2p_diloco.tensors.layout import Layout
 
 
 class Following:
     """What an observer has read of its run."""
 
-    def __init__(
-        self, node: NodeClient, parameters: LocalModel, layout: Layout, first: Message, within_s: float
-    ) -> None:
+    def __init__(self, node: NodeClient, parameters: LocalModel, first: Message, within_s: float) -> None:
         """`first`: the node's message that the first state is in the shared memory. `within_s`: deadline for the node's
         answer; the node answers when it has a state, or has given up."""
         self._node, self._parameters, self._within_s = node, parameters, within_s
-        self._shards = range(len(layout.shards))
         self.standing = Standing()
         """The epoch and the digest of the state that was read last, and whether it is the run's last one."""
         self._load(first)
@@ -52,5 +48,5 @@ class Following:
         return self._parameters.global_values()
 
     def _load(self, told: Message) -> None:
-        self._parameters.merge(dict.fromkeys(self._shards, Take.DROP))
+        self._parameters.merge(dict.fromkeys(self._parameters.shards, Take.DROP))
         self.standing = Standing(told["epoch"], told["digest"], told["finished"])

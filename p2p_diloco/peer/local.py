@@ -46,9 +46,11 @@ class Span:
 class Local(Protocol):
     """The operations of an exchange on the parameters, which may be in several processes."""
 
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Do the same as `LocalModel.merge`. Each method below does the same as the method of that name in
+    def write_theta(self) -> None:
+        """Do the same as `LocalModel.write_theta`. Each method below does the same as the method of that name in
         `LocalModel`."""
+
+    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None: ...
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
@@ -90,7 +92,7 @@ class LocalModel:
     def write_theta(self) -> None:
         """Copy the model's parameters into θ before this peer enters the run. A founder's parameters become the run's
         first global ones."""
-        for values, span in self._through(range(len(self._layout.shards)), fetch=True, spoken=True):
+        for values, span in self._through(self.shards, fetch=True, spoken=True):
             self._theta[span.place].copy_(values)
 
     @torch.no_grad()
@@ -99,12 +101,12 @@ class LocalModel:
         loaded is carried over."""
         if self._sharded is not None:
             reshard(self._sharded)
-        forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
+        forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
         bare = {shard for shard, take in takes.items() if take in (Take.DROP, Take.FORGET)}
         for values, span in self._through(bare, store=True):
             values.copy_(self._theta[span.place])
-        for place in forgotten:
-            self._delta[place.start : place.stop] = 0.0
+        for start, stop in self.ranges(forgotten):
+            self._delta[start:stop] = 0.0
         fetched = self._through(takes.keys() - bare, fetch=True, store=True)
         for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
             local = values.to(torch.float32, copy=True)
@@ -185,6 +187,23 @@ class LocalModel:
         return values
 
     # -- where the values are
+
+    @property
+    def shards(self) -> range:
+        """All shards of the model."""
+        return range(len(self._layout.shards))
+
+    def ranges(self, shards: Collection[int], *, spoken: bool | None = None) -> list[tuple[int, int]]:
+        """The ranges (start, stop) of the flat vector that this process holds of these shards, in order. `spoken`: only
+        those that this process writes for the peer, or only those that another rank writes."""
+        found: list[tuple[int, int]] = []
+        for extent, pieces in self._touched(shards):
+            for _, start, stop in pieces if spoken in (None, extent.speaks) else ():
+                if found and found[-1][1] == start:
+                    found[-1] = found[-1][0], stop
+                else:
+                    found.append((start, stop))
+        return found
 
     def _through(
         self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False

@@ -27,9 +27,10 @@ from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import check
 from p2p_diloco.peer.leaving import broken_off, leave
 from p2p_diloco.peer.local import with_global_values
+from p2p_diloco.peer.meeting import meeting
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
-from p2p_diloco.peer.ranks import bare, group_of, meeting
+from p2p_diloco.peer.ranks import bare, group_of
 from p2p_diloco.peer.refilling import open_shard
 from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
@@ -57,7 +58,7 @@ class Peer:
 
     If `fully_shard` has sharded the model over torch.distributed, or DistributedDataParallel has copied it, all its
     ranks together are one peer: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through
-    shared memory, and only rank 0 communicates with the run.
+    memory that it shares with rank 0, or over TCP from another host. Only rank 0 communicates with the run.
 
     Raises:
         ConfigError, UsageError: a setting or an argument is wrong.

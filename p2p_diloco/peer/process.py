@@ -25,13 +25,13 @@ class NodeProcess:
     """The process of a node, started by this process."""
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
-        """`sharers`: Unix sockets to the processes that share the memory."""
+        """`sharers`: sockets to the other processes of this peer; those on this machine are lent the memory."""
         numel = sum(spec.numel for spec in setup.specs or ())
         fd = shared.create(numel)
         ours, theirs = socket.socketpair()
         try:
             memory = shared.SharedMemory(fd, numel)
-            for sharer in sharers:
+            for sharer in filter(shared.shareable, sharers):
                 shared.lend(fd, sharer)
             self._process = subprocess.Popen(
                 _command(theirs.fileno(), fd),

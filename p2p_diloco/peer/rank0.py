@@ -20,6 +20,7 @@ from torch import Tensor
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer.far import packed, unpack
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
@@ -38,6 +39,8 @@ class OtherRanks:
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
+        self.memory: Mapping[str, Tensor] = {}
+        """What ranks on other hosts may read and write: the peer's θ and Δ."""
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message to all other ranks.
@@ -58,6 +61,17 @@ class OtherRanks:
         return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
 
     def _answer(self, rank: int, link: RankLink) -> Message:
+        """The next message of a rank. If it is on another host, it may write and read values before."""
+        while "which" in (message := self._next(rank, link)):
+            values, ranges = self.memory[message["which"]], message["ranges"]
+            if message["kind"] == "put":
+                link.send("go")
+                unpack(self._next(rank, link)["values"], values, ranges)
+            else:
+                link.send("values", values=packed(values, ranges))
+        return message
+
+    def _next(self, rank: int, link: RankLink) -> Message:
         began = time.monotonic()
         while time.monotonic() - began < RANK_S:
             if (message := link.receive(TELL_EVERY_S)) is not None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
-from p2p_diloco.node.shared import SharedMemory, borrow
-from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.node.shared import SharedMemory, borrow, create, shareable
+from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
@@ -33,14 +33,20 @@ class Rank0Client(RankLink):
         super().__init__("rank 0, which speaks for this peer,", sock)
         self._rank, self._socket = rank, sock
 
+    @property
+    def is_near(self) -> bool:
+        """Whether rank 0 is on this machine."""
+        return shareable(self._socket)
+
     def memory(self, numel: int) -> SharedMemory:
-        """Receive the memory that rank 0 shares with its node. Call this before anything else is received.
+        """Receive the memory that rank 0 shares with its node; from another machine, make memory of this rank's own.
+        Call this before anything else is received.
 
         Raises:
             RankDied: rank 0 has ended.
         """
         try:
-            fd = borrow(self._socket)
+            fd = borrow(self._socket) if self.is_near else create(numel)
         except OSError:
             raise self.died() from None
         try:
@@ -70,7 +76,7 @@ class RankNHook:
     """The hook of a rank other than 0. It has the methods of `Hook`. Its `standing` is the position that rank 0 sent
     last. `save`: `InnerState.save`, if this peer keeps checkpoints."""
 
-    def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
+    def __init__(self, rank0: Rank0Client, local: Local, save: Callable[..., None] | None) -> None:
         self._rank0, self._local, self._save = rank0, local, save
         self._loss: float | None = None
         self._samples: int | None = None

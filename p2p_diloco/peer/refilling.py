@@ -33,8 +33,8 @@ def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: s
     """
     hook, node = session.hook, session.node
     if not isinstance(hook, Hook) or node is None:
-        mend = "train with one process for each peer"
-        raise UsageError("only a peer of one process that trains can share data so far", mend=mend)
+        mend = "let DistributedSampler(dataset, seed=peer.seed) divide this peer's data among its ranks"
+        raise UsageError("only a peer of one process that trains can share data", mend=mend)
     shards = hook.supply.shards
     if (known := shards.get(data.name)) is not None:
         return known.again(data, dataset)

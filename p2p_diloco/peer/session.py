@@ -27,6 +27,7 @@ from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.extents import Rank
+from p2p_diloco.peer.far import FarModel
 from p2p_diloco.peer.following import Following
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
@@ -169,7 +170,8 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     config, layout = _known(run)
     _, inner = _inner_state(trainee, run)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
-    hook = RankNHook(rank0, own, None if inner is None else inner.save)
+    local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, _delta(config, memory))
+    hook = RankNHook(rank0, local, None if inner is None else inner.save)
     hook.serve()
     _hook_up(trainee, hook.step, stack)
     return _session(run, layout, memory, None, hook, own)
@@ -188,9 +190,10 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         return _session(run, layout, memory, node)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
     if trainee.local.role == "observer":
-        following = Following(client, own, layout, _awaited(node, "ready", within_s), within_s)
+        following = Following(client, own, _awaited(node, "ready", within_s), within_s)
         return replace(_session(run, layout, memory, node, None, own), following=following)
     if ranks is not None:
+        ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
         ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
     local = own if ranks is None else Rank0Model(own, ranks)
     local.write_theta()
@@ -268,8 +271,11 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
 
 
 def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
-    delta = memory.delta_in(written_in(config.codec, config.rounding))
-    return LocalModel(model, layout, memory.theta, memory.base, delta, config.local_share, rank)
+    return LocalModel(model, layout, memory.theta, memory.base, _delta(config, memory), config.local_share, rank)
+
+
+def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
+    return memory.delta_in(written_in(config.codec, config.rounding))
 
 
 def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:

@@ -56,6 +56,16 @@ def test_an_invitation_names_the_run_and_its_addresses(key: RunKey) -> None:
     assert with_invitation(local) == local
 
 
+def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path) -> None:
+    """So that `kick` takes what `status` shows. A given name comes first; a shared invitation names no peer."""
+    grant, seed = key.grant("worker", "alice", time.time() + 60)
+    (folder / "alice.invite").write_text(Invitation("r", (FAR,), grant, seed, key.secret).pack())
+    (folder / "alice.invite").chmod(0o600)
+    assert with_invitation(PeerConfig(invite="alice.invite")).name == "alice"
+    assert with_invitation(PeerConfig(invite="alice.invite", name="al")).name == "al"
+    assert with_invitation(PeerConfig(invite="r.invite")).name is None
+
+
 def test_an_invitation_may_be_one_line(key: RunKey) -> None:
     """As an environment variable holds it."""
     line = read_invitation(PeerConfig(invite="r.invite")).line()

@@ -1,18 +1,31 @@
-"""Two peers that contribute the same bytes are told of, once."""
+"""Two peers that contribute the same are told of, once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from blake3 import blake3
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Average
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.node import alike as alike_module
-from p2p_diloco.node.alike import Alike
+from p2p_diloco.node.alike import ROUNDS, SAMPLE, Alike
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors.layout import Layout, specs_of
 from p2p_diloco.tensors.mean import WEIGHT_MIN
+
+
+def alike_in(numel: int = 8, named: Callable[[str], str] = str) -> Alike:
+    """For a run of two shards of so many values."""
+    model = torch.nn.Linear(2 * numel, 1, bias=False)
+    run = Run("test", RunConfig(codec="fp32"), Layout.build(specs_of(model), shard_elements=numel))
+    return Alike(named, run)
 
 
 def average(**payloads: Any) -> Average:
@@ -27,7 +40,7 @@ def average(**payloads: Any) -> Average:
 
 def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It names the two peers, the cause and the mend."""
-    alike = Alike(lambda text: text.upper())
+    alike = alike_in(named=str.upper)
     alike.look(average(a=b"12", b=b"13", c=b"1"))
     assert caplog.messages == []
     for _ in range(2):
@@ -39,8 +52,35 @@ def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture)
 
 def test_contributions_without_progress_may_be_equal(caplog: pytest.LogCaptureFixture) -> None:
     """A peer that made no step, or whose progress is zero, trains on no other's data."""
-    Alike(str).look(average(a=(b"12", WEIGHT_MIN), b=(b"12", WEIGHT_MIN)))
-    Alike(str).look(average(a=bytes(4), b=bytes(4)))
+    alike_in().look(average(a=(b"12", WEIGHT_MIN), b=(b"12", WEIGHT_MIN)))
+    alike_in().look(average(a=bytes(4), b=bytes(4)))
+    assert caplog.messages == []
+
+
+def test_machines_that_round_differently_are_found_by_the_direction(caplog: pytest.LogCaptureFixture) -> None:
+    """Pseudo-gradients of the same data, of which some digits differ, point the same way round after round. Those of
+    other data, and those of one lucky round, do not."""
+    numel = 8 * SAMPLE + 5
+    alike, source = alike_in(numel), torch.Generator().manual_seed(0)
+    for n in range(ROUNDS + 1):
+        assert caplog.messages == []
+        common, own, other = (torch.randn(numel, generator=source) for _ in range(3))
+        made = {"a": common + 0.02 * own, "b": common + own, "c": common + 0.02 * other}
+        if n == 0:
+            made["c"] = other
+        round_ = average(**{peer: values.numpy().tobytes() for peer, values in made.items()})
+        alike.look(round_)
+        alike.look(replace(round_, shard=1))  # one shard is enough
+    (message,) = caplog.messages
+    assert message.startswith(f"a and c contribute nearly the same in {ROUNDS} rounds")
+
+
+def test_few_values_in_proportion_are_no_sign(caplog: pytest.LogCaptureFixture) -> None:
+    """A model of some values may well learn the same from other data."""
+    alike = alike_in(SAMPLE - 1)
+    for _ in range(2 * ROUNDS):
+        values = torch.randn(SAMPLE - 1)
+        alike.look(average(a=values.numpy().tobytes(), b=(values * 1.001).numpy().tobytes()))
     assert caplog.messages == []
 
 
@@ -49,7 +89,7 @@ def test_each_contribution_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None
     read: list[int] = []
     monkeypatch.setattr(alike_module, "blake3", lambda payload: read.append(len(payload)) or blake3(payload))
     long = bytes(range(1, 251)) * 40
-    look = Alike(str).look
+    look = alike_in().look
     look(average(**{f"z{n}": bytes(10_000) for n in range(5)}, **{f"n{n}": long + bytes([n]) for n in range(5)}))
     assert read == [len(long) + 1] * 5
     look(average(a=b"1" + long, b=b"2" + long))

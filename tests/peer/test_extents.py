@@ -16,7 +16,9 @@ from torch import Tensor, distributed, nn
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer import far
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
+from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.ranks import group_of
@@ -45,21 +47,27 @@ def mesh_of(*shape: int) -> Any:
     return distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
 
 
-def rows_of(rows: int, rank: Rank) -> slice:
+def rows_of(rows: int, rank: Rank, copies: int = 1) -> slice:
     """What fully_shard gives a rank: as `torch.chunk` cuts."""
-    each = -(-rows // rank.count)
-    return slice(min(rank.index * each, rows), min((rank.index + 1) * each, rows))
+    parts = rank.count // copies
+    part, each = rank.index % parts, -(-rows // parts)
+    return slice(min(part * each, rows), min((part + 1) * each, rows))
 
 
-def sharded(values: dict[str, Tensor], rank: Rank, whole: frozenset[str] = frozenset()) -> nn.Module:
-    """A model of these parameters by rows as seen by a rank; those in `whole` are not sharded. For use in `as_rank`."""
-    model, mesh = nn.Module(), mesh_of(rank.count)
+def sharded(
+    values: dict[str, Tensor], rank: Rank, whole: frozenset[str] = frozenset(), copies: int | None = None
+) -> nn.Module:
+    """A model of these parameters by rows as seen by a rank; those in `whole` are not sharded. `copies`: of each row,
+    along a second dimension of the mesh (HSDP). For use in `as_rank`."""
+    model = nn.Module()
+    mesh = mesh_of(rank.count) if copies is None else mesh_of(copies, rank.count // copies)
+    placements = [tensor.Replicate(), tensor.Shard(0)][copies is None :]
     for name, value in values.items():
         made: Tensor = value.clone()
         if name not in whole:
-            local = value[rows_of(len(value), rank)].clone()
+            local = value[rows_of(len(value), rank, copies or 1)].clone()
             made = tensor.DTensor.from_local(
-                local, mesh, [tensor.Shard(0)], run_check=False, shape=value.shape, stride=value.stride()
+                local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride()
             )
         model.register_parameter(name, nn.Parameter(made))
     return model
@@ -78,53 +86,83 @@ SHAPES = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(SHAPES, st.integers(1, 5), st.integers(1, 12), st.data())
+@given(SHAPES, st.integers(1, 4), st.sampled_from([None, 1, 2, 3]), st.integers(1, 12), st.data())
 def test_all_ranks_together_hold_each_element_once(
-    shapes: list[tuple[int, ...]], world: int, largest: int, data: st.DataObject
+    shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
 ) -> None:
     """However rows divide: what the ranks speak for covers the flat vector once; what is whole is held by all."""
     torch.manual_seed(0)
     values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
     whole = frozenset(data.draw(st.sets(st.sampled_from(sorted(values)))))
     layout = Layout.build(specs_of(alone(values)), 1, "contiguous", largest)
+    world = parts * (copies or 1)
     spoken, held = torch.zeros(layout.numel, dtype=torch.int), torch.zeros(layout.numel, dtype=torch.int)
     for index in range(world):
         rank = Rank(index, world)
         with as_rank(index, world):
-            for extent in extents_of(sharded(values, rank, whole), layout, rank):
+            for extent in extents_of(sharded(values, rank, whole, copies), layout, rank):
                 held[extent.start : extent.stop] += 1
                 spoken[extent.start : extent.stop] += extent.speaks
                 assert extent.values().numel() == extent.numel
     assert spoken.tolist() == [1] * layout.numel
-    expected = [world if name in whole else 1 for name, value in values.items() for _ in range(value.numel())]
-    assert held.tolist() == expected
+    holders = [world if name in whole else copies or 1 for name, value in values.items() for _ in range(value.numel())]
+    assert held.tolist() == holders
 
 
-@settings(max_examples=30, deadline=None)
-@given(SHAPES, st.integers(2, 4), st.integers(1, 12), st.data())
+class Served:
+    """A far rank's connection to rank 0, which answers at once."""
+
+    def __init__(self, **memory: Tensor) -> None:
+        self.memory, self.asked, self.answer = memory, {}, b""
+
+    def send(self, kind: str, **message: Any) -> None:
+        if kind == "values":
+            unpack(message["values"], self.memory[self.asked["which"]], self.asked["ranges"])
+            return
+        self.asked = message
+        self.answer = packed(self.memory[message["which"]], message["ranges"]) if kind == "get" else b""
+
+    def next(self) -> dict[str, Any]:
+        return {"values": self.answer}
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(1, 3), st.sampled_from([None, 2]), st.integers(1, 12), st.data())
 def test_the_ranks_are_one_model_to_the_bit(
-    shapes: list[tuple[int, ...]], world: int, largest: int, data: st.DataObject
+    shapes: list[tuple[int, ...]], parts: int, copies: int | None, largest: int, data: st.DataObject
 ) -> None:
     """Over any history of merges, trainings and sendings the ranks' parameters are the rows of a model that one
-    process holds, and their pseudo-gradients together are its."""
+    process holds, and their pseudo-gradients together are its; also those of ranks on another host, which have memory
+    of their own."""
     torch.manual_seed(data.draw(st.integers(0, 99)))
     values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
     model = alone(values)
     layout = Layout.build(specs_of(model), 1, "contiguous", largest)
     theta, old, mine, theirs = (torch.zeros(layout.numel) for _ in range(4))
     one, bases = LocalModel(model, layout, theta, old, mine), Bases(layout, theta, old)
-    ranks: list[tuple[Rank, nn.Module, LocalModel]] = []
+    world, copied = parts * (copies or 1), copies or 1
+    ranks: list[tuple[Rank, nn.Module, LocalModel | FarModel]] = []
     for index in range(world):
         rank = Rank(index, world)
+        memory = theta, old, theirs
+        distant = index > 0 and data.draw(st.booleans(), f"rank {index} is on another host")
         with as_rank(index, world):
-            part = sharded(values, rank, frozenset({"p0"}))
-            ranks.append((rank, part, LocalModel(part, layout, theta, old, theirs, rank=rank)))
+            part = sharded(values, rank, frozenset({"p0"}), copies)
+            if distant:
+                memory = tuple(torch.zeros(3, layout.numel))
+            local: LocalModel | FarModel = LocalModel(part, layout, *memory, rank=rank)
+            if distant:
+                local = FarModel(local, Served(theta=theta, delta=theirs), *memory)  # type: ignore[arg-type]
+            ranks.append((rank, part, local))
     for _, _, local in ranks:
         local.write_theta()
     begun = theta.clone()
     one.write_theta()
     assert torch.equal(theta, begun)
-    bases.loaded(range(len(layout.shards)))
+    everything = range(len(layout.shards))
+    for local in (one, *(local for _, _, local in ranks)):
+        local.merge(dict.fromkeys(everything, Take.SENT))  # as every trainer begins
+    bases.loaded(everything)
     for _ in range(data.draw(st.integers(1, 3))):
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -132,23 +170,52 @@ def test_the_ranks_are_one_model_to_the_bit(
                 p.add_(moved)
                 for rank, part, _ in ranks:
                     own = part.get_parameter(name)
-                    local_part(own).add_(moved[rows_of(len(moved), rank)] if is_sharded(own) else moved)
-        shards = data.draw(st.sets(st.sampled_from(range(len(layout.shards))), min_size=1))
+                    local_part(own).add_(moved[rows_of(len(moved), rank, copied)] if is_sharded(own) else moved)
+        shards = data.draw(st.sets(st.sampled_from(everything), min_size=1))
         for local in (one, *(local for _, _, local in ranks)):
             local.write_delta(shards, bases.kept)
             assert local.may_be_sent(shards)  # also where this rank holds nothing of them
         assert torch.equal(mine, theirs)
-        for index in range(len(layout.shards)):
+        for index in everything:
             bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
-        takes = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Take)))
+        known = one.global_values(bases.kept)
+        for rank, _, local in ranks if data.draw(st.booleans()) else ():
+            for name, value in local.global_values(bases.kept).items():
+                rows = rows_of(len(known[name]), rank, copied) if is_sharded(value) else slice(None)
+                assert torch.equal(local_part(value), known[name][rows])
+        takes = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Take)))
         for local in (one, *(local for _, _, local in ranks)):
             local.merge(takes, bases.kept)
+        assert torch.equal(mine, theirs)
         bases.loaded(takes)
         for name, p in model.named_parameters():
             for rank, part, _ in ranks:
                 own = part.get_parameter(name)
-                assert torch.equal(local_part(own), p[rows_of(len(p), rank)] if is_sharded(own) else p)
+                assert torch.equal(local_part(own), p[rows_of(len(p), rank, copied)] if is_sharded(own) else p)
+
+
+def test_a_far_rank_forgets_in_rank_0s_memory_too() -> None:
+    """What it has sent of a shard is forgotten for all: another far rank with the same rows may ask for it."""
+    values = {"w": torch.zeros(4, 1)}
+    layout = Layout.build(specs_of(alone(values)))
+    theta, sent, own = torch.zeros(4), torch.ones(4), torch.zeros(3, 4)
+    with as_rank(1, 2):
+        local = LocalModel(sharded(values, Rank(1, 2)), layout, *own, rank=Rank(1, 2))
+    FarModel(local, Served(theta=theta, delta=sent), *own).merge({0: Take.FORGET})  # type: ignore[arg-type]
+    assert sent.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_far_values_travel_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges of any length are cut and put together so that each piece but the last is as long as may be."""
+    monkeypatch.setattr(far, "PIECE_BYTES", 16)
+    cut = list(far.pieces([(0, 3), (5, 6), (8, 17), (20, 20)], 4))
+    assert cut == [[(0, 3), (5, 6)], [(8, 12)], [(12, 16)], [(16, 17)]]
+    values, other = torch.arange(20, dtype=torch.bfloat16), torch.zeros(20, dtype=torch.bfloat16)
+    for piece in cut:
+        unpack(packed(values, piece), other, piece)
+    assert other.nonzero().flatten().tolist() == [1, 2, 5, *range(8, 17)]
+    assert torch.equal(other[8:17], values[8:17])
 
 
 def test_rank_0_writes_unsharded_parameters() -> None:
@@ -215,7 +282,11 @@ def test_a_plain_model_has_no_group() -> None:
 
 
 def test_the_group_is_the_models() -> None:
-    """Of a model sharded over all processes: which of how many this is."""
+    """Of a model sharded over all processes: which of how many this is. With copies of the shards, too."""
+    with as_rank(2, 4):
+        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 4), copies=2))
+        assert group is not None
+        assert group.rank == Rank(2, 4)
     with as_rank(2, 3):
         group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 3)))
         assert group is not None
@@ -230,13 +301,13 @@ def test_the_group_is_the_models() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: dtensor((2, 2), mesh_of(2, 2), tensor.Replicate(), tensor.Shard(0)), "mesh of 2 dimensions"),
+        (lambda: dtensor((2, 2), mesh_of(2, 2), tensor.Shard(0), tensor.Shard(0)), "sharded twice"),
         (lambda: dtensor((2, 2), mesh_of(4), tensor.Shard(1)), r"rows \(Shard\(0\)\) are supported"),
         (lambda: dtensor((2, 2), mesh_of(2, 2)["b"], tensor.Shard(0)), "over 2 of the 4 processes"),
     ],
 )
 def test_what_is_sharded_in_another_way_is_refused(make: Any, sentence: str) -> None:
-    """Several dimensions, columns, a part of the processes: each is named with its parameter."""
+    """Rows cut twice, columns, a part of the processes: each is named with its parameter."""
     with as_rank(0, 4):
         model = make()
         with pytest.raises(ConfigError, match=rf"model=w .*{sentence}"):

@@ -16,8 +16,9 @@ from torch import nn
 from p2p_diloco.errors import ConfigError, NodeDied, P2PDilocoError, RankDied
 from p2p_diloco.node import shared
 from p2p_diloco.node.local_progress import Take
-from p2p_diloco.peer import rank0
+from p2p_diloco.peer import far, rank0
 from p2p_diloco.peer.extents import Rank
+from p2p_diloco.peer.far import FarModel
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
@@ -136,6 +137,35 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
     step.result(WITHIN_S)
     assert [model.w.tolist() for model in pair.models] == [[5.0] * 4] * 2
     assert pair.delta.tolist() == [0.0, 0.0, -3.0, -2.0]
+
+
+def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank on another host has memory of its own. Rank 0 serves it, a piece at a time, while it waits for the rank to
+    be done. Here it is the far rank that writes the parameter, and rank 0 loads what it wrote."""
+    monkeypatch.setattr(far, "PIECE_BYTES", 8)
+    memory = torch.zeros(3, 4)
+    mine = LocalModel(pair.models[0], pair.layout, pair.theta, pair.base, pair.delta, rank=Rank(1, 2))
+    theirs = LocalModel(pair.models[1], pair.layout, *memory, rank=Rank(0, 2))
+    led = Rank0Model(mine, pair.ranks)
+    rank_n = RankNHook(pair.rank0, FarModel(theirs, pair.rank0, *memory), None)
+    pair.ranks.memory = {"theta": pair.theta, "delta": pair.delta}
+
+    def exchange() -> None:
+        led.write_theta()
+        assert pair.theta.tolist() == [0.0, 1.0, 2.0, 3.0]
+        led.merge({0: Take.SENT, 1: Take.SENT})
+        pair.base.copy_(pair.theta)
+        pair.theta.fill_(5.0)  # of all shards, of which only one is loaded now
+        led.merge({0: Take.DROP}, kept=[0, 1])
+        led.write_delta([0])
+        led.write_delta([1], kept=[1])
+        assert pair.delta.tolist() == [0.0, 0.0, 0.0, 0.0]
+
+    pair.played.does = exchange
+    step = pair.other(rank_n.step)
+    pair.leading.step()
+    step.result(WITHIN_S)
+    assert [model.w.tolist() for model in pair.models] == [[5.0, 5.0, 2.0, 3.0]] * 2
 
 
 def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:

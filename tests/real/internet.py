@@ -1,6 +1,7 @@
 """A small internet of network namespaces: public machines, and private ones behind routers that masquerade.
 
-Law: all names contain this process's id; everything is removed in `close`. Needs Linux, root, `ip` and `nft`.
+Law: all names contain this process's id; everything is removed in `close`. Needs Linux, root and `ip`; private machines
+need `nft`, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from itertools import count
 _numbers = count(1)
 
 
-def missing() -> str | None:
-    """The reason why no internet can be made on this machine; None: it can."""
+def missing(*tools: str) -> str | None:
+    """The reason why no internet can be made on this machine; None: it can. `tools`: further commands that are needed;
+    private machines need `nft`."""
     if os.geteuid() != 0:
         return "needs root"
-    if absent := [tool for tool in ("ip", "nft") if shutil.which(tool) is None]:
+    if absent := [tool for tool in ("ip", *tools) if shutil.which(tool) is None]:
         return f"needs {' and '.join(absent)}"
     try:
         Internet().close()

@@ -24,7 +24,7 @@ OPTIONS = {"config": CONFIG, "step_s": 0.05, "params": {"w": [3]}}
 @pytest.fixture
 def internet() -> Iterator[Internet]:
     """An internet for one test."""
-    if (why := missing()) is not None:
+    if (why := missing("nft")) is not None:
         pytest.skip(why)
     made = Internet()
     try:

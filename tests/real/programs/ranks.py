@@ -14,13 +14,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from p2p_diloco import P2PDilocoError, Peer, PeerConfig, UsageError
-from p2p_diloco.peer import ranks
+from p2p_diloco.peer import meeting
 
 
 def say(what: str, **values: Any) -> None:
@@ -47,16 +48,19 @@ class Model(nn.Module):
 
 
 def spread(model: Model, options: dict[str, Any]) -> nn.Module:
-    """Distribute the model over all ranks: sharded, except the scale, which is whole on each rank; or replicated."""
+    """Distribute the model over all ranks: sharded, except the scale, which is whole on each rank; or replicated.
+    `mesh`: the shape of a mesh with copies of the shards. `store`: a file or an address where the ranks meet."""
     from torch.distributed.fsdp import fully_shard
 
     rank, world = options["rank"], options["world"]
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    distributed.init_process_group("gloo", init_method=f"file://{options['store']}", rank=rank, world_size=world)
+    distributed.init_process_group("gloo", init_method=options["store"], rank=rank, world_size=world)
     if options.get("copied"):
         return nn.parallel.DistributedDataParallel(model)
-    fully_shard(model.head)
-    fully_shard(model, ignored_params={model.scale, model.frozen})
+    shape = tuple(options.get("mesh", [world]))
+    mesh = distributed.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "rows")[-len(shape) :])
+    fully_shard(model.head, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params={model.scale, model.frozen})
     return model
 
 
@@ -129,7 +133,8 @@ def main(options: dict[str, Any]) -> int:
         model = spread(model, options)
         say("one gather", collectives=collectives(gather))
     if options.get("far"):
-        ranks._reached = lambda place: None  # as if rank 0 were on another host
+        reached = meeting._reached  # as if rank 0 were on another host
+        meeting._reached = lambda place, rank: reached(replace(place, path="", **options.get("place", {})), rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
     given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
     local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))

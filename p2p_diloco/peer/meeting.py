@@ -1,0 +1,237 @@
+"""Connects the ranks of one peer to their rank 0, when the peer starts.
+
+Law: torch.distributed carries only two small messages: where rank 0 listens, and which ranks could not connect. No
+parameter is sent here. A rank takes rank 0's Unix socket if it can, because memory can be shared over it; a rank on
+another host takes TCP. Rank 0 stops listening as soon as all ranks have connected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from p2p_diloco.errors import ConfigError, RankDied
+from p2p_diloco.net.tcp import set_up
+from p2p_diloco.node.shared import shareable
+from p2p_diloco.peer.ranks import Group
+
+PLACE_BYTES = 2048
+"""Length of the message that says where rank 0 listens."""
+ADDRESSES_MAX = 24
+"""The most addresses of rank 0's host in that message."""
+COME_S = 30.0
+"""Deadline for all ranks to connect."""
+DIAL_S = 3.0
+"""Deadline for a connection to one address, and for what its first bytes tell rank 0."""
+ANSWER_S = 10.0
+"""Deadline for rank 0's answer to them."""
+SILENT_S = 30.0
+"""Seconds after which a host that acknowledges nothing counts as gone."""
+_SECRET_BYTES, _RANK_BYTES = 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rank 0 listens: at a Unix socket, and at a TCP port of its host's addresses. `secret`: hex digits; each end
+    shows the other one a half of them."""
+
+    path: str
+    addresses: Sequence[str]
+    port: int
+    secret: str
+
+    @property
+    def halves(self) -> tuple[bytes, bytes]:
+        """What a rank shows, and what rank 0 answers."""
+        secret = bytes.fromhex(self.secret)
+        return secret[:_SECRET_BYTES], secret[_SECRET_BYTES:]
+
+
+@contextmanager
+def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
+    """A block in which the processes of the group are connected; all of them enter it at the same time. It yields
+    sockets: on rank 0 one to each other rank in order, on any other rank the one to rank 0, and without a group none.
+    If the block fails, the sockets are closed.
+
+    Raises:
+        ConfigError: some of them can't reach rank 0.
+        RankDied: not all of them connected.
+    """
+    if group is None or group.rank.count == 1:
+        yield []
+        return
+    made = _opened(group) if group.rank.index == 0 else [_to_rank_0(group)]
+    for sock in made:
+        sock.settimeout(COME_S)
+    try:
+        yield made
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+
+
+# -- rank 0
+
+
+def _opened(group: Group) -> list[socket.socket]:
+    """Listen, tell the other ranks where, and return the sockets of their connections."""
+    with ExitStack() as stack:
+        folder = tempfile.gettempdir()
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2p-diloco-"))
+            near = stack.enter_context(socket.socket(socket.AF_UNIX))
+            near.bind(str(Path(folder) / "ranks"))
+        except OSError as error:  # for example a path that is too long
+            _broadcast(group, None)
+            mend = "name a folder with a short path that can be written to"
+            raise ConfigError(f"allows no socket in {folder} ({error})", key="TMPDIR", mend=mend) from None
+        far = stack.enter_context(socket.socket())
+        far.bind(("", 0))
+        for listener in (near, far):
+            listener.listen(group.rank.count)
+        addresses = _addresses()
+        place = Place(near.getsockname(), addresses, far.getsockname()[1], secrets.token_hex(2 * _SECRET_BYTES))
+        _broadcast(group, place)
+        found = _accepted((near, far), group.rank.count, place)
+        try:
+            _all_have_come(group, set(range(1, group.rank.count)) - found.keys(), place)
+        except BaseException:
+            for sock in found.values():
+                sock.close()
+            raise
+        return [found[rank] for rank in range(1, group.rank.count)]
+
+
+def _addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this host; those of loopback only if there are no others."""
+    links = psutil.net_if_addrs().values()
+    found = [each.address for link in links for each in link if each.family == socket.AF_INET]
+    return tuple([address for address in found if not address.startswith("127.")] or found)[:ADDRESSES_MAX]
+
+
+def _accepted(listeners: Sequence[socket.socket], count: int, place: Place) -> dict[int, socket.socket]:
+    """Accept one connection from each other rank. Returns their sockets by rank; ranks that don't come in time are
+    missing."""
+    found: dict[int, socket.socket] = {}
+    give_up_at = time.monotonic() + COME_S
+    with selectors.DefaultSelector() as ready:
+        for listener in listeners:
+            ready.register(listener, selectors.EVENT_READ)
+        while len(found) < count - 1 and (left_s := give_up_at - time.monotonic()) > 0:
+            for key, _ in ready.select(left_s):
+                sock, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                rank = _greeted(sock, place)
+                if rank is None or not 0 < rank < count or rank in found:
+                    sock.close()
+                else:
+                    found[rank] = sock
+    return found
+
+
+def _greeted(sock: socket.socket, place: Place) -> int | None:
+    """Greet a process that has connected. Returns its rank; None if it does not know the secret, and is no rank."""
+    theirs, ours = place.halves
+    with contextlib.suppress(OSError):
+        _set_up(sock)
+        said = _received(sock, _SECRET_BYTES + _RANK_BYTES)
+        if hmac.compare_digest(said[:_SECRET_BYTES], theirs):
+            sock.sendall(ours)
+            return int.from_bytes(said[_SECRET_BYTES:], "big")
+    return None
+
+
+# -- the other ranks
+
+
+def _to_rank_0(group: Group) -> socket.socket:
+    """Connect to rank 0 and return the socket."""
+    place = _broadcast(group, None)
+    if place is None:
+        raise RankDied("rank 0 takes no connections", mend="see the log of rank 0")
+    sock = _reached(place, group.rank.index)
+    try:
+        _all_have_come(group, {group.rank.index} if sock is None else set(), place)
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+    assert sock is not None, "a rank that could not connect has got an error already"
+    return sock
+
+
+def _reached(place: Place, rank: int) -> socket.socket | None:
+    """Connect to rank 0, on this machine or at one of its addresses. None if it can't be reached."""
+    for family, address in ((socket.AF_UNIX, place.path), *((socket.AF_INET, each) for each in place.addresses)):
+        sock = socket.socket(family)
+        ours, theirs = place.halves
+        with contextlib.suppress(OSError):
+            sock.settimeout(DIAL_S)
+            sock.connect(address if family == socket.AF_UNIX else (address, place.port))
+            _set_up(sock)
+            sock.sendall(ours + rank.to_bytes(_RANK_BYTES, "big"))
+            sock.settimeout(ANSWER_S)
+            if hmac.compare_digest(_received(sock, _SECRET_BYTES), theirs):  # or another program listens there
+                return sock
+        sock.close()
+    return None
+
+
+# -- both
+
+
+def _set_up(sock: socket.socket) -> None:
+    """Let a connection over TCP end soon after its other host has."""
+    sock.settimeout(DIAL_S)
+    if not shareable(sock):
+        set_up(sock)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * SILENT_S))
+
+
+def _received(sock: socket.socket, count: int) -> bytes:
+    """Receive exactly so many bytes; fewer if the other end closes."""
+    found = b""
+    while len(found) < count and (more := sock.recv(count - len(found))):
+        found += more
+    return found
+
+
+def _broadcast(group: Group, place: Place | None) -> Place | None:
+    """Send what rank 0 gives to all ranks, and return it. Every rank calls this at the same time. None: rank 0 could
+    not listen."""
+    text = json.dumps(None if place is None else asdict(place))
+    message = torch.tensor(list(text.encode().ljust(PLACE_BYTES)), dtype=torch.uint8).to(group.device)
+    torch.distributed.broadcast(message, src=0)
+    told = json.loads(bytes(message.cpu().tolist()))
+    return None if told is None else Place(**told)
+
+
+def _all_have_come(group: Group, missing: Collection[int], place: Place) -> None:
+    """Let all ranks know which of them have not met rank 0. If there are any, all ranks raise the same error. Every
+    rank calls this at the same time. `missing`: the ranks of which this rank knows that they have not."""
+    lacks = torch.zeros(group.rank.count, dtype=torch.int32)
+    lacks[sorted(missing)] = 1
+    lacks = lacks.to(group.device)
+    torch.distributed.all_reduce(lacks)
+    away = [rank for rank, lack in enumerate(lacks.tolist()) if lack]
+    if away:
+        raise ConfigError(
+            f"can't reach rank 0 at TCP port {place.port} of {' or '.join(place.addresses) or 'its host'}",
+            key="rank",
+            value=away,
+            mend="let TCP connections from their hosts to the host of rank 0 through, as torch.distributed needs, too",
+        )
