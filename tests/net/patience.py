@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,26 @@ def be_patient(monkeypatch: pytest.MonkeyPatch, *, real: bool) -> None:
     if real:
         monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 20.0)
         monkeypatch.setattr("p2p_diloco.net.dht.RPC_S", 14.0)
+
+
+def awaited(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A decorator for a test that is a coroutine function: it gets a loop of its own."""
+    return plays(lambda test: asyncio.run(test()), 0)(test)
+
+
+def plays(
+    player: Callable[..., None], given: int = 1
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """A decorator for a test that is a coroutine function and is played by `player`. That passes the first `given`
+    arguments; the others are fixtures."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def played(**fixtures: Any) -> None:
+            player(functools.partial(test, **fixtures))
+
+        parameters = list(inspect.signature(test).parameters.values())[given:]
+        played.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return played
+
+    return decorate

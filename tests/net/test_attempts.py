@@ -12,6 +12,7 @@ import pytest
 from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.dht import DhtPeer
 from tests.net.clocks import ByHand, by_hand
+from tests.net.patience import plays
 
 STAGGER_S = 1.0
 
@@ -55,239 +56,204 @@ def run(test: Callable[[ByHand], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_an_attempt_begins_a_stagger_after_the_one_before() -> None:
+@plays(run)
+async def test_an_attempt_begins_a_stagger_after_the_one_before(clock: ByHand) -> None:
     """Not earlier; the first that succeeds counts, whichever it is, and the others are cancelled."""
-
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(3)
-        racing = asyncio.create_task(attempts.first())
-        await clock.passes(0.9 * STAGGER_S)
-        assert attempts.begun == [0]
-        await clock.passes(0.2 * STAGGER_S)
-        assert attempts.begun == [0, 1]
-        attempts.outcomes[1].set_result("second")
-        assert await racing == "second"
-        await clock.passes(5 * STAGGER_S)
-        assert (attempts.begun, attempts.cancelled, attempts.discarded) == ([0, 1], [0], [])
-
-    run(test)
+    attempts = Attempts(3)
+    racing = asyncio.create_task(attempts.first())
+    await clock.passes(0.9 * STAGGER_S)
+    assert attempts.begun == [0]
+    await clock.passes(0.2 * STAGGER_S)
+    assert attempts.begun == [0, 1]
+    attempts.outcomes[1].set_result("second")
+    assert await racing == "second"
+    await clock.passes(5 * STAGGER_S)
+    assert (attempts.begun, attempts.cancelled, attempts.discarded) == ([0, 1], [0], [])
 
 
-def test_after_a_failure_the_next_attempt_begins_at_once() -> None:
+@plays(run)
+async def test_after_a_failure_the_next_attempt_begins_at_once(clock: ByHand) -> None:
     """And the error of the last one is raised when all have failed."""
-
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(3)
-        racing = asyncio.create_task(attempts.first())
-        for number in range(3):
-            await clock.until(lambda n=number: attempts.begun == list(range(n + 1)))
-            attempts.outcomes[number].set_exception(OSError(f"no {number}"))
-        with pytest.raises(OSError, match="no 2"):
-            await racing
-        assert attempts.failures == ["no 0", "no 1", "no 2"]
-
-    run(test)
+    attempts = Attempts(3)
+    racing = asyncio.create_task(attempts.first())
+    for number in range(3):
+        await clock.until(lambda n=number: attempts.begun == list(range(n + 1)))
+        attempts.outcomes[number].set_exception(OSError(f"no {number}"))
+    with pytest.raises(OSError, match="no 2"):
+        await racing
+    assert attempts.failures == ["no 0", "no 1", "no 2"]
 
 
-def test_without_attempts_there_is_an_error() -> None:
+@plays(run)
+async def test_without_attempts_there_is_an_error(clock: ByHand) -> None:
     """An empty list is no endless wait."""
-
-    async def test(clock: ByHand) -> None:
-        with pytest.raises(OSError, match="nothing"):
-            await Attempts(0).first()
-
-    run(test)
+    with pytest.raises(OSError, match="nothing"):
+        await Attempts(0).first()
 
 
-def test_of_two_that_succeed_at_once_the_earlier_counts() -> None:
+@plays(run)
+async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
     """The result of the other one is discarded; a failure at the same moment doesn't matter."""
-
-    async def test(clock: ByHand) -> None:
-        for _ in range(20):  # the order of a set may vary
-            attempts = Attempts(4)
-            racing = asyncio.create_task(attempts.first())
-            for _ in range(3):
-                await clock.passes(1.1 * STAGGER_S)
-            assert attempts.begun == [0, 1, 2, 3]
-            attempts.outcomes[1].set_exception(OSError("no"))
-            for number in (0, 2, 3):
-                attempts.outcomes[number].set_result(str(number))
-            assert await racing == "0"
-            await clock.passes(0.0)
-            assert attempts.discarded == ["2", "3"]
-            assert attempts.failures == []
-
-    run(test)
-
-
-def test_a_failure_can_end_all() -> None:
-    """What `failed` raises is raised, and the attempts under way are cancelled."""
-
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(2)
-
-        def give_up(error: BaseException) -> None:
-            raise error
-
-        ways = [partial(attempts.attempt, number) for number in range(2)]
-        racing = asyncio.create_task(
-            first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append, failed=give_up)
-        )
-        await clock.passes(1.1 * STAGGER_S)
-        attempts.outcomes[1].set_exception(OSError("enough"))
-        with pytest.raises(OSError, match="enough"):
-            await racing
+    for _ in range(20):  # the order of a set may vary
+        attempts = Attempts(4)
+        racing = asyncio.create_task(attempts.first())
+        for _ in range(3):
+            await clock.passes(1.1 * STAGGER_S)
+        assert attempts.begun == [0, 1, 2, 3]
+        attempts.outcomes[1].set_exception(OSError("no"))
+        for number in (0, 2, 3):
+            attempts.outcomes[number].set_result(str(number))
+        assert await racing == "0"
         await clock.passes(0.0)
-        assert attempts.cancelled == [0]
+        assert attempts.discarded == ["2", "3"]
+        assert attempts.failures == []
 
-    run(test)
+
+@plays(run)
+async def test_a_failure_can_end_all(clock: ByHand) -> None:
+    """What `failed` raises is raised, and the attempts under way are cancelled."""
+    attempts = Attempts(2)
+
+    def give_up(error: BaseException) -> None:
+        raise error
+
+    ways = [partial(attempts.attempt, number) for number in range(2)]
+    racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append, failed=give_up))
+    await clock.passes(1.1 * STAGGER_S)
+    attempts.outcomes[1].set_exception(OSError("enough"))
+    with pytest.raises(OSError, match="enough"):
+        await racing
+    await clock.passes(0.0)
+    assert attempts.cancelled == [0]
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_a_cancelled_race_leaves_nothing(in_time: bool) -> None:
+@plays(run)
+async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:
     """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
+    attempts = Attempts(2)
 
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(2)
+    async def stubborn() -> str:
+        try:
+            return await attempts.attempt(1)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "in spite of it"
 
-        async def stubborn() -> str:
-            try:
-                return await attempts.attempt(1)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0)
-                return "in spite of it"
-
-        ways = [partial(attempts.attempt, 0), stubborn]
-        racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append))
-        await clock.passes(1.1 * STAGGER_S)
-        if in_time:
-            attempts.outcomes[0].set_result("in time")
-            await asyncio.sleep(0)  # the attempt has ended, and the race doesn't know yet
-        racing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await racing
-        await clock.passes(0.0)
-        assert attempts.discarded == (["in time"] if in_time else []) + ["in spite of it"]
-
-    run(test)
+    ways = [partial(attempts.attempt, 0), stubborn]
+    racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append))
+    await clock.passes(1.1 * STAGGER_S)
+    if in_time:
+        attempts.outcomes[0].set_result("in time")
+        await asyncio.sleep(0)  # the attempt has ended, and the race doesn't know yet
+    racing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await racing
+    await clock.passes(0.0)
+    assert attempts.discarded == (["in time"] if in_time else []) + ["in spite of it"]
 
 
-def test_a_race_that_is_cancelled_twice_leaves_nothing() -> None:
+@plays(run)
+async def test_a_race_that_is_cancelled_twice_leaves_nothing(clock: ByHand) -> None:
     """The second cancellation comes while the attempts are still ending."""
+    attempts, late = Attempts(1), asyncio.Event()
 
-    async def test(clock: ByHand) -> None:
-        attempts, late = Attempts(1), asyncio.Event()
+    async def slow_to_end() -> str:
+        try:
+            return await attempts.attempt(0)
+        except asyncio.CancelledError:
+            await late.wait()
+            return "late"
 
-        async def slow_to_end() -> str:
-            try:
-                return await attempts.attempt(0)
-            except asyncio.CancelledError:
-                await late.wait()
-                return "late"
-
-        racing = asyncio.create_task(first([slow_to_end], stagger_s=STAGGER_S, discard=attempts.discarded.append))
-        await clock.passes(0.0)
-        for _ in range(2):
-            racing.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await racing
-        late.set()
-        await clock.passes(0.0)
-        assert attempts.discarded == ["late"]
-
-    run(test)
+    racing = asyncio.create_task(first([slow_to_end], stagger_s=STAGGER_S, discard=attempts.discarded.append))
+    await clock.passes(0.0)
+    for _ in range(2):
+        racing.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await racing
+    late.set()
+    await clock.passes(0.0)
+    assert attempts.discarded == ["late"]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "late"])
-def test_a_result_at_the_moment_of_the_end_is_discarded(how: str) -> None:
+@plays(run)
+async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
     """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
+    attempts = Attempts(1)
 
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(1)
+    async def stubborn() -> str:
+        try:
+            return await attempts.attempt(0)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "in spite of it"
 
-        async def stubborn() -> str:
-            try:
-                return await attempts.attempt(0)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0)
-                return "in spite of it"
-
-        waiting = asyncio.create_task(within(1.0, stubborn(), discard=attempts.discarded.append))
-        await clock.passes(0.9)
-        if how == "cancelled":
-            waiting.cancel()
-        else:
-            await clock.passes(0.2)
-        with pytest.raises(asyncio.CancelledError if how == "cancelled" else asyncio.TimeoutError):
-            await waiting
-        await clock.passes(0.0)
-        assert attempts.discarded == ["in spite of it"]
-
-    run(test)
+    waiting = asyncio.create_task(within(1.0, stubborn(), discard=attempts.discarded.append))
+    await clock.passes(0.9)
+    if how == "cancelled":
+        waiting.cancel()
+    else:
+        await clock.passes(0.2)
+    with pytest.raises(asyncio.CancelledError if how == "cancelled" else asyncio.TimeoutError):
+        await waiting
+    await clock.passes(0.0)
+    assert attempts.discarded == ["in spite of it"]
 
 
-def test_in_time_the_outcome_is_the_attempt_s() -> None:
+@plays(run)
+async def test_in_time_the_outcome_is_the_attempt_s(clock: ByHand) -> None:
     """Its result or its error; nothing is discarded."""
-
-    async def test(clock: ByHand) -> None:
-        attempts = Attempts(2)
-        attempts.outcomes[0].set_result("done")
-        attempts.outcomes[1].set_exception(OSError("no"))
-        assert await within(1.0, attempts.attempt(0), discard=attempts.discarded.append) == "done"
-        with pytest.raises(OSError, match="no"):
-            await within(1.0, attempts.attempt(1), discard=attempts.discarded.append)
-        assert attempts.discarded == []
-
-    run(test)
+    attempts = Attempts(2)
+    attempts.outcomes[0].set_result("done")
+    attempts.outcomes[1].set_exception(OSError("no"))
+    assert await within(1.0, attempts.attempt(0), discard=attempts.discarded.append) == "done"
+    with pytest.raises(OSError, match="no"):
+        await within(1.0, attempts.attempt(1), discard=attempts.discarded.append)
+    assert attempts.discarded == []
 
 
 @pytest.mark.parametrize("outcome", ["a result", "an error"])
-def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(outcome: str) -> None:
+@plays(run)
+async def test_a_cancellation_at_the_moment_of_the_outcome_is_not_lost(clock: ByHand, outcome: str) -> None:
     """The attempt has ended, and its caller is cancelled before it goes on: the caller ends, whatever the outcome."""
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def test(clock: ByHand) -> None:
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def asked() -> str:
+        return await answer
 
-        async def asked() -> str:
-            return await answer
-
-        waiting = [asyncio.create_task(within(1.0, each)) for each in (asked(), answer)]
-        await clock.passes(0.5)
-        if outcome == "a result":
-            answer.set_result("it")
-        else:
-            answer.set_exception(ValueError("it"))
-        await asyncio.sleep(0)  # the attempt itself goes on
-        for task in waiting:
-            task.cancel()
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
-
-    run(test)
+    waiting = [asyncio.create_task(within(1.0, each)) for each in (asked(), answer)]
+    await clock.passes(0.5)
+    if outcome == "a result":
+        answer.set_result("it")
+    else:
+        answer.set_exception(ValueError("it"))
+    await asyncio.sleep(0)  # the attempt itself goes on
+    for task in waiting:
+        task.cancel()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
 
 
-def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_moment() -> None:
+@plays(run)
+async def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_moment(clock: ByHand) -> None:
     """Also as the DHT's answer comes: a peer that is to end would go on otherwise."""
-
-    async def test(clock: ByHand) -> None:
-        loop = asyncio.get_running_loop()
-        for what in ("fetch", "store"):
-            answer: asyncio.Future[object] = loop.create_future()
-            dht = DhtPeer.__new__(DhtPeer)
-            dht._node = AnswersLater(answer)
-            dht._records = AnswersLater(answer)
-            calling = dht.fetch("key") if what == "fetch" else dht.store("key", "name", b"value", 9.0, owned=False)
-            task = asyncio.create_task(calling)
-            await clock.passes(0.5)
-            answer.set_result(None)
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    run(test)
+    loop = asyncio.get_running_loop()
+    for what in ("fetch", "store"):
+        answer: asyncio.Future[object] = loop.create_future()
+        dht = DhtPeer.__new__(DhtPeer)
+        dht._node = AnswersLater(answer)
+        dht._records = AnswersLater(answer)
+        calling = dht.fetch("key") if what == "fetch" else dht.store("key", "name", b"value", 9.0, owned=False)
+        task = asyncio.create_task(calling)
+        await clock.passes(0.5)
+        answer.set_result(None)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 class AnswersLater:

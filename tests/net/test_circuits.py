@@ -21,7 +21,7 @@ from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.tls import Certificate, secured
 from tests.net.clocks import by_hand
-from tests.net.patience import until
+from tests.net.patience import plays, until
 from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, closed, heard, run
 from tests.net.relays import loops as loops
 
@@ -40,65 +40,56 @@ async def two(world: World) -> tuple[Circuits, Circuits, Relay]:
     return a, b, relay
 
 
-def test_bytes_pass_both_ways() -> None:
+@plays(run)
+async def test_bytes_pass_both_ways(world: World) -> None:
     """Also many of them, after a garbage collection; both ends know who the other is and through which relay."""
-
-    async def test(world: World) -> None:
-        a, _, _ = await two(world)
-        pipe, found_at = await a.open(B, ECHO, ["relay"])
-        assert found_at == "/ip4/127.0.0.1/tcp/4000/p2p/relay/p2p-circuit"
-        assert pipe.paced is None
-        pipe.write(b"hello")
-        assert await heard(pipe, 5) == b"hello"
-        gc.collect()
-        many = bytes(range(256)) * 8000
-        sending = pipe.write_view(memoryview(many))
-        assert await heard(pipe, len(many)) == many
-        await sending
-        assert {(receiver, sender) for receiver, sender, _ in world.heard} == {(B, A)}
-        pipe.close()
-        await until(lambda: closed(*world.pipes[4:]))
-
-    run(test)
+    a, _, _ = await two(world)
+    pipe, found_at = await a.open(B, ECHO, ["relay"])
+    assert found_at == "/ip4/127.0.0.1/tcp/4000/p2p/relay/p2p-circuit"
+    assert pipe.paced is None
+    pipe.write(b"hello")
+    assert await heard(pipe, 5) == b"hello"
+    gc.collect()
+    many = bytes(range(256)) * 8000
+    sending = pipe.write_view(memoryview(many))
+    assert await heard(pipe, len(many)) == many
+    await sending
+    assert {(receiver, sender) for receiver, sender, _ in world.heard} == {(B, A)}
+    pipe.close()
+    await until(lambda: closed(*world.pipes[4:]))
 
 
-def test_a_relayed_stream_ends_at_both_ends() -> None:
+@plays(run)
+async def test_a_relayed_stream_ends_at_both_ends(world: World) -> None:
     """When either end closes it, and when the relay dies."""
-
-    async def test(world: World) -> None:
-        a, _, relay = await two(world)
-        pipe, _ = await a.open(B, ECHO, ["relay"])
-        pipe.write(b"x")
-        await heard(pipe, 1)
-        echoing = len(world.tasks)
-        pipe.close()
-        await until(lambda: len(world.tasks) < echoing)
-        pipe, _ = await a.open(B, ECHO, ["relay"])
-        waiting = asyncio.create_task(pipe.more(100.0))
-        await relay.close()
-        assert not await asyncio.wait_for(waiting, AT_ONCE_S)
-        assert pipe.ended is not None
-
-    run(test)
+    a, _, relay = await two(world)
+    pipe, _ = await a.open(B, ECHO, ["relay"])
+    pipe.write(b"x")
+    await heard(pipe, 1)
+    echoing = len(world.tasks)
+    pipe.close()
+    await until(lambda: len(world.tasks) < echoing)
+    pipe, _ = await a.open(B, ECHO, ["relay"])
+    waiting = asyncio.create_task(pipe.more(100.0))
+    await relay.close()
+    assert not await asyncio.wait_for(waiting, AT_ONCE_S)
+    assert pipe.ended is not None
 
 
-def test_the_relay_sees_no_byte() -> None:
+@plays(run)
+async def test_the_relay_sees_no_byte(world: World) -> None:
     """What passes through it holds neither the protocol nor what is sent."""
-
-    async def test(world: World) -> None:
-        seen = bytearray()
-        evil = Evil(world)
-        evil.change = lambda data: seen.extend(data) or data  # type: ignore[func-returns-value]
-        a, _ = await world.peer(0), await world.peer(1)
-        pipe, _ = await a.open(B, ECHO, ["evil"])
-        pipe.write(SECRET)
-        assert await heard(pipe, len(SECRET)) == SECRET
-        assert len(seen) > 2 * len(SECRET)
-        assert ECHO.encode() not in seen
-        assert SECRET[:20] not in seen
-        pipe.abort()
-
-    run(test)
+    seen = bytearray()
+    evil = Evil(world)
+    evil.change = lambda data: seen.extend(data) or data  # type: ignore[func-returns-value]
+    a, _ = await world.peer(0), await world.peer(1)
+    pipe, _ = await a.open(B, ECHO, ["evil"])
+    pipe.write(SECRET)
+    assert await heard(pipe, len(SECRET)) == SECRET
+    assert len(seen) > 2 * len(SECRET)
+    assert ECHO.encode() not in seen
+    assert SECRET[:20] not in seen
+    pipe.abort()
 
 
 # -- relays that lie
@@ -276,99 +267,84 @@ def the_end_for_the_receiver(evil: Evil) -> None:
 
 
 @pytest.mark.parametrize("tell", LIES.values(), ids=LIES)
-def test_a_lie_in_the_handshake_ends_the_stream(tell: Callable[[Evil], None]) -> None:
+@plays(run)
+async def test_a_lie_in_the_handshake_ends_the_stream(world: World, tell: Callable[[Evil], None]) -> None:
     """At both ends, at once, and nothing is delivered."""
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        tell(evil)
-        assert await refused_by_both(world, evil) is not None
-
-    run(test)
+    evil = Evil(world)
+    tell(evil)
+    assert await refused_by_both(world, evil) is not None
 
 
-def test_the_relay_cannot_pose_as_the_peer() -> None:
+@plays(run)
+async def test_the_relay_cannot_pose_as_the_peer(world: World) -> None:
     """It passes the peer's hello on, and then answers the TLS handshake itself: without the peer's key."""
+    evil = Evil(world)
+    reached: list[Pipe] = []
 
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        reached: list[Pipe] = []
+    async def pose(pipe: Pipe, certificate_of_a: bytes) -> None:
+        reached.append(await secured(pipe, Certificate(), certificate_of_a, dials=False))
 
-        async def pose(pipe: Pipe, certificate_of_a: bytes) -> None:
-            reached.append(await secured(pipe, Certificate(), certificate_of_a, dials=False))
+    async def in_place_of_b(pipe: Pipe, certificate_of_a: bytes) -> None:
+        with pytest.raises(OSError):
+            await pose(pipe, certificate_of_a)
 
-        async def in_place_of_b(pipe: Pipe, certificate_of_a: bytes) -> None:
-            with pytest.raises(OSError):
-                await pose(pipe, certificate_of_a)
-
-        evil.in_place_of_b = in_place_of_b
-        assert await refused_by_both(world, evil) is not None
-        assert reached == []
-
-    run(test)
+    evil.in_place_of_b = in_place_of_b
+    assert await refused_by_both(world, evil) is not None
+    assert reached == []
 
 
-def test_the_relay_cannot_pose_as_the_dialler() -> None:
+@plays(run)
+async def test_the_relay_cannot_pose_as_the_dialler(world: World) -> None:
     """It says that A dials, shows A's hello, and begins the TLS handshake itself: without A's key."""
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        a, b = await world.peer(0), await world.peer(1)
-        there, _ = await evil.daemon.open_stream(B, RELAYED, timeout_s=5.0)
-        frames = evil.frames(there)
-        frames.write(Message(msgpack.packb({"from": A})))
-        frames.write(Message(a._hello))
-        certificate_of_b = msgpack.unpackb((await evil.read(frames)).header)["certificate"]
-        try:
-            inside = await secured(there, Certificate(), certificate_of_b, dials=True)
-            inside.write(encode(Message(ECHO.encode())) + SECRET)  # in TLS 1.3 the dialler is refused afterwards
-            assert not await inside.more(AT_ONCE_S)
-        except OSError:
-            pass
-        await until(lambda: not b._answering, AT_ONCE_S)
-        assert world.heard == []
-        there.abort()
-
-    run(test)
+    evil = Evil(world)
+    a, b = await world.peer(0), await world.peer(1)
+    there, _ = await evil.daemon.open_stream(B, RELAYED, timeout_s=5.0)
+    frames = evil.frames(there)
+    frames.write(Message(msgpack.packb({"from": A})))
+    frames.write(Message(a._hello))
+    certificate_of_b = msgpack.unpackb((await evil.read(frames)).header)["certificate"]
+    try:
+        inside = await secured(there, Certificate(), certificate_of_b, dials=True)
+        inside.write(encode(Message(ECHO.encode())) + SECRET)  # in TLS 1.3 the dialler is refused afterwards
+        assert not await inside.more(AT_ONCE_S)
+    except OSError:
+        pass
+    await until(lambda: not b._answering, AT_ONCE_S)
+    assert world.heard == []
+    there.abort()
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 50, 300, 900])
-def test_a_changed_byte_in_the_handshake_ends_the_stream(at: int) -> None:
+@plays(run)
+async def test_a_changed_byte_in_the_handshake_ends_the_stream(world: World, at: int) -> None:
     """Wherever it is; the dialler may think for a moment that it has a stream."""
+    evil, passed = Evil(world), 0
 
-    async def test(world: World) -> None:
-        evil, passed = Evil(world), 0
+    def change(data: bytes) -> bytes:
+        nonlocal passed
+        begins, passed = passed, passed + len(data)
+        if begins <= at < passed:
+            data = bytes(byte ^ (index == at - begins) for index, byte in enumerate(data))
+        return data
 
-        def change(data: bytes) -> bytes:
-            nonlocal passed
-            begins, passed = passed, passed + len(data)
-            if begins <= at < passed:
-                data = bytes(byte ^ (index == at - begins) for index, byte in enumerate(data))
-            return data
-
-        evil.change = change
-        await asyncio.wait_for(refused_by_both(world, evil, opens=True), 2 * AT_ONCE_S)
-
-    run(test)
+    evil.change = change
+    await asyncio.wait_for(refused_by_both(world, evil, opens=True), 2 * AT_ONCE_S)
 
 
-def test_a_changed_byte_in_the_data_is_not_delivered() -> None:
+@plays(run)
+async def test_a_changed_byte_in_the_data_is_not_delivered(world: World) -> None:
     """The stream ends instead, at both ends."""
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        a, _ = await world.peer(0), await world.peer(1)
-        pipe, _ = await a.open(B, ECHO, ["evil"])
-        pipe.write(b"x")
-        assert await heard(pipe, 1) == b"x"
-        evil.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
-        pipe.write(SECRET)
-        with pytest.raises(PipeBroken):
-            await heard(pipe, 1)
-        await until(lambda: not world.tasks, AT_ONCE_S)
-        assert [data for _, _, data in world.heard] == [b"x"]
-
-    run(test)
+    evil = Evil(world)
+    a, _ = await world.peer(0), await world.peer(1)
+    pipe, _ = await a.open(B, ECHO, ["evil"])
+    pipe.write(b"x")
+    assert await heard(pipe, 1) == b"x"
+    evil.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    pipe.write(SECRET)
+    with pytest.raises(PipeBroken):
+        await heard(pipe, 1)
+    await until(lambda: not world.tasks, AT_ONCE_S)
+    assert [data for _, _, data in world.heard] == [b"x"]
 
 
 HANGS: dict[str, Callable[[Evil], None]] = {
@@ -385,117 +361,100 @@ async def _hang(peer: str, pipe: Pipe, seen_at: str) -> None:
 
 
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
-def test_a_relay_that_hangs_costs_one_deadline(monkeypatch: pytest.MonkeyPatch, hang: Callable[[Evil], None]) -> None:
+@plays(run)
+async def test_a_relay_that_hangs_costs_one_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch, hang: Callable[[Evil], None]
+) -> None:
     """At whichever point; both ends then close."""
     monkeypatch.setattr(module, "OPEN_S", 0.5)
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        hang(evil)
-        error = await refused_by_both(world, evil)
-        assert "too long" in str(error)
-
-    run(test)
+    evil = Evil(world)
+    hang(evil)
+    error = await refused_by_both(world, evil)
+    assert "too long" in str(error)
 
 
-def test_while_one_relay_hangs_the_next_is_asked() -> None:
+@plays(run)
+async def test_while_one_relay_hangs_the_next_is_asked(world: World) -> None:
     """After a moment; its stream counts, and the other one is given up."""
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        HANGS["at once"](evil)
-        a, _, _ = await two(world)
-        pipe, found_at = await a.open(B, ECHO, ["evil", "relay"])
-        assert found_at.endswith("/p2p/relay/p2p-circuit")
-        pipe.write(b"x")
-        assert await heard(pipe, 1) == b"x"
-        pipe.abort()
-
-    run(test)
+    evil = Evil(world)
+    HANGS["at once"](evil)
+    a, _, _ = await two(world)
+    pipe, found_at = await a.open(B, ECHO, ["evil", "relay"])
+    assert found_at.endswith("/p2p/relay/p2p-circuit")
+    pipe.write(b"x")
+    assert await heard(pipe, 1) == b"x"
+    pipe.abort()
 
 
 @pytest.mark.parametrize("certificate", [b"", b"\x30\x82", b"x" * 1000])
-def test_a_certificate_that_cannot_be_read_ends_the_stream(certificate: bytes) -> None:
+@plays(run)
+async def test_a_certificate_that_cannot_be_read_ends_the_stream(world: World, certificate: bytes) -> None:
     """Also one that the peer itself has signed."""
-
-    async def test(world: World) -> None:
-        evil = Evil(world)
-        evil.to_a = lambda hello_a, hello_b: hello(certificate, KEYS[1])
-        assert await refused_by_both(world, evil) is not None
-
-    run(test)
+    evil = Evil(world)
+    evil.to_a = lambda hello_a, hello_b: hello(certificate, KEYS[1])
+    assert await refused_by_both(world, evil) is not None
 
 
-def test_an_unknown_protocol_is_not_served() -> None:
+@plays(run)
+async def test_an_unknown_protocol_is_not_served(world: World) -> None:
     """The stream ends, although the peer was authenticated."""
-
-    async def test(world: World) -> None:
-        a, b, _ = await two(world)
-        pipe, _ = await a.open(B, "/another", ["relay"])
-        assert not await pipe.more(AT_ONCE_S)
-        await until(lambda: not b._answering)
-        assert world.heard == []
-
-    run(test)
+    a, b, _ = await two(world)
+    pipe, _ = await a.open(B, "/another", ["relay"])
+    assert not await pipe.more(AT_ONCE_S)
+    await until(lambda: not b._answering)
+    assert world.heard == []
 
 
-def test_handshakes_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_handshakes_at_a_time_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is closed at once; later ones are served again."""
     monkeypatch.setattr(module, "ANSWERED_MAX", 2)
-
-    async def test(world: World) -> None:
-        a, b, _ = await two(world)
-        stranger = world.daemon("stranger")
-        waiting = [(await stranger.open_stream(B, RELAYED, timeout_s=5.0))[0] for _ in range(2)]
-        await until(lambda: b._answering == 2)
-        with pytest.raises(Unreachable):
-            await a.open(B, ECHO, ["relay"])
-        for pipe in waiting:
-            pipe.abort()
-        await until(lambda: not b._answering)
-        pipe, _ = await a.open(B, ECHO, ["relay"])
+    a, b, _ = await two(world)
+    stranger = world.daemon("stranger")
+    waiting = [(await stranger.open_stream(B, RELAYED, timeout_s=5.0))[0] for _ in range(2)]
+    await until(lambda: b._answering == 2)
+    with pytest.raises(Unreachable):
+        await a.open(B, ECHO, ["relay"])
+    for pipe in waiting:
         pipe.abort()
-
-    run(test)
+    await until(lambda: not b._answering)
+    pipe, _ = await a.open(B, ECHO, ["relay"])
+    pipe.abort()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.05])
-def test_a_cancelled_dial_leaves_nothing(after_s: float) -> None:
+@plays(run)
+async def test_a_cancelled_dial_leaves_nothing(world: World, after_s: float) -> None:
     """At whichever moment; `run` looks for what is left."""
-
-    async def test(world: World) -> None:
-        a, b, _ = await two(world)
-        registrations = len(world.pipes)
-        opening = asyncio.create_task(a.open(B, ECHO, ["relay"]))
-        await asyncio.sleep(after_s)
-        opening.cancel()
-        await asyncio.wait({opening})
-        if not opening.cancelled():
-            opening.result()[0].abort()
-        await until(lambda: not b._answering and closed(*world.pipes[registrations:]))
-
-    run(test)
+    a, b, _ = await two(world)
+    registrations = len(world.pipes)
+    opening = asyncio.create_task(a.open(B, ECHO, ["relay"]))
+    await asyncio.sleep(after_s)
+    opening.cancel()
+    await asyncio.wait({opening})
+    if not opening.cancelled():
+        opening.result()[0].abort()
+    await until(lambda: not b._answering and closed(*world.pipes[registrations:]))
 
 
 # -- relays of this peer and of others
 
 
-def test_a_registration_is_renewed_after_the_relay_s_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_registration_is_renewed_after_the_relay_s_restart(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Meanwhile the peer announces no address there."""
     monkeypatch.setattr(module, "REGISTER_AGAIN_S", 0.05)
-
-    async def test(world: World) -> None:
-        a, _, relay = await two(world)
-        assert a.addresses == [f"/ip4/127.0.0.1/tcp/4000/p2p/relay/p2p-circuit/p2p/{A}"]
-        served = dict(world.daemons["relay"].serves)
-        world.daemons["relay"].serves.clear()
-        await relay.close()
-        await until(lambda: not a.registered)
-        assert a.addresses == []
-        world.daemons["relay"].serves.update(served)
-        await until(lambda: a.registered)
-
-    run(test)
+    a, _, relay = await two(world)
+    assert a.addresses == [f"/ip4/127.0.0.1/tcp/4000/p2p/relay/p2p-circuit/p2p/{A}"]
+    served = dict(world.daemons["relay"].serves)
+    world.daemons["relay"].serves.clear()
+    await relay.close()
+    await until(lambda: not a.registered)
+    assert a.addresses == []
+    world.daemons["relay"].serves.update(served)
+    await until(lambda: a.registered)
 
 
 def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,131 +481,110 @@ def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -
     assert attempts[1] - attempts[0] >= module.REGISTER_AGAIN_S
 
 
-def test_a_registration_ends_when_it_is_not_wanted() -> None:
+@plays(run)
+async def test_a_registration_ends_when_it_is_not_wanted(world: World) -> None:
     """The relay's stream ends too."""
-
-    async def test(world: World) -> None:
-        a, _, relay = await two(world)
-        a.register(())
-        await until(lambda: A not in relay._registered)
-        assert (a.registered, a.addresses) == ({}, [])
-
-    run(test)
+    a, _, relay = await two(world)
+    a.register(())
+    await until(lambda: A not in relay._registered)
+    assert (a.registered, a.addresses) == ({}, [])
 
 
-def test_several_addresses_of_one_relay_are_one_registration() -> None:
+@plays(run)
+async def test_several_addresses_of_one_relay_are_one_registration(world: World) -> None:
     """The daemon learns them all. This peer itself is no relay of its own."""
-
-    async def test(world: World) -> None:
-        await world.relay()
-        a = await world.peer(0)
-        addresses = ["/ip4/127.0.0.1/tcp/4000/p2p/relay", "/dns4/box/tcp/4000/p2p/relay"]
-        a.register([*addresses, f"/ip4/127.0.0.1/tcp/1/p2p/{A}"])
-        await until(lambda: a.registered)
-        assert list(a._relays) == ["relay"]
-        assert a._daemon.known_at("relay") == addresses
-
-    run(test)
+    await world.relay()
+    a = await world.peer(0)
+    addresses = ["/ip4/127.0.0.1/tcp/4000/p2p/relay", "/dns4/box/tcp/4000/p2p/relay"]
+    a.register([*addresses, f"/ip4/127.0.0.1/tcp/1/p2p/{A}"])
+    await until(lambda: a.registered)
+    assert list(a._relays) == ["relay"]
+    assert a._daemon.known_at("relay") == addresses
 
 
-def test_a_relay_that_is_away_takes_no_other_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_relay_that_is_away_takes_no_other_s_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more relays than registrations at a time, those that answer are used, in whichever order they are given."""
     monkeypatch.setattr(module, "REGISTER_AGAIN_S", 0.05)
-
-    async def test(world: World) -> None:
-        await world.relay()
-        a = await world.peer(0)
-        away = [f"/ip4/127.0.0.1/tcp/1/p2p/away{number}" for number in range(RELAYS_MAX)]
-        a.register([*away, *world.daemons["relay"].addresses])
-        await until(lambda: a.registered)
-        for number in range(RELAYS_MAX):
-            await world.relay(f"relay{number}")
-        everyone = [address for name, there in world.daemons.items() if "relay" in name for address in there.addresses]
-        a.register(everyone)
-        await until(lambda: len(a.registered) == RELAYS_MAX)
-        await asyncio.sleep(0.2)
-        assert len(a.registered) == RELAYS_MAX
-
-    run(test)
+    await world.relay()
+    a = await world.peer(0)
+    away = [f"/ip4/127.0.0.1/tcp/1/p2p/away{number}" for number in range(RELAYS_MAX)]
+    a.register([*away, *world.daemons["relay"].addresses])
+    await until(lambda: a.registered)
+    for number in range(RELAYS_MAX):
+        await world.relay(f"relay{number}")
+    everyone = [address for name, there in world.daemons.items() if "relay" in name for address in there.addresses]
+    a.register(everyone)
+    await until(lambda: len(a.registered) == RELAYS_MAX)
+    await asyncio.sleep(0.2)
+    assert len(a.registered) == RELAYS_MAX
 
 
-def test_the_relays_in_a_peer_s_addresses_are_remembered() -> None:
+@plays(run)
+async def test_the_relays_in_a_peer_s_addresses_are_remembered(world: World) -> None:
     """With their own addresses, unless these are known. Anything else is ignored, and a later record replaces all."""
-
-    async def test(world: World) -> None:
-        a = await world.peer(0)
-        a._daemon.introduce("r2", ["/ip4/20.0.0.2/tcp/1/p2p/r2"])
-        a.introduce(
-            B,
-            [
-                f"/ip4/20.0.0.1/tcp/1/p2p/r1/p2p-circuit/p2p/{B}",
-                f"/ip6/::1/tcp/1/p2p/r1/p2p-circuit/p2p/{B}",
-                f"/ip4/66.0.0.2/tcp/1/p2p/r2/p2p-circuit/p2p/{B}",
-                "/ip4/20.0.0.3/tcp/1/p2p/r3/p2p-circuit/p2p/another",
-                f"/ip4/20.0.0.4/tcp/1/p2p/{A}/p2p-circuit/p2p/{B}",
-                f"/ip4/20.0.0.5/tcp/1/p2p/{B}",
-                "/p2p-circuit",
-            ],
-        )
-        assert a.relays_of(B) == ("r1", "r2")
-        assert a._daemon.known_at("r1") == ["/ip4/20.0.0.1/tcp/1/p2p/r1", "/ip6/::1/tcp/1/p2p/r1"]
-        assert a._daemon.known_at("r2") == ["/ip4/20.0.0.2/tcp/1/p2p/r2"]
-        a.introduce(B, [f"/ip4/20.0.0.5/tcp/1/p2p/{B}"])
-        assert a.relays_of(B) == ()
-        a.introduce(B, [f"/ip4/20.0.0.1/tcp/1/p2p/many{n}/p2p-circuit/p2p/{B}" for n in range(100)])
-        assert len(a.relays_of(B)) == RELAYS_MAX
-        assert len([relay for relay in a._daemon.known if relay.startswith("many")]) == RELAYS_MAX
-
-    run(test)
+    a = await world.peer(0)
+    a._daemon.introduce("r2", ["/ip4/20.0.0.2/tcp/1/p2p/r2"])
+    a.introduce(
+        B,
+        [
+            f"/ip4/20.0.0.1/tcp/1/p2p/r1/p2p-circuit/p2p/{B}",
+            f"/ip6/::1/tcp/1/p2p/r1/p2p-circuit/p2p/{B}",
+            f"/ip4/66.0.0.2/tcp/1/p2p/r2/p2p-circuit/p2p/{B}",
+            "/ip4/20.0.0.3/tcp/1/p2p/r3/p2p-circuit/p2p/another",
+            f"/ip4/20.0.0.4/tcp/1/p2p/{A}/p2p-circuit/p2p/{B}",
+            f"/ip4/20.0.0.5/tcp/1/p2p/{B}",
+            "/p2p-circuit",
+        ],
+    )
+    assert a.relays_of(B) == ("r1", "r2")
+    assert a._daemon.known_at("r1") == ["/ip4/20.0.0.1/tcp/1/p2p/r1", "/ip6/::1/tcp/1/p2p/r1"]
+    assert a._daemon.known_at("r2") == ["/ip4/20.0.0.2/tcp/1/p2p/r2"]
+    a.introduce(B, [f"/ip4/20.0.0.5/tcp/1/p2p/{B}"])
+    assert a.relays_of(B) == ()
+    a.introduce(B, [f"/ip4/20.0.0.1/tcp/1/p2p/many{n}/p2p-circuit/p2p/{B}" for n in range(100)])
+    assert len(a.relays_of(B)) == RELAYS_MAX
+    assert len([relay for relay in a._daemon.known if relay.startswith("many")]) == RELAYS_MAX
 
 
-def test_what_is_remembered_of_strangers_is_bounded() -> None:
+@plays(run)
+async def test_what_is_remembered_of_strangers_is_bounded(world: World) -> None:
     """Peers without relays take no room, and with too many that have some the oldest is forgotten."""
-
-    async def test(world: World) -> None:
-        a = await world.peer(0)
-        for number in range(PEERS_COUNTED_MAX + 5):
-            a.introduce(f"plain{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/plain{number}"])
-            a.introduce(f"{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/{number}"])
-        assert len(a._relays_of) == PEERS_COUNTED_MAX
-        assert (a.relays_of("0"), a.relays_of(f"{PEERS_COUNTED_MAX + 4}")) == ((), ("r",))
-
-    run(test)
+    a = await world.peer(0)
+    for number in range(PEERS_COUNTED_MAX + 5):
+        a.introduce(f"plain{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/plain{number}"])
+        a.introduce(f"{number}", [f"/ip4/20.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/{number}"])
+    assert len(a._relays_of) == PEERS_COUNTED_MAX
+    assert (a.relays_of("0"), a.relays_of(f"{PEERS_COUNTED_MAX + 4}")) == ((), ("r",))
 
 
-def test_the_relays_to_ask_are_the_peer_s_then_ours_then_linked_peers() -> None:
+@plays(run)
+async def test_the_relays_to_ask_are_the_peer_s_then_ours_then_linked_peers(world: World) -> None:
     """Each once, a few at most, and neither of the two ends."""
-
-    async def test(world: World) -> None:
-        await world.relay("ours")
-        a = await world.peer(0)
-        await world.registered(a, "ours")
-        assert a.relays_to(B, ["linked", B, A, "more", "most"]) == ["ours", "linked", "more"]
-        a.introduce(B, [f"/ip4/20.0.0.1/tcp/1/p2p/theirs/p2p-circuit/p2p/{B}"])
-        assert a.relays_to(B, ["theirs", "linked"]) == ["theirs", "ours", "linked"]
-
-    run(test)
+    await world.relay("ours")
+    a = await world.peer(0)
+    await world.registered(a, "ours")
+    assert a.relays_to(B, ["linked", B, A, "more", "most"]) == ["ours", "linked", "more"]
+    a.introduce(B, [f"/ip4/20.0.0.1/tcp/1/p2p/theirs/p2p-circuit/p2p/{B}"])
+    assert a.relays_to(B, ["theirs", "linked"]) == ["theirs", "ours", "linked"]
 
 
-def test_a_relay_that_lost_the_peer_makes_a_refusal() -> None:
+@plays(run)
+async def test_a_relay_that_lost_the_peer_makes_a_refusal(world: World) -> None:
     """Even if another relay only fails. A relay that merely doesn't reach it makes none, and one that refuses the dial
     itself neither: that relay has ended, and not the peer."""
-
-    async def test(world: World) -> None:
-        a, b, _ = await two(world)
-        await world.relay("other")
-        with pytest.raises(Unreachable) as caught:
-            await a.open(KEYS[2].peer_id, ECHO, ["relay", "other", "none"])
-        assert not caught.value.refused
-        assert str(caught.value).count("relay can't reach it either") == 2
-        del world.daemons[B]
-        await b.close()
-        await until(lambda: B not in world.relays[0]._registered)
-        with pytest.raises(Unreachable, match=GONE) as caught:
-            await a.open(B, ECHO, ["other", "relay"])
-        assert caught.value.refused
-
-    run(test)
+    a, b, _ = await two(world)
+    await world.relay("other")
+    with pytest.raises(Unreachable) as caught:
+        await a.open(KEYS[2].peer_id, ECHO, ["relay", "other", "none"])
+    assert not caught.value.refused
+    assert str(caught.value).count("relay can't reach it either") == 2
+    del world.daemons[B]
+    await b.close()
+    await until(lambda: B not in world.relays[0]._registered)
+    with pytest.raises(Unreachable, match=GONE) as caught:
+        await a.open(B, ECHO, ["other", "relay"])
+    assert caught.value.refused
 
 
 def test_of_two_relays_that_reach_the_peer_at_once_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
 from tests.net.inboxes import Quiet
 from tests.net.memory import MemoryNetwork
-from tests.net.patience import be_patient, run
+from tests.net.patience import awaited, be_patient
 
 LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0)
 AT_ONCE_S = 8.0
@@ -349,105 +349,91 @@ def test_own_limits_hold_before_anything_is_sent(company: Company) -> None:
     company.run(test())
 
 
-def test_a_death_is_reported_at_once(swarm: Any) -> None:
+@awaited
+async def test_a_death_is_reported_at_once(swarm: Any) -> None:
     """When a peer is killed, those with a link to or from it hear `closed` long before any deadline, and sending
     fails fast."""
-
-    async def test() -> None:
-        async with swarm() as s:
-            (a, inbox_a), (b, _), (c, inbox_c) = await s.join(), await s.join(), await s.join()
-            await a.send(b.peer_id, b"from a")
-            await b.send(c.peer_id, b"to c")
-            s.kill(b)
-            assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
-            assert await asyncio.wait_for(inbox_c.closed_peers.get(), AT_ONCE_S) == b.peer_id
-            started = time.monotonic()
-            for payload in (None, memoryview(b"x")):
-                with pytest.raises(Unreachable):
-                    await a.send(b.peer_id, b"anyone?", payload)
-            assert time.monotonic() - started < AT_ONCE_S
-            await a.send(c.peer_id, b"still here")
-
-    run(test())
+    async with swarm() as s:
+        (a, inbox_a), (b, _), (c, inbox_c) = await s.join(), await s.join(), await s.join()
+        await a.send(b.peer_id, b"from a")
+        await b.send(c.peer_id, b"to c")
+        s.kill(b)
+        assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
+        assert await asyncio.wait_for(inbox_c.closed_peers.get(), AT_ONCE_S) == b.peer_id
+        started = time.monotonic()
+        for payload in (None, memoryview(b"x")):
+            with pytest.raises(Unreachable):
+                await a.send(b.peer_id, b"anyone?", payload)
+        assert time.monotonic() - started < AT_ONCE_S
+        await a.send(c.peer_id, b"still here")
 
 
-def test_a_death_ends_sends_under_way(swarm: Any) -> None:
+@awaited
+async def test_a_death_ends_sends_under_way(swarm: Any) -> None:
     """A `send` under way to a peer that is killed ends as unreachable at once, not at its deadline."""
+    async with swarm() as s:
+        (a, _), (b, inbox) = await s.join(), await s.join()
+        reached = asyncio.Event()
 
-    async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            reached = asyncio.Event()
+        async def hang(header: bytes) -> None:
+            reached.set()
+            await asyncio.sleep(30)
 
-            async def hang(header: bytes) -> None:
-                reached.set()
-                await asyncio.sleep(30)
-
-            inbox.on_deliver = hang
-            sends = [
-                asyncio.create_task(a.send(b.peer_id, b"", payload)) for payload in (None, memoryview(bytes(1000)))
-            ]
-            await asyncio.wait_for(reached.wait(), 30.0)
-            s.kill(b)
-            started = time.monotonic()
-            results = await asyncio.gather(*sends, return_exceptions=True)
-            assert [type(result) for result in results] == [Unreachable, Unreachable]
-            assert time.monotonic() - started < AT_ONCE_S
-
-    run(test())
+        inbox.on_deliver = hang
+        sends = [asyncio.create_task(a.send(b.peer_id, b"", payload)) for payload in (None, memoryview(bytes(1000)))]
+        await asyncio.wait_for(reached.wait(), 30.0)
+        s.kill(b)
+        started = time.monotonic()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable, Unreachable]
+        assert time.monotonic() - started < AT_ONCE_S
 
 
-def test_only_a_refused_dial_counts_as_refused(swarm: Any) -> None:
+@awaited
+async def test_only_a_refused_dial_counts_as_refused(swarm: Any) -> None:
     """A send that breaks as its peer dies proves nothing; a dial afterwards is refused, and says so."""
+    async with swarm() as s:
+        (a, _), (b, inbox) = await s.join(), await s.join()
+        reached = asyncio.Event()
 
-    async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
-            reached = asyncio.Event()
+        async def hang(header: bytes) -> None:
+            reached.set()
+            await asyncio.Event().wait()
 
-            async def hang(header: bytes) -> None:
-                reached.set()
-                await asyncio.Event().wait()
-
-            inbox.on_deliver = hang
-            sending = asyncio.create_task(a.send(b.peer_id, b"last"))
-            await asyncio.wait_for(reached.wait(), 30.0)
-            s.kill(b)
+        inbox.on_deliver = hang
+        sending = asyncio.create_task(a.send(b.peer_id, b"last"))
+        await asyncio.wait_for(reached.wait(), 30.0)
+        s.kill(b)
+        with pytest.raises(Unreachable) as caught:
+            await asyncio.wait_for(sending, AT_ONCE_S)
+        assert not caught.value.refused
+        for payload in (None, memoryview(b"x"), None):
             with pytest.raises(Unreachable) as caught:
-                await asyncio.wait_for(sending, AT_ONCE_S)
-            assert not caught.value.refused
-            for payload in (None, memoryview(b"x"), None):
-                with pytest.raises(Unreachable) as caught:
-                    await asyncio.wait_for(a.send(b.peer_id, b"anyone?", payload), AT_ONCE_S)
-                assert caught.value.refused, str(caught.value)
-
-    run(test())
+                await asyncio.wait_for(a.send(b.peer_id, b"anyone?", payload), AT_ONCE_S)
+            assert caught.value.refused, str(caught.value)
 
 
-def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
+@awaited
+async def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
     """An inbox that doesn't return makes `send` end at the deadline, with and without a payload; one that was set
     later, for what begins then."""
+    async with swarm() as s:
+        (a, _), (b, inbox) = await s.join(replace(LIMITS, read_timeout_s=0.5)), await s.join()
 
-    async def test() -> None:
-        async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(replace(LIMITS, read_timeout_s=0.5)), await s.join()
+        async def hang(header: bytes) -> None:
+            await asyncio.sleep(60)
 
-            async def hang(header: bytes) -> None:
-                await asyncio.sleep(60)
-
-            inbox.on_deliver = hang
-            started = time.monotonic()
-            sends = [a.send(b.peer_id, b"", payload) for payload in (None, memoryview(b"x"))]
-            results = await asyncio.gather(*sends, return_exceptions=True)
-            assert [type(result) for result in results] == [Unreachable, Unreachable]
-            assert 0.4 < time.monotonic() - started < AT_ONCE_S
-            a.limits = replace(LIMITS, read_timeout_s=1.5)
-            started = time.monotonic()
-            with pytest.raises(Unreachable):
-                await a.send(b.peer_id, b"", memoryview(b"x"))
-            assert 1.4 < time.monotonic() - started < AT_ONCE_S
-
-    run(test())
+        inbox.on_deliver = hang
+        started = time.monotonic()
+        sends = [a.send(b.peer_id, b"", payload) for payload in (None, memoryview(b"x"))]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable, Unreachable]
+        assert 0.4 < time.monotonic() - started < AT_ONCE_S
+        a.limits = replace(LIMITS, read_timeout_s=1.5)
+        started = time.monotonic()
+        with pytest.raises(Unreachable):
+            await a.send(b.peer_id, b"", memoryview(b"x"))
+        assert 1.4 < time.monotonic() - started < AT_ONCE_S
 
 
 def test_an_unknown_peer_is_unreachable_at_once(few: Company) -> None:
@@ -489,21 +475,18 @@ def test_a_cancelled_send_leaves_the_link_whole(few: Company) -> None:
     few.run(test())
 
 
-def test_closing_is_reported_to_the_others(swarm: Any) -> None:
+@awaited
+async def test_closing_is_reported_to_the_others(swarm: Any) -> None:
     """The peer that closes hears nothing itself, and sends nothing more."""
-
-    async def test() -> None:
-        async with swarm() as s:
-            (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
-            await a.send(b.peer_id, b"hello")
-            await b.close()
-            assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
-            assert inbox_b.closed_peers.empty()
-            with pytest.raises(Unreachable):
-                await b.send(a.peer_id, b"hello")
-            await b.close()
-
-    run(test())
+    async with swarm() as s:
+        (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
+        await a.send(b.peer_id, b"hello")
+        await b.close()
+        assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
+        assert inbox_b.closed_peers.empty()
+        with pytest.raises(Unreachable):
+            await b.send(a.peer_id, b"hello")
+        await b.close()
 
 
 def test_records_are_found_by_all(few: Company) -> None:

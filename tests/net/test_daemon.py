@@ -15,218 +15,188 @@ import pytest
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
-from tests.net.patience import run, until
+from tests.net.patience import awaited, run, until
 from tests.net.swarm import AT_ONCE_S, PATIENT, STRANGER, Awake, Box, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
 
-def test_a_killed_peer_is_noticed_and_its_daemon_ends() -> None:
+@awaited
+async def test_a_killed_peer_is_noticed_and_its_daemon_ends() -> None:
     """After SIGKILL of a peer's Python its daemon ends, and linked peers know, long before any deadline."""
-
-    async def test() -> None:
-        with peer_process() as (process, peer_id, address, daemon):
-            box = Box()
-            transport = await join(box, initial_peers=[address])
-            await transport.introduce(peer_id, [address])
-            await transport.send(peer_id, b"hello")
-            assert await asyncio.wait_for(box.headers.get(), 30) == b"echo hello"
-            assert not gone(daemon)
-            process.kill()
-            assert await asyncio.wait_for(box.closed_peers.get(), AT_ONCE_S) == peer_id
-            await until(lambda: gone(daemon), AT_ONCE_S)
-            began, refused = time.monotonic(), False
-            while not refused:  # that the connection has ended may still be on its way to our own daemon
-                assert time.monotonic() - began < AT_ONCE_S
-                with pytest.raises(Unreachable) as caught:
-                    await transport.send(peer_id, b"anyone?")
-                refused = caught.value.refused
-            began = time.monotonic()
-            for _ in range(3):  # the daemon itself dials only once
-                with pytest.raises(Unreachable, match=r"refused|dialled") as caught:
-                    await transport.send(peer_id, b"anyone?")
-                assert caught.value.refused
+    with peer_process() as (process, peer_id, address, daemon):
+        box = Box()
+        transport = await join(box, initial_peers=[address])
+        await transport.introduce(peer_id, [address])
+        await transport.send(peer_id, b"hello")
+        assert await asyncio.wait_for(box.headers.get(), 30) == b"echo hello"
+        assert not gone(daemon)
+        process.kill()
+        assert await asyncio.wait_for(box.closed_peers.get(), AT_ONCE_S) == peer_id
+        await until(lambda: gone(daemon), AT_ONCE_S)
+        began, refused = time.monotonic(), False
+        while not refused:  # that the connection has ended may still be on its way to our own daemon
             assert time.monotonic() - began < AT_ONCE_S
-            await transport.close()
-
-    run(test())
-
-
-def test_a_dial_is_not_refused_without_an_address_or_in_another_run() -> None:
-    """A peer whose address isn't known, and one that serves another run, are not taken for dead."""
-
-    async def test() -> None:
-        a, b = await join(), await join(run_id="another")
-        await a.introduce(b.peer_id, b.addresses())
-        for peer in (b.peer_id, STRANGER):
             with pytest.raises(Unreachable) as caught:
-                await a.send(peer, b"hello")
-            assert not caught.value.refused, str(caught.value)
-        await a.close()
-        await b.close()
+                await transport.send(peer_id, b"anyone?")
+            refused = caught.value.refused
+        began = time.monotonic()
+        for _ in range(3):  # the daemon itself dials only once
+            with pytest.raises(Unreachable, match=r"refused|dialled") as caught:
+                await transport.send(peer_id, b"anyone?")
+            assert caught.value.refused
+        assert time.monotonic() - began < AT_ONCE_S
+        await transport.close()
 
-    run(test())
+
+@awaited
+async def test_a_dial_is_not_refused_without_an_address_or_in_another_run() -> None:
+    """A peer whose address isn't known, and one that serves another run, are not taken for dead."""
+    a, b = await join(), await join(run_id="another")
+    await a.introduce(b.peer_id, b.addresses())
+    for peer in (b.peer_id, STRANGER):
+        with pytest.raises(Unreachable) as caught:
+            await a.send(peer, b"hello")
+        assert not caught.value.refused, str(caught.value)
+    await a.close()
+    await b.close()
 
 
-def test_a_frozen_receiver_costs_one_read_timeout() -> None:
+@awaited
+async def test_a_frozen_receiver_costs_one_read_timeout() -> None:
     """A process that stops in the middle of a payload costs the sender one read timeout."""
-
-    async def test() -> None:
-        with peer_process() as (process, peer_id, address, _):
-            transport = await join(initial_peers=[address])
-            await transport.send(peer_id, b"whole", memoryview(bytes(1000)))
-            process.send_signal(signal.SIGSTOP)
-            payload = memoryview(bytearray(256 << 20))
-            transport.limits = replace(PATIENT, read_timeout_s=1.0)
-            awake = Awake()
-            with pytest.raises(Unreachable, match="nothing came"):
-                await transport.send(peer_id, b"stuck", payload)
-            assert await awake.over() < 2.5
-            process.send_signal(signal.SIGCONT)
-            await transport.close()
-
-    run(test())
+    with peer_process() as (process, peer_id, address, _):
+        transport = await join(initial_peers=[address])
+        await transport.send(peer_id, b"whole", memoryview(bytes(1000)))
+        process.send_signal(signal.SIGSTOP)
+        payload = memoryview(bytearray(256 << 20))
+        transport.limits = replace(PATIENT, read_timeout_s=1.0)
+        awake = Awake()
+        with pytest.raises(Unreachable, match="nothing came"):
+            await transport.send(peer_id, b"stuck", payload)
+        assert await awake.over() < 2.5
+        process.send_signal(signal.SIGCONT)
+        await transport.close()
 
 
-def test_the_daemons_death_is_reported() -> None:
+@awaited
+async def test_the_daemons_death_is_reported() -> None:
     """The node is told why, and later calls fail at once."""
-
-    async def test() -> None:
-        reasons: asyncio.Queue[str] = asyncio.Queue()
-        transport = await join(on_daemon_death=reasons.put_nowait)
-        os.kill(transport._dht.daemon.p2p._child.pid, signal.SIGKILL)
-        assert "daemon" in await asyncio.wait_for(reasons.get(), AT_ONCE_S)
-        with pytest.raises(Unreachable, match="daemon"):
-            await transport.send(STRANGER, b"hello")
-        started = time.monotonic()
-        await transport.close()
-        assert time.monotonic() - started < AT_ONCE_S
-
-    run(test())
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    transport = await join(on_daemon_death=reasons.put_nowait)
+    os.kill(transport._dht.daemon.p2p._child.pid, signal.SIGKILL)
+    assert "daemon" in await asyncio.wait_for(reasons.get(), AT_ONCE_S)
+    with pytest.raises(Unreachable, match="daemon"):
+        await transport.send(STRANGER, b"hello")
+    started = time.monotonic()
+    await transport.close()
+    assert time.monotonic() - started < AT_ONCE_S
 
 
-def test_closing_ends_the_daemon() -> None:
+@awaited
+async def test_closing_ends_the_daemon() -> None:
     """No process is left after `close`, and `on_daemon_death` isn't called for an end that was asked for."""
-
-    async def test() -> None:
-        reasons: list[str] = []
-        transport = await join(on_daemon_death=reasons.append)
-        daemon = transport._dht.daemon.p2p._child.pid
-        await transport.close()
-        assert gone(daemon)
-        assert reasons == []
-
-    run(test())
+    reasons: list[str] = []
+    transport = await join(on_daemon_death=reasons.append)
+    daemon = transport._dht.daemon.p2p._child.pid
+    await transport.close()
+    assert gone(daemon)
+    assert reasons == []
 
 
-def test_a_dead_peer_is_recognised_while_the_daemon_does_not_dial() -> None:
+@awaited
+async def test_a_dead_peer_is_recognised_while_the_daemon_does_not_dial() -> None:
     """After a failed dial, e.g. by the DHT, the daemon makes no other for 5 s and doesn't tell the result. A plain
     connection then tells whether a process listens there, and a living peer is not taken for a dead one."""
+    from hivemind.p2p import PeerID
+    from hivemind.utils.multiaddr import Multiaddr
 
-    async def test() -> None:
-        from hivemind.p2p import PeerID
-        from hivemind.utils.multiaddr import Multiaddr
+    from p2p_diloco.net.daemon import all_refuse
 
-        from p2p_diloco.net.daemon import all_refuse
-
-        with peer_process() as (process, peer_id, address, daemon):
-            transport = await join(initial_peers=[address])
-            host = address.partition("/p2p/")[0]
-            with socket.socket() as listening:
-                listening.bind(("127.0.0.1", 0))
-                closed = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
-            await transport.introduce(peer_id, [address])
-            process.kill()
-            await until(lambda: gone(daemon), 30.0)
-
-            async def dial_fails() -> None:
-                """Once this peer's own daemon has seen the connection break; until then it dials none."""
-                while True:
-                    await transport._dht.daemon.p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(host)])
-                    await asyncio.sleep(0.01)
-
-            with pytest.raises(Exception, match="failed to dial"):
-                await asyncio.wait_for(dial_fails(), 30.0)
-            for _ in range(2):
-                with pytest.raises(Unreachable, match="a moment ago") as caught:
-                    await transport.send(peer_id, b"anyone?")
-                assert caught.value.refused
+    with peer_process() as (process, peer_id, address, daemon):
+        transport = await join(initial_peers=[address])
+        host = address.partition("/p2p/")[0]
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
-            listening.listen()
-            mute = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
-            assert not await all_refuse([Multiaddr(mute), Multiaddr(closed)])
-            assert await all_refuse([Multiaddr(closed)])
-            assert not await all_refuse([Multiaddr("/ip4/127.0.0.1/udp/9/quic-v1")])
-            assert not await all_refuse([])
-        await transport.close()
+            closed = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
+        await transport.introduce(peer_id, [address])
+        process.kill()
+        await until(lambda: gone(daemon), 30.0)
 
-    run(test())
+        async def dial_fails() -> None:
+            """Once this peer's own daemon has seen the connection break; until then it dials none."""
+            while True:
+                await transport._dht.daemon.p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(host)])
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(Exception, match="failed to dial"):
+            await asyncio.wait_for(dial_fails(), 30.0)
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="a moment ago") as caught:
+                await transport.send(peer_id, b"anyone?")
+            assert caught.value.refused
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        mute = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
+        assert not await all_refuse([Multiaddr(mute), Multiaddr(closed)])
+        assert await all_refuse([Multiaddr(closed)])
+        assert not await all_refuse([Multiaddr("/ip4/127.0.0.1/udp/9/quic-v1")])
+        assert not await all_refuse([])
+    await transport.close()
 
 
-def test_a_taken_port_is_a_config_error() -> None:
+@awaited
+async def test_a_taken_port_is_a_config_error() -> None:
     """The error names the listening address."""
-
-    async def test() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-            with pytest.raises(ConfigError) as error:
-                await join(host_maddrs=[address])
-        assert error.value.key == "host_maddrs"
-        assert address in str(error.value)
-
-    run(test())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError) as error:
+            await join(host_maddrs=[address])
+    assert error.value.key == "host_maddrs"
+    assert address in str(error.value)
 
 
-def test_announced_addresses_replace_the_daemons() -> None:
+@awaited
+async def test_announced_addresses_replace_the_daemons() -> None:
     """Behind a forwarded port other peers are told the outer address; one without a port is an error."""
-
-    async def test() -> None:
-        outer = "/ip4/203.0.113.5/tcp/31337"
-        transport = await join(announce_maddrs=[outer])
-        assert transport.addresses() == [f"{outer}/p2p/{transport.peer_id}"]
-        await transport.close()
-        with pytest.raises(ConfigError, match="port 0"):
-            await join(announce_maddrs=["/ip4/203.0.113.5/tcp/0"])
-
-    run(test())
+    outer = "/ip4/203.0.113.5/tcp/31337"
+    transport = await join(announce_maddrs=[outer])
+    assert transport.addresses() == [f"{outer}/p2p/{transport.peer_id}"]
+    await transport.close()
+    with pytest.raises(ConfigError, match="port 0"):
+        await join(announce_maddrs=["/ip4/203.0.113.5/tcp/0"])
 
 
-def test_a_client_takes_part_without_listening() -> None:
+@awaited
+async def test_a_client_takes_part_without_listening() -> None:
     """In client mode there is no address to dial, but messages and records go both ways."""
-
-    async def test() -> None:
-        box = Box()
-        seed = await join()
-        client = await join(box, initial_peers=seed.addresses(), client_mode=True)
-        assert client.addresses() == []
-        await client.send(seed.peer_id, b"out")
-        await seed.send(client.peer_id, b"in")
-        assert await asyncio.wait_for(box.headers.get(), 30) == b"in"
-        assert await client.store("key", client.peer_id, b"1", 60.0)
-        assert set(await seed.fetch("key")) == {client.peer_id}
-        await client.close()
-        await seed.close()
-
-    run(test())
+    box = Box()
+    seed = await join()
+    client = await join(box, initial_peers=seed.addresses(), client_mode=True)
+    assert client.addresses() == []
+    await client.send(seed.peer_id, b"out")
+    await seed.send(client.peer_id, b"in")
+    assert await asyncio.wait_for(box.headers.get(), 30) == b"in"
+    assert await client.store("key", client.peer_id, b"1", 60.0)
+    assert set(await seed.fetch("key")) == {client.peer_id}
+    await client.close()
+    await seed.close()
 
 
-def test_a_peer_is_found_where_libp2p_has_proven_it_and_not_where_it_claims_to_be() -> None:
+@awaited
+async def test_a_peer_is_found_where_libp2p_has_proven_it_and_not_where_it_claims_to_be() -> None:
     """Also a peer that has dialled this one, and that listens nowhere; a peer that isn't found is nowhere."""
-
-    async def test() -> None:
-        a = await join()
-        b = await join(initial_peers=a.addresses(), client_mode=True)
-        place, _, _ = a.addresses()[0].partition("/p2p/")
-        await b.introduce(a.peer_id, [f"/ip4/192.0.2.1/tcp/22/p2p/{a.peer_id}", *a.addresses()])
-        assert await b._dht.daemon.found_at(a.peer_id) == [place]
-        (found,) = await a._dht.daemon.found_at(b.peer_id)
-        assert found.startswith("/ip4/127.0.0.1/tcp/")
-        assert await a._dht.daemon.found_at(STRANGER) == []
-        await b.close()
-        await a.close()
-
-    run(test())
+    a = await join()
+    b = await join(initial_peers=a.addresses(), client_mode=True)
+    place, _, _ = a.addresses()[0].partition("/p2p/")
+    await b.introduce(a.peer_id, [f"/ip4/192.0.2.1/tcp/22/p2p/{a.peer_id}", *a.addresses()])
+    assert await b._dht.daemon.found_at(a.peer_id) == [place]
+    (found,) = await a._dht.daemon.found_at(b.peer_id)
+    assert found.startswith("/ip4/127.0.0.1/tcp/")
+    assert await a._dht.daemon.found_at(STRANGER) == []
+    await b.close()
+    await a.close()
 
 
 @pytest.mark.parametrize("turns", range(1, 9))

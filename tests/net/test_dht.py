@@ -14,158 +14,134 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import AddressError, ConfigError, NoBootstrapReached, Refused
 from p2p_diloco.net.identity import read_key
 from p2p_diloco.net.interface import Unreachable
-from tests.net.patience import run
+from tests.net.patience import awaited
 from tests.net.swarm import STRANGER, Awake, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
 
-def test_errors_of_hivemind_become_failed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_errors_of_hivemind_become_failed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Hivemind raises: a record isn't stored, a key can't be read, a stream can't be opened."""
+    a = await join()
 
-    async def test() -> None:
-        a = await join()
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the daemon speaks in riddles")
 
-        async def fail(*_: object, **__: object) -> None:
-            raise RuntimeError("the daemon speaks in riddles")
-
-        node, client = a._dht._node, a._dht.daemon.p2p
-        with monkeypatch.context() as patch:
-            for owner, name in ((node, "store"), (node, "get"), (client, "call_binary_stream_handler")):
-                patch.setattr(owner, name, fail)
-            assert not await a.store("k", "s", b"v", 30.0)
-            with pytest.raises(Unreachable, match="riddles"):
-                await a.fetch("k")
-            with pytest.raises(Unreachable, match="riddles"):
-                await a.send(STRANGER, b"hello")
-        await a.close()
-
-    run(test())
+    node, client = a._dht._node, a._dht.daemon.p2p
+    with monkeypatch.context() as patch:
+        for owner, name in ((node, "store"), (node, "get"), (client, "call_binary_stream_handler")):
+            patch.setattr(owner, name, fail)
+        assert not await a.store("k", "s", b"v", 30.0)
+        with pytest.raises(Unreachable, match="riddles"):
+            await a.fetch("k")
+        with pytest.raises(Unreachable, match="riddles"):
+            await a.send(STRANGER, b"hello")
+    await a.close()
 
 
-def test_one_live_initial_peer_is_enough() -> None:
+@awaited
+async def test_one_live_initial_peer_is_enough() -> None:
     """Dead ones cost no more than the time to dial them, next to nothing where no process listens."""
-
-    async def test() -> None:
-        seed = await join()
-        dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}" for port in (1, 2)]
-        awake = Awake()
-        transport = await join(initial_peers=[dead[0], *seed.addresses(), dead[1]])
-        assert await awake.over() < 8.0
-        assert await seed.store("key", "x", b"1", 60.0)
-        assert set(await transport.fetch("key")) == {"x"}
-        await transport.close()
-        await seed.close()
-
-    run(test())
+    seed = await join()
+    dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}" for port in (1, 2)]
+    awake = Awake()
+    transport = await join(initial_peers=[dead[0], *seed.addresses(), dead[1]])
+    assert await awake.over() < 8.0
+    assert await seed.store("key", "x", b"1", 60.0)
+    assert set(await transport.fetch("key")) == {"x"}
+    await transport.close()
+    await seed.close()
 
 
-def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection refused, silence, another peer: each address with its reason, in less than 10 s."""
     monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 5.0)
-
-    async def test() -> None:
-        seed = await join()
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            refused = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
-            other = seed.addresses()[0].rpartition("/")[0] + "/QmZKXnHKqqS7m6rrLSjDhCAhAjA6pD96y2SDZvwevAf5Yu"
-            port, third = silent.getsockname()[1], "QmWXYrvWj6aas2wh5mZbNuP7AAcvLxCHGf5b7jsjEjMHj3"
-            mute = f"/ip4/127.0.0.1/tcp/{port}/p2p/{third}"
-            awake = Awake()
-            with pytest.raises(NoBootstrapReached) as error:
-                await join(initial_peers=[refused, other, mute])
-            assert await awake.over() < 10.0
-        text = str(error.value)
-        assert f"{refused} (connection refused" in text
-        assert f"{other} (another peer answers there: its id is {seed.peer_id}" in text
-        assert f"{mute} (timed out" in text
-        await seed.close()
-
-    run(test())
+    seed = await join()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        refused = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
+        other = seed.addresses()[0].rpartition("/")[0] + "/QmZKXnHKqqS7m6rrLSjDhCAhAjA6pD96y2SDZvwevAf5Yu"
+        port, third = silent.getsockname()[1], "QmWXYrvWj6aas2wh5mZbNuP7AAcvLxCHGf5b7jsjEjMHj3"
+        mute = f"/ip4/127.0.0.1/tcp/{port}/p2p/{third}"
+        awake = Awake()
+        with pytest.raises(NoBootstrapReached) as error:
+            await join(initial_peers=[refused, other, mute])
+        assert await awake.over() < 10.0
+    text = str(error.value)
+    assert f"{refused} (connection refused" in text
+    assert f"{other} (another peer answers there: its id is {seed.peer_id}" in text
+    assert f"{mute} (timed out" in text
+    await seed.close()
 
 
-def test_an_unreadable_initial_peer_is_an_address_error() -> None:
+@awaited
+async def test_an_unreadable_initial_peer_is_an_address_error() -> None:
     """The error comes before anything is started."""
-
-    async def test() -> None:
-        with pytest.raises(AddressError):
-            await join(initial_peers=["127.0.0.1:4000"])
-
-    run(test())
+    with pytest.raises(AddressError):
+        await join(initial_peers=["127.0.0.1:4000"])
 
 
-def test_a_joiner_with_a_wrong_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_joiner_with_a_wrong_clock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is 10 s behind would make it lose every record."""
+    import hivemind.dht.protocol
 
-    async def test() -> None:
-        import hivemind.dht.protocol
-
-        seed = await join()
-        monkeypatch.setattr(hivemind.dht.protocol, "get_dht_time", lambda: time.time() + 10)
-        with pytest.raises(Refused, match=r"clock is 10\.\d s behind.*NTP"):
-            await join(initial_peers=seed.addresses())
-        await seed.close()
-
-    run(test())
+    seed = await join()
+    monkeypatch.setattr(hivemind.dht.protocol, "get_dht_time", lambda: time.time() + 10)
+    with pytest.raises(Refused, match=r"clock is 10\.\d s behind.*NTP"):
+        await join(initial_peers=seed.addresses())
+    await seed.close()
 
 
-def test_an_identity_file_gives_one_peer_id_to_one_process(tmp_path: Path) -> None:
+@awaited
+async def test_an_identity_file_gives_one_peer_id_to_one_process(tmp_path: Path) -> None:
     """The same file gives the same peer id, to one process at a time; only its owner may read it. The daemon and this
     package read the same id from it."""
-
-    async def test() -> None:
-        path = tmp_path / "identity"
-        first = await join(identity_path=str(path))
-        assert first.peer_id == read_key(path).peer_id
-        assert path.stat().st_mode & 0o077 == 0
-        with pytest.raises(ConfigError, match="in use by another"):
-            await join(identity_path=str(path))
-        await first.close()
-        second = await join(identity_path=str(path))
-        assert second.peer_id == first.peer_id
-        await second.close()
-        assert os.listdir(tmp_path) == ["identity"]
-
-    run(test())
+    path = tmp_path / "identity"
+    first = await join(identity_path=str(path))
+    assert first.peer_id == read_key(path).peer_id
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="in use by another"):
+        await join(identity_path=str(path))
+    await first.close()
+    second = await join(identity_path=str(path))
+    assert second.peer_id == first.peer_id
+    await second.close()
+    assert os.listdir(tmp_path) == ["identity"]
 
 
 @pytest.mark.parametrize("bad", ["no key at all", "missing folder"])
-def test_an_unusable_identity_file_is_a_config_error(tmp_path: Path, bad: str) -> None:
+@awaited
+async def test_an_unusable_identity_file_is_a_config_error(tmp_path: Path, bad: str) -> None:
     """A file of something else, or a folder that doesn't exist: the error names the key and the path."""
-
-    async def test() -> None:
-        path = tmp_path / "identity" if bad == "no key at all" else tmp_path / "nowhere" / "identity"
-        if bad == "no key at all":
-            path.write_text("hello")
-        with pytest.raises(ConfigError) as error:
-            await join(identity_path=str(path))
-        assert error.value.key == "identity_path"
-        assert str(path) in str(error.value)
-
-    run(test())
+    path = tmp_path / "identity" if bad == "no key at all" else tmp_path / "nowhere" / "identity"
+    if bad == "no key at all":
+        path.write_text("hello")
+    with pytest.raises(ConfigError) as error:
+        await join(identity_path=str(path))
+    assert error.value.key == "identity_path"
+    assert str(path) in str(error.value)
 
 
-def test_a_restarted_bootstrap_is_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_restarted_bootstrap_is_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed that comes back empty, under its identity and port, connects old and new peers."""
     monkeypatch.setattr("p2p_diloco.net.dht.REJOIN_EVERY_S", 0.2)
+    from p2p_diloco.net.dht import DhtPeer
 
-    async def test() -> None:
-        from p2p_diloco.net.dht import DhtPeer
-
-        path = str(tmp_path / "identity")
-        seed = await DhtPeer.create(PeerConfig(identity_path=path))
-        old = await DhtPeer.create(PeerConfig(initial_peers=seed.daemon.addresses))
-        host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
-        await seed.close()
-        assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table
-        seed = await DhtPeer.create(PeerConfig(identity_path=path, host_maddrs=[host]))
-        assert seed.daemon.addresses == address
-        new = await DhtPeer.create(PeerConfig(initial_peers=address))
-        deadline = time.monotonic() + 60
-        while set(await new.fetch("key")) != {"old"}:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-        for peer in (new, old, seed):
-            await peer.close()
-
-    run(test())
+    path = str(tmp_path / "identity")
+    seed = await DhtPeer.create(PeerConfig(identity_path=path))
+    old = await DhtPeer.create(PeerConfig(initial_peers=seed.daemon.addresses))
+    host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
+    await seed.close()
+    assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table
+    seed = await DhtPeer.create(PeerConfig(identity_path=path, host_maddrs=[host]))
+    assert seed.daemon.addresses == address
+    new = await DhtPeer.create(PeerConfig(initial_peers=address))
+    deadline = time.monotonic() + 60
+    while set(await new.fetch("key")) != {"old"}:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    for peer in (new, old, seed):
+        await peer.close()

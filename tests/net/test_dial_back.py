@@ -24,6 +24,7 @@ from p2p_diloco.net.dial_back import (
     place_of,
 )
 from p2p_diloco.net.greeting import GREETING, no_answer
+from tests.net.patience import awaited
 from tests.net.swarm import STRANGER
 
 SEEN = "/ip4/20.0.0.9/tcp/51234"
@@ -212,18 +213,15 @@ async def listener(greeting: bytes | None) -> AsyncIterator[int]:
         (None, "sends nothing"),
     ],
 )
-def test_only_libp2p_s_greeting_counts(greeting: bytes | None, why: str | None) -> None:
+@awaited
+async def test_only_libp2p_s_greeting_counts(greeting: bytes | None, why: str | None) -> None:
     """Another server, one that closes at once, and one that hangs are each told apart, in bounded time."""
-
-    async def test() -> None:
-        async with listener(greeting) as port:
-            answer = await no_answer("127.0.0.1", port, 1.0)
-        assert (answer is None) if why is None else (answer is not None and why in answer)
-        refused = await no_answer("127.0.0.1", port, 1.0)
-        assert refused is not None
-        assert "refused" in refused
-
-    asyncio.run(test())
+    async with listener(greeting) as port:
+        answer = await no_answer("127.0.0.1", port, 1.0)
+    assert (answer is None) if why is None else (answer is not None and why in answer)
+    refused = await no_answer("127.0.0.1", port, 1.0)
+    assert refused is not None
+    assert "refused" in refused
 
 
 # -- the identity, checked by a real daemon
@@ -238,26 +236,24 @@ async def _started(**options: Any) -> Any:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("no_daemon_is_left")
-def test_no_peer_has_the_ports_of_an_address_scanned(dials: Dials) -> None:
+@awaited
+async def test_no_peer_has_the_ports_of_an_address_scanned(dials: Dials) -> None:
     """So many different ports of one IP address are dialled in so many seconds, for all peers together; the same port
     again costs nothing, and another address has a budget of its own."""
 
     def asked(first: int, count: int, host: str = "20.0.0.9") -> bool:
         return dials.budget.spend([(host, port) for port in range(first, first + count)])
 
-    async def test() -> None:
-        for first in range(1, PORTS_MAX, ADDRESSES_MAX):
-            await dials.back([f"/ip4/20.0.0.9/tcp/{first + more}" for more in range(ADDRESSES_MAX)])
-        assert len(dials.dialled) == PORTS_MAX
-        more = ["/ip4/20.0.0.9/tcp/5000"]
-        assert await dial_back("QmB", SEEN, more, dials.budget) is None
-        assert len(dials.dialled) == PORTS_MAX
-        assert asked(1, PORTS_MAX)
-        assert asked(5000, 1, "20.0.0.8")
-        dials.now = PORTS_S
-        assert await dials.back(more) == {more[0]: None}
-
-    asyncio.run(test())
+    for first in range(1, PORTS_MAX, ADDRESSES_MAX):
+        await dials.back([f"/ip4/20.0.0.9/tcp/{first + more}" for more in range(ADDRESSES_MAX)])
+    assert len(dials.dialled) == PORTS_MAX
+    more = ["/ip4/20.0.0.9/tcp/5000"]
+    assert await dial_back("QmB", SEEN, more, dials.budget) is None
+    assert len(dials.dialled) == PORTS_MAX
+    assert asked(1, PORTS_MAX)
+    assert asked(5000, 1, "20.0.0.8")
+    dials.now = PORTS_S
+    assert await dials.back(more) == {more[0]: None}
 
 
 def test_the_budget_of_ports_takes_bounded_memory(dials: Dials) -> None:

@@ -18,62 +18,53 @@ from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, offer_of, pair, run
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
-def test_payloads_of_a_peer_share_a_connection() -> None:
+@plays(run)
+async def test_payloads_of_a_peer_share_a_connection(start: Start) -> None:
     """One handshake serves all payloads to a peer, and none goes over libp2p. Each direction has its own connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        for number in range(5):
-            await a.send("b", bytes([number]) * 100_000)
-        await b.send("a", b"back")
-        assert [payload[:1] for _, _, payload in b.box.got] == [bytes([number]) for number in range(5)]
-        assert a.box.got == [("b", b"h", b"back")]
-        assert (a.talks, a.libp2p_streams, a.connected("b")) == (1, 0, True)
-        assert (b.talks, b.libp2p_streams, b.connected("a")) == (1, 0, True)
-        assert a.traffic.ways() == {"b": "direct"}
-        assert a.traffic.peers["b"].bytes_sent >= 500_000
-        assert b.traffic.peers["a"].bytes_received >= 500_000
-
-    run(test)
+    a, b = start("a"), start("b")
+    for number in range(5):
+        await a.send("b", bytes([number]) * 100_000)
+    await b.send("a", b"back")
+    assert [payload[:1] for _, _, payload in b.box.got] == [bytes([number]) for number in range(5)]
+    assert a.box.got == [("b", b"h", b"back")]
+    assert (a.talks, a.libp2p_streams, a.connected("b")) == (1, 0, True)
+    assert (b.talks, b.libp2p_streams, b.connected("a")) == (1, 0, True)
+    assert a.traffic.ways() == {"b": "direct"}
+    assert a.traffic.peers["b"].bytes_sent >= 500_000
+    assert b.traffic.peers["a"].bytes_received >= 500_000
 
 
-def test_many_payloads_at_once_all_arrive() -> None:
+@plays(run)
+async def test_many_payloads_at_once_all_arrive(start: Start) -> None:
     """Three peers send each other six payloads at the same time; each arrives with its own bytes."""
-
-    async def test(start: Start) -> None:
-        peers = {name: start(name) for name in "abc"}
-        sends = [
-            peers[sender].send(to, f"{sender}{to}{number}".encode() * 50_000)
-            for sender in "abc" for to in "abc" for number in range(6) if sender != to
-        ]  # fmt: skip
-        await asyncio.gather(*sends)
-        for to, peer in peers.items():
-            expected = sorted(f"{s}{to}{n}".encode() * 50_000 for s in "abc" if s != to for n in range(6))
-            assert sorted(payload for _, _, payload in peer.box.got) == expected
-            assert len(peer.direct.listener._serving) == 2
-            assert all(peer.connected(other) for other in "abc" if other != to)
-
-    run(test)
+    peers = {name: start(name) for name in "abc"}
+    sends = [
+        peers[sender].send(to, f"{sender}{to}{number}".encode() * 50_000)
+        for sender in "abc" for to in "abc" for number in range(6) if sender != to
+    ]  # fmt: skip
+    await asyncio.gather(*sends)
+    for to, peer in peers.items():
+        expected = sorted(f"{s}{to}{n}".encode() * 50_000 for s in "abc" if s != to for n in range(6))
+        assert sorted(payload for _, _, payload in peer.box.got) == expected
+        assert len(peer.direct.listener._serving) == 2
+        assert all(peer.connected(other) for other in "abc" if other != to)
 
 
-def test_one_connection_carries_all_payloads_to_a_peer() -> None:
+@plays(run)
+async def test_one_connection_carries_all_payloads_to_a_peer(start: Start) -> None:
     """Payloads sent at the same time are written one after the other. A second connection, which the other peer dials
     while the first one is open, is closed."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
-        assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
-        first = a.direct._way("b").connections[0].stream
-        await ask_to_dial_back(a, "b")
-        await until(lambda: not b.direct._dialled_back)
-        await a.send("b", b"x")
-        assert a.direct._way("b").connections[0].stream is first
-
-    run(test)
+    a, b = start("a"), start("b")
+    await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
+    assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
+    first = a.direct._way("b").connections[0].stream
+    await ask_to_dial_back(a, "b")
+    await until(lambda: not b.direct._dialled_back)
+    await a.send("b", b"x")
+    assert a.direct._way("b").connections[0].stream is first
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -104,293 +95,253 @@ def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool)
     run(test)
 
 
-def test_no_peer_has_the_ports_of_its_address_scanned() -> None:
+@plays(run)
+async def test_no_peer_has_the_ports_of_its_address_scanned(start: Start) -> None:
     """Others may share the address. After so many ports requests are refused, until time has passed."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a", hosts=()), start("b")
-        ports = range(20_000, 20_000 + PORTS_MAX)
-        assert b.direct._budget.spend([("127.0.0.1", port) for port in ports])
-        mine = start("c").direct.listener.offer("b")
-        assert mine is not None
-        with pytest.raises(Refusal, match="too many ports"):
-            await a.direct._ask("b", mine.pack())
-
-    run(test)
+    a, b = start("a", hosts=()), start("b")
+    ports = range(20_000, 20_000 + PORTS_MAX)
+    assert b.direct._budget.spend([("127.0.0.1", port) for port in ports])
+    mine = start("c").direct.listener.offer("b")
+    assert mine is not None
+    with pytest.raises(Refusal, match="too many ports"):
+        await a.direct._ask("b", mine.pack())
 
 
-def test_a_ticket_is_worth_nothing_once_its_peer_is_no_member() -> None:
+@plays(run)
+async def test_a_ticket_is_worth_nothing_once_its_peer_is_no_member(start: Start) -> None:
     """It was drawn before the revocation; what comes on the connection is not read."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        offer = await offer_of(a, "b")
-        b.exchange.streams.admits = lambda peer: peer != "a"
-        reader, writer = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
-        writer.write(offer.ticket + I_SEND + encode(Bulk(b"h", 3)) + b"abc")
-        with contextlib.suppress(OSError):
-            assert await reader.read() in (b"", WELCOME)
-        writer.transport.abort()
-        assert b.box.got == []
-
-    run(test)
+    a, b = start("a"), start("b")
+    offer = await offer_of(a, "b")
+    b.exchange.streams.admits = lambda peer: peer != "a"
+    reader, writer = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
+    writer.write(offer.ticket + I_SEND + encode(Bulk(b"h", 3)) + b"abc")
+    with contextlib.suppress(OSError):
+        assert await reader.read() in (b"", WELCOME)
+    writer.transport.abort()
+    assert b.box.got == []
 
 
-def test_a_refusal_keeps_the_connection() -> None:
+@plays(run)
+async def test_a_refusal_keeps_the_connection(start: Start) -> None:
     """A refusal, before or after the payload was read, comes back with its reason. The next payload uses the same
     connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        for admitted in (10, 1 << 20):
-            b.box.admitted_bytes = admitted
-            with pytest.raises(Refusal, match=f"at most {admitted}"):
-                await a.send("b", bytes(2 << 20))
-            with pytest.raises(Refusal, match=f"at most {admitted}"):
-                await a.send("b", bytes(admitted + 1))
-            await a.send("b", b"fits")
-        assert [payload for _, _, payload in b.box.got] == [b"first", b"fits", b"fits"]
-        assert a.libp2p_streams == 0
-        assert b.traffic.peers["a"].refused == 4
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    for admitted in (10, 1 << 20):
+        b.box.admitted_bytes = admitted
+        with pytest.raises(Refusal, match=f"at most {admitted}"):
+            await a.send("b", bytes(2 << 20))
+        with pytest.raises(Refusal, match=f"at most {admitted}"):
+            await a.send("b", bytes(admitted + 1))
+        await a.send("b", b"fits")
+    assert [payload for _, _, payload in b.box.got] == [b"first", b"fits", b"fits"]
+    assert a.libp2p_streams == 0
+    assert b.traffic.peers["a"].refused == 4
 
 
-def test_an_empty_payload_is_delivered() -> None:
+@plays(run)
+async def test_an_empty_payload_is_delivered(start: Start) -> None:
     """A payload of no bytes arrives as such, also between others."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        for payload in (b"", b"x", b""):
-            await a.send("b", payload)
-        assert [payload for _, _, payload in b.box.got] == [b"", b"x", b""]
-
-    run(test)
+    a, b = start("a"), start("b")
+    for payload in (b"", b"x", b""):
+        await a.send("b", payload)
+    assert [payload for _, _, payload in b.box.got] == [b"", b"x", b""]
 
 
-def test_a_connection_is_replaced_after_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_connection_is_replaced_after_so_many_bytes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """One key may encrypt only so much: after `CARRIED_BYTES_MAX` a new connection takes over."""
     monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 250)
-
-    async def test(start: Start) -> None:
-        a, _ = start("a"), start("b")
-        for _ in range(6):
-            await a.send("b", bytes(100))
-        assert (a.talks, a.libp2p_streams) == (2, 0)
-
-    run(test)
+    a, _ = start("a"), start("b")
+    for _ in range(6):
+        await a.send("b", bytes(100))
+    assert (a.talks, a.libp2p_streams) == (2, 0)
 
 
-def test_beyond_the_limit_the_least_recently_used_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_beyond_the_limit_the_least_recently_used_connection_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `OPEN_MAX` connections open, a new one replaces the one that was used longest ago."""
     monkeypatch.setattr(direct_module, "OPEN_MAX", 2)
-
-    async def test(start: Start) -> None:
-        a = start("a")
-        for name in "bcd":
-            start(name)
-        for name in "bcb":
-            await a.send(name, b"x")
-        await a.send("d", b"x")
-        assert [a.connected(name) for name in "bcd"] == [True, False, True]
-
-    run(test)
+    a = start("a")
+    for name in "bcd":
+        start(name)
+    for name in "bcb":
+        await a.send(name, b"x")
+    await a.send("d", b"x")
+    assert [a.connected(name) for name in "bcd"] == [True, False, True]
 
 
-def test_the_limit_never_closes_the_newest_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_limit_never_closes_the_newest_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new connection counts as used, even if its peer has been known for long."""
     monkeypatch.setattr(direct_module, "OPEN_MAX", 1)
-
-    async def test(start: Start) -> None:
-        a = start("a")
-        for name in "bc":
-            start(name)
-        for name in "bcbb":
-            await a.send(name, b"x")
-        assert [a.connected(name) for name in "bc"] == [True, False]
-        assert (a.talks, a.libp2p_streams) == (3, 0)
-
-    run(test)
+    a = start("a")
+    for name in "bc":
+        start(name)
+    for name in "bcbb":
+        await a.send(name, b"x")
+    assert [a.connected(name) for name in "bc"] == [True, False]
+    assert (a.talks, a.libp2p_streams) == (3, 0)
 
 
-def test_a_surplus_connection_is_closed() -> None:
+@plays(run)
+async def test_a_surplus_connection_is_closed(start: Start) -> None:
     """The second one to a peer, whichever end dialled, unless the first has ended; and any once this peer closes."""
-
-    async def test(start: Start) -> None:
-        a = start("a")
-        ends = [await pair() for _ in range(4)]
-        for near, _ in ends[:2]:
-            a.direct._keep("b", near)
-        assert [near.ended is None for near, _ in ends[:2]] == [True, False]
-        ends[0][1].abort()
-        await until(lambda: ends[0][0].ended)
-        a.direct._keep("b", ends[2][0])
-        assert ends[2][0].ended is None
-        await a.close()
-        a.direct._keep("d", ends[3][0])
-        assert ends[3][0].ended
-        for _, far in ends:
-            far.abort()
-
-    run(test)
+    a = start("a")
+    ends = [await pair() for _ in range(4)]
+    for near, _ in ends[:2]:
+        a.direct._keep("b", near)
+    assert [near.ended is None for near, _ in ends[:2]] == [True, False]
+    ends[0][1].abort()
+    await until(lambda: ends[0][0].ended)
+    a.direct._keep("b", ends[2][0])
+    assert ends[2][0].ended is None
+    await a.close()
+    a.direct._keep("d", ends[3][0])
+    assert ends[3][0].ended
+    for _, far in ends:
+        far.abort()
 
 
-def test_the_number_of_remembered_peers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_number_of_remembered_peers_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond `PEERS_COUNTED_MAX` a peer without a connection, or an attempt to make one, is forgotten."""
     monkeypatch.setattr(direct_module, "PEERS_COUNTED_MAX", 3)
-
-    async def test(start: Start) -> None:
-        a, _ = start("a"), start("b")
-        await a.send("b", b"x")
-        a.direct._way("c").attempt = asyncio.create_task(asyncio.sleep(0))
-        for name in "defg":
-            a.direct._way(name)
-        assert list(a.direct._ways) == ["b", "c", "g"]
-
-    run(test)
+    a, _ = start("a"), start("b")
+    await a.send("b", b"x")
+    a.direct._way("c").attempt = asyncio.create_task(asyncio.sleep(0))
+    for name in "defg":
+        a.direct._way(name)
+    assert list(a.direct._ways) == ["b", "c", "g"]
 
 
 # -- where no direct connection can be made
 
 
-def test_without_listeners_all_payloads_go_over_libp2p() -> None:
+@plays(run)
+async def test_without_listeners_all_payloads_go_over_libp2p(start: Start) -> None:
     """If neither peer listens, every payload arrives, and no further attempt is made at once."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a", hosts=()), start("b", hosts=())
-        for _ in range(3):
-            await a.send("b", b"x")
-        assert (a.libp2p_streams, a.talks, len(b.box.got)) == (1, 1, 3)
-        assert a.traffic.ways() == {"b": "libp2p"}
-
-    run(test)
+    a, b = start("a", hosts=()), start("b", hosts=())
+    for _ in range(3):
+        await a.send("b", b"x")
+    assert (a.libp2p_streams, a.talks, len(b.box.got)) == (1, 1, 3)
+    assert a.traffic.ways() == {"b": "libp2p"}
 
 
-def test_a_stream_found_at_a_relay_is_reported_as_relayed(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_stream_found_at_a_relay_is_reported_as_relayed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next stream may be found at another address, and is reported as what it is."""
     monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.1)
     circuit = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv/p2p-circuit"
-
-    async def test(start: Start) -> None:
-        a, b = start("a", hosts=()), start("b", hosts=())
-        for found_at, way in ((circuit, "relayed"), (HERE, "libp2p"), (circuit, "relayed")):
-            b.known_at = found_at
-            await a.send("b", b"x")
-            assert a.traffic.ways() == {"b": way}
-            await asyncio.sleep(0.15)
-
-    run(test)
+    a, b = start("a", hosts=()), start("b", hosts=())
+    for found_at, way in ((circuit, "relayed"), (HERE, "libp2p"), (circuit, "relayed")):
+        b.known_at = found_at
+        await a.send("b", b"x")
+        assert a.traffic.ways() == {"b": way}
+        await asyncio.sleep(0.15)
 
 
-def test_an_address_that_never_answers_delays_one_payload_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_an_address_that_never_answers_delays_one_payload_briefly(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first payload waits a tenth of the time to connect, later ones don't wait. After the attempt has failed the
     next one comes after a while, and no payload waits for it."""
     monkeypatch.setattr(direct_module, "PATIENCE_PART", 0.1)
     monkeypatch.setattr(direct_module, "DIAL_S", 3.0)
-
-    async def test(start: Start) -> None:
-        with socket.socket() as hole, by_hand() as clock:
-            a, b = start("a"), start("b")
-            hole.bind(("127.0.0.1", 0))
-            hole.listen(0)
-            a.told = lambda offer: replace(offer, ports=((4, hole.getsockname()[1]),))
-            with changed_offers(a):
-                took_s = []
-                for _ in range(3):
-                    sending = asyncio.create_task(a.send("b", b"x"))
-                    await clock.until(lambda: a.talks == 1)
-                    took_s.append(await clock.over(sending, step_s=0.03))
-                assert 0.4 < took_s[0] < 0.7
-                assert max(took_s[1:]) < 0.2
-                assert (a.libp2p_streams, a.talks) == (1, 1)
-                assert a.traffic.ways() == {"b": "libp2p"}
-                way = a.direct._way("b")
-                await clock.passes(3.0)
-                await clock.until(lambda: way.failures == 1)
-            await clock.passes(direct_module.RETRY_S - 1.0)
-            await a.send("b", b"too early")
-            assert a.talks == 1
-            await clock.passes(1.5)
-            await a.send("b", b"not waited for")
-            assert a.traffic.ways() == {"b": "libp2p"}
-            await clock.until(lambda: a.connected("b"))
-            await a.send("b", b"direct")
-            assert a.libp2p_streams == 1
-            assert a.traffic.ways() == {"b": "direct"}
-            assert len(b.box.got) == 6
-
-    run(test)
-
-
-def test_each_failure_doubles_the_wait_for_the_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a limit. Several failures at the same time count as one."""
-
-    async def test(start: Start) -> None:
-        a = start("a")
-        now = 1000.0
-        monkeypatch.setattr(a.direct, "_clock", lambda: now)
-        way, waits = a.direct._way("b"), []
-        for _ in range(7):
-            a.direct.failed("b", "why")
-            a.direct.failed("b", "why")
-            waits.append(way.retry_at - now)
-            now = way.retry_at
-        assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
-
-    run(test)
-
-
-def test_a_failure_closes_the_connection() -> None:
-    """A connection of a way that failed is not kept until the next attempt."""
-
-    async def test(start: Start) -> None:
+    with socket.socket() as hole, by_hand() as clock:
         a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        (pipe,) = b.direct.listener._serving
-        a.direct.failed("b", "why")
-        assert not a.connected("b")
-        await until(lambda: pipe.ended)
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        a.told = lambda offer: replace(offer, ports=((4, hole.getsockname()[1]),))
+        with changed_offers(a):
+            took_s = []
+            for _ in range(3):
+                sending = asyncio.create_task(a.send("b", b"x"))
+                await clock.until(lambda: a.talks == 1)
+                took_s.append(await clock.over(sending, step_s=0.03))
+            assert 0.4 < took_s[0] < 0.7
+            assert max(took_s[1:]) < 0.2
+            assert (a.libp2p_streams, a.talks) == (1, 1)
+            assert a.traffic.ways() == {"b": "libp2p"}
+            way = a.direct._way("b")
+            await clock.passes(3.0)
+            await clock.until(lambda: way.failures == 1)
+        await clock.passes(direct_module.RETRY_S - 1.0)
+        await a.send("b", b"too early")
+        assert a.talks == 1
+        await clock.passes(1.5)
+        await a.send("b", b"not waited for")
+        assert a.traffic.ways() == {"b": "libp2p"}
+        await clock.until(lambda: a.connected("b"))
+        await a.send("b", b"direct")
+        assert a.libp2p_streams == 1
+        assert a.traffic.ways() == {"b": "direct"}
+        assert len(b.box.got) == 6
 
-    run(test)
+
+@plays(run)
+async def test_each_failure_doubles_the_wait_for_the_next_attempt(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a limit. Several failures at the same time count as one."""
+    a = start("a")
+    now = 1000.0
+    monkeypatch.setattr(a.direct, "_clock", lambda: now)
+    way, waits = a.direct._way("b"), []
+    for _ in range(7):
+        a.direct.failed("b", "why")
+        a.direct.failed("b", "why")
+        waits.append(way.retry_at - now)
+        now = way.retry_at
+    assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+
+
+@plays(run)
+async def test_a_failure_closes_the_connection(start: Start) -> None:
+    """A connection of a way that failed is not kept until the next attempt."""
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    (pipe,) = b.direct.listener._serving
+    a.direct.failed("b", "why")
+    assert not a.connected("b")
+    await until(lambda: pipe.ended)
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_an_answered_payload_clears_earlier_failures(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+@plays(run)
+async def test_an_answered_payload_clears_earlier_failures(
+    start: Start, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
     """Accepted or refused: the answer shows that the connection works."""
     monkeypatch.setattr(direct_module, "RETRY_S", 0.05)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        a.direct.failed("b", "why")
-        await asyncio.sleep(0.1)
-        await a.send("b", b"not waited for")
-        await until(lambda: a.connected("b"))
-        way = a.direct._way("b")
-        assert way.failures == 1
-        if refused:
-            b.box.admitted_bytes = 0
-            with pytest.raises(Refusal):
-                await a.send("b", b"x")
-        else:
+    a, b = start("a"), start("b")
+    a.direct.failed("b", "why")
+    await asyncio.sleep(0.1)
+    await a.send("b", b"not waited for")
+    await until(lambda: a.connected("b"))
+    way = a.direct._way("b")
+    assert way.failures == 1
+    if refused:
+        b.box.admitted_bytes = 0
+        with pytest.raises(Refusal):
             await a.send("b", b"x")
-        assert (way.failures, way.retry_at) == (0, 0.0)
+    else:
+        await a.send("b", b"x")
+    assert (way.failures, way.retry_at) == (0, 0.0)
 
-    run(test)
 
-
-def test_without_a_direct_connection_or_libp2p_a_peer_is_unreachable() -> None:
+@plays(run)
+async def test_without_a_direct_connection_or_libp2p_a_peer_is_unreachable(start: Start) -> None:
     """The sender hears it at once, and that the peer's addresses refused."""
+    a = start("a")
 
-    async def test(start: Start) -> None:
-        a = start("a")
+    async def nobody(peer: str) -> tuple[Pipe, str]:
+        raise Unreachable("nobody is there", refused=True)
 
-        async def nobody(peer: str) -> tuple[Pipe, str]:
-            raise Unreachable("nobody is there", refused=True)
-
-        a.exchange.sender._dial = nobody
-        with pytest.raises(Unreachable) as caught:
-            await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
-        assert caught.value.refused
-
-    run(test)
+    a.exchange.sender._dial = nobody
+    with pytest.raises(Unreachable) as caught:
+        await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
+    assert caught.value.refused

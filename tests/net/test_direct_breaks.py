@@ -15,201 +15,174 @@ from p2p_diloco.net.framing import Bulk, Refused, encode
 from p2p_diloco.net.interface import Unreachable
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, changed_offers, let_in, run
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
-def test_a_payload_on_a_broken_connection_goes_over_libp2p() -> None:
+@plays(run)
+async def test_a_payload_on_a_broken_connection_goes_over_libp2p(start: Start) -> None:
     """The receiver's end is cut within a payload: it arrives over libp2p, the inbox is told of the break, and no direct
     connection is tried for a while."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
-        await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
-        for pipe in list(b.direct.listener._serving):
-            pipe.transport.abort()
-        await sending
-        assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
-        assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
-        assert 48 << 20 < a.traffic.bytes_sent < 49 << 20  # what broke was not a message
-        await a.send("b", b"over libp2p")
-        assert (a.libp2p_streams, a.talks) == (1, 1)
-        assert a.traffic.ways() == {"b": "libp2p"}
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
+    await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
+    for pipe in list(b.direct.listener._serving):
+        pipe.transport.abort()
+    await sending
+    assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
+    assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
+    assert 48 << 20 < a.traffic.bytes_sent < 49 << 20  # what broke was not a message
+    await a.send("b", b"over libp2p")
+    assert (a.libp2p_streams, a.talks) == (1, 1)
+    assert a.traffic.ways() == {"b": "libp2p"}
 
 
-def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
+@plays(run)
+async def test_a_connection_that_breaks_while_idle_is_replaced(start: Start) -> None:
     """The inbox isn't told, and the next payload makes another connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        for pipe in list(b.direct.listener._serving):
-            pipe.abort()
-        stream = a.direct._way("b").connections[0].stream
-        assert stream is not None
-        await until(lambda: stream.ended)
-        await a.send("b", b"second")
-        assert (a.libp2p_streams, a.talks, a.connected("b")) == (0, 2, True)
-        assert a.box.closed_peers == []
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    for pipe in list(b.direct.listener._serving):
+        pipe.abort()
+    stream = a.direct._way("b").connections[0].stream
+    assert stream is not None
+    await until(lambda: stream.ended)
+    await a.send("b", b"second")
+    assert (a.libp2p_streams, a.talks, a.connected("b")) == (0, 2, True)
+    assert a.box.closed_peers == []
 
 
-def test_a_connection_with_an_unasked_answer_is_not_used_again() -> None:
+@plays(run)
+async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Start) -> None:
     """An answer that came between two payloads would be taken for the next one's."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        (pipe,) = b.direct.listener._serving
-        pipe.write(encode(Refused("nobody asked")))
-        stream = a.direct._way("b").connections[0].stream
-        assert stream is not None
-        await until(lambda: not stream.fit)
-        await a.send("b", b"second")
-        assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
-        assert (a.talks, a.connected("b")) == (2, True)
-        await until(lambda: pipe.ended)
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    (pipe,) = b.direct.listener._serving
+    pipe.write(encode(Refused("nobody asked")))
+    stream = a.direct._way("b").connections[0].stream
+    assert stream is not None
+    await until(lambda: not stream.fit)
+    await a.send("b", b"second")
+    assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
+    assert (a.talks, a.connected("b")) == (2, True)
+    await until(lambda: pipe.ended)
 
 
-def test_a_sender_that_dies_midway_is_reported() -> None:
+@plays(run)
+async def test_a_sender_that_dies_midway_is_reported(start: Start) -> None:
     """Its payload isn't delivered, its place among the payloads under way is free again, and the inbox is told."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        _, writer = await let_in(a, "b")
-        writer.write(encode(Bulk(b"h", 1000)) + b"some")
-        await asyncio.sleep(0.05)
-        writer.transport.abort()
-        await until(lambda: b.box.closed_peers == ["a"])
-        assert b.box.got == []
-        assert b.exchange.receiver._receiving._value == LIMITS.streams_max
-        await until(lambda: not b.direct.listener._serving)
-
-    run(test)
+    a, b = start("a"), start("b")
+    _, writer = await let_in(a, "b")
+    writer.write(encode(Bulk(b"h", 1000)) + b"some")
+    await asyncio.sleep(0.05)
+    writer.transport.abort()
+    await until(lambda: b.box.closed_peers == ["a"])
+    assert b.box.got == []
+    assert b.exchange.receiver._receiving._value == LIMITS.streams_max
+    await until(lambda: not b.direct.listener._serving)
 
 
-def test_a_frozen_receiver_costs_one_read_timeout() -> None:
+@plays(run)
+async def test_a_frozen_receiver_costs_one_read_timeout(start: Start) -> None:
     """The same as over libp2p; the connection isn't used afterwards."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        (pipe,) = b.direct.listener._serving
-        pipe.transport.pause_reading()  # type: ignore[attr-defined]
-        with by_hand() as clock:
-            sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
-            assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
-            with pytest.raises(Unreachable, match="nothing came"):
-                await sending
-        await a.send("b", b"over libp2p")
-        assert a.traffic.ways() == {"b": "libp2p"}
-
-    run(test)
-
-
-def test_a_missing_answer_costs_one_read_timeout() -> None:
-    """The same as over libp2p."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        reached, gate = asyncio.Event(), asyncio.Event()
-
-        async def hang() -> None:
-            reached.set()
-            await gate.wait()
-
-        b.box.on_deliver = hang
-        with by_hand() as clock:
-            sending = asyncio.create_task(a.send("b", b"x"))
-            await clock.until(reached.is_set)
-            assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
-            with pytest.raises(Unreachable, match=r"nothing came|took longer"):
-                await sending
-        gate.set()
-
-    run(test)
-
-
-def test_a_send_cancelled_midway_ends_its_connection() -> None:
-    """The rest of a half sent payload can't be taken for the next one, which goes on a new connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    (pipe,) = b.direct.listener._serving
+    pipe.transport.pause_reading()  # type: ignore[attr-defined]
+    with by_hand() as clock:
         sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
-        await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
-        sending.cancel()
-        await asyncio.wait([sending])
-        await until(lambda: not a.connected("b"))
-        await a.send("b", b"next")
-        assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
-        assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
-        assert (a.libp2p_streams, a.talks) == (0, 2)
-
-    run(test)
+        assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
+        with pytest.raises(Unreachable, match="nothing came"):
+            await sending
+    await a.send("b", b"over libp2p")
+    assert a.traffic.ways() == {"b": "libp2p"}
 
 
-def test_flipped_bits_are_never_delivered() -> None:
+@plays(run)
+async def test_a_missing_answer_costs_one_read_timeout(start: Start) -> None:
+    """The same as over libp2p."""
+    a, b = start("a"), start("b")
+    reached, gate = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await gate.wait()
+
+    b.box.on_deliver = hang
+    with by_hand() as clock:
+        sending = asyncio.create_task(a.send("b", b"x"))
+        await clock.until(reached.is_set)
+        assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
+        with pytest.raises(Unreachable, match=r"nothing came|took longer"):
+            await sending
+    gate.set()
+
+
+@plays(run)
+async def test_a_send_cancelled_midway_ends_its_connection(start: Start) -> None:
+    """The rest of a half sent payload can't be taken for the next one, which goes on a new connection."""
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
+    await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
+    sending.cancel()
+    await asyncio.wait([sending])
+    await until(lambda: not a.connected("b"))
+    await a.send("b", b"next")
+    assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
+    assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
+    assert (a.libp2p_streams, a.talks) == (0, 2)
+
+
+@plays(run)
+async def test_flipped_bits_are_never_delivered(start: Start) -> None:
     """They break the connection; the payload arrives whole over libp2p."""
+    a, b = start("a"), start("b")
+    passed = 0
 
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        passed = 0
-
-        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal passed
-            with contextlib.suppress(OSError):
-                while piece := bytearray(await reader.read(1 << 16)):
-                    passed += len(piece)
-                    if passed > 1 << 20:
-                        piece[random.randrange(len(piece))] ^= 1
-                    writer.write(piece)
-                    await writer.drain()
-            writer.close()
-
-        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there = await asyncio.open_connection("127.0.0.1", b.port)
-            await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
-
-        server = await asyncio.start_server(forward, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        a.told = lambda offer: replace(offer, ports=((4, port),))
-        payload = os.urandom(8 << 20)
-        with changed_offers(a):
-            await a.send("b", payload)
-        assert passed > 1 << 20
-        assert b.box.got == [("a", b"h", payload)]
-        assert a.libp2p_streams == 1
-        server.close()
-        await until(lambda: len(asyncio.all_tasks()) < 50)
-        await asyncio.sleep(0.1)
-
-    run(test)
-
-
-def test_closing_ends_everything_in_bounded_time() -> None:
-    """Payloads under way and a connection that shows no ticket end with the peer; `run` checks that nothing is left."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = asyncio.Event()
-        b.box.on_deliver = gate.wait  # type: ignore[assignment]
-        sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-        await until(lambda: any(stream._waiting for stream in a.direct._connections))
-        _, writer = await asyncio.open_connection("127.0.0.1", b.port)
-        began = time.monotonic()
-        await asyncio.gather(a.close(), b.close())
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 3
-        assert time.monotonic() - began < AT_ONCE_S
-        assert a.box.closed_peers == b.box.closed_peers == []
-        assert await a.direct.take("b") is None
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal passed
+        with contextlib.suppress(OSError):
+            while piece := bytearray(await reader.read(1 << 16)):
+                passed += len(piece)
+                if passed > 1 << 20:
+                    piece[random.randrange(len(piece))] ^= 1
+                writer.write(piece)
+                await writer.drain()
         writer.close()
 
-    run(test)
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", b.port)
+        await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    a.told = lambda offer: replace(offer, ports=((4, port),))
+    payload = os.urandom(8 << 20)
+    with changed_offers(a):
+        await a.send("b", payload)
+    assert passed > 1 << 20
+    assert b.box.got == [("a", b"h", payload)]
+    assert a.libp2p_streams == 1
+    server.close()
+    await until(lambda: len(asyncio.all_tasks()) < 50)
+    await asyncio.sleep(0.1)
+
+
+@plays(run)
+async def test_closing_ends_everything_in_bounded_time(start: Start) -> None:
+    """Payloads under way and a connection that shows no ticket end with the peer; `run` checks that nothing is left."""
+    a, b = start("a"), start("b")
+    gate = asyncio.Event()
+    b.box.on_deliver = gate.wait  # type: ignore[assignment]
+    sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
+    await until(lambda: any(stream._waiting for stream in a.direct._connections))
+    _, writer = await asyncio.open_connection("127.0.0.1", b.port)
+    began = time.monotonic()
+    await asyncio.gather(a.close(), b.close())
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 3
+    assert time.monotonic() - began < AT_ONCE_S
+    assert a.box.closed_peers == b.box.closed_peers == []
+    assert await a.direct.take("b") is None
+    writer.close()

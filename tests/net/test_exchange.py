@@ -32,7 +32,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.inboxes import Quiet
-from tests.net.patience import run
+from tests.net.patience import awaited
 
 LIMITS = Limits(read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 20, streams_max=2, links_max=2)
 """Deadlines that no test waits for, unless it turns the clock."""
@@ -141,333 +141,290 @@ class Stranger:
         (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
     ],
 )
-def test_a_protocol_error_ends_its_stream_alone(sent: bytes, reason: str) -> None:
+@awaited
+async def test_a_protocol_error_ends_its_stream_alone(sent: bytes, reason: str) -> None:
     """The sender is told why, the refusal is counted and the stream closed; another peer's link goes on."""
-
-    async def test() -> None:
-        rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=10.0))
-        friend, stranger = await rig.stranger("friend"), await rig.stranger()
-        friend.write(Message(b"before"))
-        assert await friend.read() == Accepted()
-        stranger.write(sent)
-        if sent.startswith(encode(Message(b"fine"))):
-            assert await stranger.read() == Accepted()
-        assert reason in await stranger.refusal()
-        await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
-        assert rig.traffic.peers["stranger"].refused == rig.traffic.refused == 1
-        friend.write(Message(b"after"))
-        assert await friend.read() == Accepted()
-        assert [header for header in rig.box.headers if header != b"fine"] == [b"before", b"after"]
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=10.0))
+    friend, stranger = await rig.stranger("friend"), await rig.stranger()
+    friend.write(Message(b"before"))
+    assert await friend.read() == Accepted()
+    stranger.write(sent)
+    if sent.startswith(encode(Message(b"fine"))):
+        assert await stranger.read() == Accepted()
+    assert reason in await stranger.refusal()
+    await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
+    assert rig.traffic.peers["stranger"].refused == rig.traffic.refused == 1
+    friend.write(Message(b"after"))
+    assert await friend.read() == Accepted()
+    assert [header for header in rig.box.headers if header != b"fine"] == [b"before", b"after"]
+    await rig.exchange.close()
 
 
-def test_a_frame_must_be_complete_in_time_once_it_has_begun() -> None:
+@awaited
+async def test_a_frame_must_be_complete_in_time_once_it_has_begun() -> None:
     """Bytes that trickle don't extend its deadline. Between frames a link may be idle for any time."""
-
-    async def test() -> None:
-        with by_hand() as clock:
-            rig = Rig(limits=SHORT)
-            stranger = await rig.stranger()
-            stranger.write(Message(b"first"))
-            assert await stranger.read() == Accepted()
-            await clock.passes(10 * SHORT.read_timeout_s)
-            assert not rig.serving[0].done()
-            frame = encode(Message(bytes(100)))
-            refusal, started = asyncio.create_task(stranger.refusal()), clock.now
-            for byte in frame[:90]:
-                stranger.write(bytes([byte]))
-                await clock.passes(0.05)
-                if refusal.done():
-                    break
-            assert "nothing came" in await refusal
-            assert 0.3 < clock.now - started < 0.8
-        await rig.exchange.close()
-
-    run(test())
+    with by_hand() as clock:
+        rig = Rig(limits=SHORT)
+        stranger = await rig.stranger()
+        stranger.write(Message(b"first"))
+        assert await stranger.read() == Accepted()
+        await clock.passes(10 * SHORT.read_timeout_s)
+        assert not rig.serving[0].done()
+        frame = encode(Message(bytes(100)))
+        refusal, started = asyncio.create_task(stranger.refusal()), clock.now
+        for byte in frame[:90]:
+            stranger.write(bytes([byte]))
+            await clock.passes(0.05)
+            if refusal.done():
+                break
+        assert "nothing came" in await refusal
+        assert 0.3 < clock.now - started < 0.8
+    await rig.exchange.close()
 
 
-def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
+@awaited
+async def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
     """Bytes that keep coming, but too slowly, end at the payload's own deadline."""
-
-    async def test() -> None:
-        with by_hand() as clock:
-            rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
-            stranger = await rig.stranger()
-            stranger.write(Bulk(b"h", 1000))
-            refusal, started = asyncio.create_task(stranger.refusal()), clock.now
-            while not refusal.done():
-                stranger.write(b"x")
-                await clock.passes(0.05)
-            assert "took longer" in await refusal
-            assert 0.3 < clock.now - started < 0.8
-        await rig.exchange.close()
-
-    run(test())
+    with by_hand() as clock:
+        rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", 1000))
+        refusal, started = asyncio.create_task(stranger.refusal()), clock.now
+        while not refusal.done():
+            stranger.write(b"x")
+            await clock.passes(0.05)
+        assert "took longer" in await refusal
+        assert 0.3 < clock.now - started < 0.8
+    await rig.exchange.close()
 
 
-def test_progress_is_reported_while_a_payload_comes() -> None:
+@awaited
+async def test_progress_is_reported_while_a_payload_comes() -> None:
     """The sender hears how far its payload has come, and then that it was taken. The receiver's inbox hears that the
     sender lives."""
-
-    async def test() -> None:
-        rig = Rig()
-        stranger = await rig.stranger()
-        stranger.write(Bulk(b"h", 6))
-        stranger.write(b"abc")
-        assert rig.box.moving_peers == []
-        assert await stranger.read() == Progress(3)
-        assert rig.box.moving_peers == ["stranger"]
-        stranger.write(b"def")
-        assert await stranger.read() == Accepted()
-        assert rig.box.headers == [b"h"]
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    stranger = await rig.stranger()
+    stranger.write(Bulk(b"h", 6))
+    stranger.write(b"abc")
+    assert rig.box.moving_peers == []
+    assert await stranger.read() == Progress(3)
+    assert rig.box.moving_peers == ["stranger"]
+    stranger.write(b"def")
+    assert await stranger.read() == Accepted()
+    assert rig.box.headers == [b"h"]
+    await rig.exchange.close()
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
+@awaited
+async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
     """From the moment at which it may come until all of it has, or its stream has ended."""
+    rig, coming = Rig(), list[bool]()
 
-    async def test() -> None:
-        rig, coming = Rig(), list[bool]()
+    @contextlib.contextmanager
+    def receiving() -> Iterator[None]:
+        coming.append(True)
+        try:
+            yield
+        finally:
+            coming.append(False)
 
-        @contextlib.contextmanager
-        def receiving() -> Iterator[None]:
-            coming.append(True)
-            try:
-                yield
-            finally:
-                coming.append(False)
-
-        rig.traffic.receiving = receiving
-        stranger = await rig.stranger()
-        stranger.write(Message(b"no payload"))
-        stranger = await rig.stranger()
-        stranger.write(encode(Bulk(b"h", 8)) + b"half")
-        while not coming:
-            await asyncio.sleep(0.001)
-        assert coming == [True]
-        if whole:
-            stranger.write(b"full")
-            assert await stranger.read() == Accepted()
-        else:
-            stranger.writer.close()
-            await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
-        assert coming == [True, False]
-        await rig.exchange.close()
-
-    run(test())
+    rig.traffic.receiving = receiving
+    stranger = await rig.stranger()
+    stranger.write(Message(b"no payload"))
+    stranger = await rig.stranger()
+    stranger.write(encode(Bulk(b"h", 8)) + b"half")
+    while not coming:
+        await asyncio.sleep(0.001)
+    assert coming == [True]
+    if whole:
+        stranger.write(b"full")
+        assert await stranger.read() == Accepted()
+    else:
+        stranger.writer.close()
+        await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
+    assert coming == [True, False]
+    await rig.exchange.close()
 
 
-def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
+@awaited
+async def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
     """Progress keeps a payload going beyond the read timeout; when it stops coming, `send` ends within one
     more."""
-
-    async def test() -> None:
-        rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=100.0))
-        with by_hand() as clock:
-            sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
-            slow = await rig.dialled()
-            for count in range(1, 5):
-                await clock.passes(0.25)
-                slow.write(Progress(count))
-                await clock.until(lambda count=count: len(rig.box.moving_peers) == count)
-            assert not sending.done()
-            assert 0.3 < await clock.over(sending, step_s=0.05) < 0.8
-            with pytest.raises(Unreachable, match="nothing came"):
-                await sending
-        assert rig.box.moving_peers == ["slow"] * 4
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=100.0))
+    with by_hand() as clock:
+        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
+        slow = await rig.dialled()
+        for count in range(1, 5):
+            await clock.passes(0.25)
+            slow.write(Progress(count))
+            await clock.until(lambda count=count: len(rig.box.moving_peers) == count)
+        assert not sending.done()
+        assert 0.3 < await clock.over(sending, step_s=0.05) < 0.8
+        with pytest.raises(Unreachable, match="nothing came"):
+            await sending
+    assert rig.box.moving_peers == ["slow"] * 4
+    await rig.exchange.close()
 
 
-def test_progress_does_not_extend_a_payloads_deadline() -> None:
+@awaited
+async def test_progress_does_not_extend_a_payloads_deadline() -> None:
     """A receiver that reports one more byte again and again is given up at the payload's own deadline."""
-
-    async def test() -> None:
-        rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
-        with by_hand() as clock:
-            sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
-            slow = await rig.dialled()
-            started, count = clock.now, 0
-            while not sending.done():
-                slow.write(Progress(count := count + 1))
-                await clock.passes(0.03)
-            assert isinstance(sending.exception(), Unreachable)
-            assert 0.3 < clock.now - started < 0.8
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
+    with by_hand() as clock:
+        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
+        slow = await rig.dialled()
+        started, count = clock.now, 0
+        while not sending.done():
+            slow.write(Progress(count := count + 1))
+            await clock.passes(0.03)
+        assert isinstance(sending.exception(), Unreachable)
+        assert 0.3 < clock.now - started < 0.8
+    await rig.exchange.close()
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
 @pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
-def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(answer: bytes, payload: memoryview | None) -> None:
+@awaited
+async def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(
+    answer: bytes, payload: memoryview | None
+) -> None:
     """At once, not at a deadline."""
-
-    async def test() -> None:
-        rig = Rig()
-        sending = asyncio.create_task(rig.exchange.send("odd", b"h", payload))
-        (await rig.dialled()).write(answer)
-        with pytest.raises(Unreachable):
-            await asyncio.wait_for(sending, AT_ONCE_S)
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    sending = asyncio.create_task(rig.exchange.send("odd", b"h", payload))
+    (await rig.dialled()).write(answer)
+    with pytest.raises(Unreachable):
+        await asyncio.wait_for(sending, AT_ONCE_S)
+    await rig.exchange.close()
 
 
-def test_a_surplus_answer_ends_the_link() -> None:
+@awaited
+async def test_a_surplus_answer_ends_the_link() -> None:
     """A surplus answer would shift all that follow: the link is given up, and the next message opens
     another."""
-
-    async def test() -> None:
-        rig = Rig()
-        sending = asyncio.create_task(rig.exchange.send("odd", b"1", None))
-        odd = await rig.dialled()
-        assert await odd.read() == Message(b"1")
-        odd.write(encode(Accepted()) + encode(Accepted()))
-        await sending
-        sending = asyncio.create_task(rig.exchange.send("odd", b"2", None))
-        second = await rig.dialled() if len(rig.far_ends) == 1 else Stranger(*rig.far_ends[-1])
-        assert await second.read() == Message(b"2")
-        second.write(Accepted())
-        await sending
-        assert rig.box.closed_peers == ["odd"]
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    sending = asyncio.create_task(rig.exchange.send("odd", b"1", None))
+    odd = await rig.dialled()
+    assert await odd.read() == Message(b"1")
+    odd.write(encode(Accepted()) + encode(Accepted()))
+    await sending
+    sending = asyncio.create_task(rig.exchange.send("odd", b"2", None))
+    second = await rig.dialled() if len(rig.far_ends) == 1 else Stranger(*rig.far_ends[-1])
+    assert await second.read() == Message(b"2")
+    second.write(Accepted())
+    await sending
+    assert rig.box.closed_peers == ["odd"]
+    await rig.exchange.close()
 
 
-def test_a_payload_cut_short_is_a_broken_stream() -> None:
+@awaited
+async def test_a_payload_cut_short_is_a_broken_stream() -> None:
     """When the sender vanishes midway nothing is delivered, and the node hears of it."""
-
-    async def test() -> None:
-        rig = Rig()
-        stranger = await rig.stranger()
-        stranger.write(Bulk(b"h", 1000))
-        stranger.write(b"some")
-        stranger.writer.close()
-        await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
-        assert rig.box.headers == []
-        assert rig.box.closed_peers == ["stranger"]
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    stranger = await rig.stranger()
+    stranger.write(Bulk(b"h", 1000))
+    stranger.write(b"some")
+    stranger.writer.close()
+    await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
+    assert rig.box.headers == []
+    assert rig.box.closed_peers == ["stranger"]
+    await rig.exchange.close()
 
 
-def test_only_the_inbox_holds_a_payloads_memory() -> None:
+@awaited
+async def test_only_the_inbox_holds_a_payloads_memory() -> None:
     """When the inbox lets go of it, it is freed, even before the sender hangs up."""
+    rig, come = Rig(), list[weakref.ref[object]]()
 
-    async def test() -> None:
-        rig, come = Rig(), list[weakref.ref[object]]()
+    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+        assert payload is not None
+        come.append(weakref.ref(payload.obj))
 
-        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-            assert payload is not None
-            come.append(weakref.ref(payload.obj))
-
-        rig.box.deliver = deliver  # type: ignore[method-assign]
-        stranger = await rig.stranger()
-        stranger.write(encode(Bulk(b"h", 3)) + b"abc")
-        assert await stranger.read() == Accepted()
-        gc.collect()
-        assert [memory() is None for memory in come] == [True]
-        assert not rig.serving[0].done()
-        stranger.writer.close()
-        await rig.exchange.close()
-
-    run(test())
+    rig.box.deliver = deliver  # type: ignore[method-assign]
+    stranger = await rig.stranger()
+    stranger.write(encode(Bulk(b"h", 3)) + b"abc")
+    assert await stranger.read() == Accepted()
+    gc.collect()
+    assert [memory() is None for memory in come] == [True]
+    assert not rig.serving[0].done()
+    stranger.writer.close()
+    await rig.exchange.close()
 
 
-def test_a_newer_link_replaces_the_older_one() -> None:
+@awaited
+async def test_a_newer_link_replaces_the_older_one() -> None:
     """A peer that comes back isn't reported as gone; the end of its last link is, once."""
-
-    async def test() -> None:
-        rig = Rig()
-        first, second = await rig.stranger(), await rig.stranger()
-        for link in (first, second):
-            link.write(Message(b"hello"))
-            assert await link.read() == Accepted()
-        assert await first.read() is None
-        assert rig.box.closed_peers == []
-        second.writer.close()
-        await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
-        assert rig.box.closed_peers == ["stranger"]
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    first, second = await rig.stranger(), await rig.stranger()
+    for link in (first, second):
+        link.write(Message(b"hello"))
+        assert await link.read() == Accepted()
+    assert await first.read() is None
+    assert rig.box.closed_peers == []
+    second.writer.close()
+    await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
+    assert rig.box.closed_peers == ["stranger"]
+    await rig.exchange.close()
 
 
-def test_links_are_limited_in_number() -> None:
+@awaited
+async def test_links_are_limited_in_number() -> None:
     """One more than allowed is refused with the reason; those that are there stay, and a place that is left
     is free."""
-
-    async def test() -> None:
-        rig = Rig()
-        links = [await rig.stranger(name) for name in ("a", "b", "c")]
-        for link in links:
-            link.write(Message(b"hello"))
-        assert [await link.read() for link in links[:2]] == [Accepted(), Accepted()]
-        assert "2 links" in await links[2].refusal()
-        links[0].writer.close()
-        await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
-        late = await rig.stranger("d")
-        late.write(Message(b"hello"))
-        assert await late.read() == Accepted()
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    links = [await rig.stranger(name) for name in ("a", "b", "c")]
+    for link in links:
+        link.write(Message(b"hello"))
+    assert [await link.read() for link in links[:2]] == [Accepted(), Accepted()]
+    assert "2 links" in await links[2].refusal()
+    links[0].writer.close()
+    await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
+    late = await rig.stranger("d")
+    late.write(Message(b"hello"))
+    assert await late.read() == Accepted()
+    await rig.exchange.close()
 
 
-def test_payloads_under_way_are_limited_in_number() -> None:
+@awaited
+async def test_payloads_under_way_are_limited_in_number() -> None:
     """One more than allowed waits for its turn, and is told that this peer is busy if none comes."""
-
-    async def test() -> None:
-        rig = Rig()
-        streams = [await rig.stranger(name) for name in ("a", "b", "c")]
-        for stream in streams[:2]:
-            stream.write(Bulk(b"h", 10))
-        with by_hand() as clock:
-            await clock.until(rig.exchange.receiver._receiving.locked)
-            streams[2].write(Bulk(b"h", 0))
-            refusal = asyncio.create_task(streams[2].refusal())
-            assert 0.4 < await clock.over(refusal, step_s=0.5) / LIMITS.read_timeout_s < 0.6
-            assert "busy" in await refusal
-        for stream in streams[:2]:
-            stream.write(bytes(10))
-            assert await stream.read() == Accepted()
-        last = await rig.stranger("d")
-        last.write(Bulk(b"h", 0))
-        assert await last.read() == Accepted()
-        await rig.exchange.close()
-
-    run(test())
+    rig = Rig()
+    streams = [await rig.stranger(name) for name in ("a", "b", "c")]
+    for stream in streams[:2]:
+        stream.write(Bulk(b"h", 10))
+    with by_hand() as clock:
+        await clock.until(rig.exchange.receiver._receiving.locked)
+        streams[2].write(Bulk(b"h", 0))
+        refusal = asyncio.create_task(streams[2].refusal())
+        assert 0.4 < await clock.over(refusal, step_s=0.5) / LIMITS.read_timeout_s < 0.6
+        assert "busy" in await refusal
+    for stream in streams[:2]:
+        stream.write(bytes(10))
+        assert await stream.read() == Accepted()
+    last = await rig.stranger("d")
+    last.write(Bulk(b"h", 0))
+    assert await last.read() == Accepted()
+    await rig.exchange.close()
 
 
-def test_closing_ends_everything_in_bounded_time() -> None:
+@awaited
+async def test_closing_ends_everything_in_bounded_time() -> None:
     """Waiting sends raise `Unreachable`, also if the inbox never returns; no task is left."""
-
-    async def test() -> None:
-        rig = Rig()
-        rig.box.gate.clear()
-        stranger = await rig.stranger()
-        stranger.write(Message(b"never taken"))
-        sends = [asyncio.create_task(rig.exchange.send("far", b"h", payload)) for payload in (None, memoryview(b"x"))]
-        while len(rig.far_ends) < 3:
-            await asyncio.sleep(0.001)
-        started = asyncio.get_running_loop().time()
-        await rig.exchange.close()
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable, Unreachable]
-        assert asyncio.get_running_loop().time() - started < AT_ONCE_S
-        await asyncio.wait(rig.serving, timeout=AT_ONCE_S)
-        assert all(task.done() for task in rig.serving)
-        assert rig.box.closed_peers == []
-
-    run(test())
+    rig = Rig()
+    rig.box.gate.clear()
+    stranger = await rig.stranger()
+    stranger.write(Message(b"never taken"))
+    sends = [asyncio.create_task(rig.exchange.send("far", b"h", payload)) for payload in (None, memoryview(b"x"))]
+    while len(rig.far_ends) < 3:
+        await asyncio.sleep(0.001)
+    started = asyncio.get_running_loop().time()
+    await rig.exchange.close()
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable, Unreachable]
+    assert asyncio.get_running_loop().time() - started < AT_ONCE_S
+    await asyncio.wait(rig.serving, timeout=AT_ONCE_S)
+    assert all(task.done() for task in rig.serving)
+    assert rig.box.closed_peers == []
 
 
 def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -494,59 +451,53 @@ def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCapture
     assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]
 
 
-def test_payloads_to_one_peer_are_written_in_turn() -> None:
+@awaited
+async def test_payloads_to_one_peer_are_written_in_turn() -> None:
     """The second begins when the first is written, not when that is answered; one to another peer waits for neither."""
+    rig = Rig(replace(LIMITS, streams_max=8))
+    size = LIMITS.payload_bytes_max
 
-    async def life() -> None:
-        rig = Rig(replace(LIMITS, streams_max=8))
-        size = LIMITS.payload_bytes_max
+    async def begins(peer: str) -> tuple[asyncio.Task[None], Stranger]:
+        sending = asyncio.create_task(rig.exchange.send(peer, b"h", memoryview(bytes(size))))
+        return sending, await rig.dialled()
 
-        async def begins(peer: str) -> tuple[asyncio.Task[None], Stranger]:
-            sending = asyncio.create_task(rig.exchange.send(peer, b"h", memoryview(bytes(size))))
-            return sending, await rig.dialled()
-
-        one, at_one = await begins("a")
-        assert await at_one.read() == Bulk(b"h", size)
-        two = asyncio.create_task(rig.exchange.send("a", b"next", memoryview(bytes(size))))
-        other, at_other = await begins("b")
-        assert await at_other.read() == Bulk(b"h", size)
-        rest = size - len(at_one.take(size))
-        assert await asyncio.wait_for(at_one.reader.readexactly(rest), 30.0) == bytes(rest)
-        assert await at_one.read() == Bulk(b"next", size)
-        for sending in (one, two, other):
-            assert not sending.done()
-            sending.cancel()
-        await asyncio.gather(one, two, other, return_exceptions=True)
-        await rig.exchange.close()
-
-    asyncio.run(life())
+    one, at_one = await begins("a")
+    assert await at_one.read() == Bulk(b"h", size)
+    two = asyncio.create_task(rig.exchange.send("a", b"next", memoryview(bytes(size))))
+    other, at_other = await begins("b")
+    assert await at_other.read() == Bulk(b"h", size)
+    rest = size - len(at_one.take(size))
+    assert await asyncio.wait_for(at_one.reader.readexactly(rest), 30.0) == bytes(rest)
+    assert await at_one.read() == Bulk(b"next", size)
+    for sending in (one, two, other):
+        assert not sending.done()
+        sending.cancel()
+    await asyncio.gather(one, two, other, return_exceptions=True)
+    await rig.exchange.close()
 
 
-def test_a_payload_is_measured_at_both_ends() -> None:
+@awaited
+async def test_a_payload_is_measured_at_both_ends() -> None:
     """By the receiver's progress and by what has come; what is too short to say something is not."""
-
-    async def life() -> None:
-        rig = Rig()
-        size, both = LIMITS.payload_bytes_max, rig.traffic.bandwidth
-        for meter in (both.up, both.down):
-            meter.begin("another partner", asyncio.get_running_loop().time())
-        sending = asyncio.create_task(rig.exchange.send("a", b"h", memoryview(bytes(size))))
-        far = await rig.dialled()
-        assert await far.read() == Bulk(b"h", size)
-        far.write(Progress(size // 2))
-        await asyncio.wait_for(far.reader.readexactly(size - len(far.take(size))), 30.0)
-        far.write(Accepted())
-        await sending
-        stranger = await rig.stranger()
-        stranger.write(Bulk(b"h", size))
-        stranger.write(bytes(size))
-        assert await stranger.read() == Accepted()
-        assert [sum(meter._windows.values()) for meter in (both.up, both.down)] == pytest.approx([size, size])
-        stranger = await rig.stranger()
-        stranger.write(Bulk(b"h", 1000))
-        stranger.write(bytes(1000))
-        assert await stranger.read() == Accepted()
-        assert sum(both.down._windows.values()) == size
-        await rig.exchange.close()
-
-    asyncio.run(life())
+    rig = Rig()
+    size, both = LIMITS.payload_bytes_max, rig.traffic.bandwidth
+    for meter in (both.up, both.down):
+        meter.begin("another partner", asyncio.get_running_loop().time())
+    sending = asyncio.create_task(rig.exchange.send("a", b"h", memoryview(bytes(size))))
+    far = await rig.dialled()
+    assert await far.read() == Bulk(b"h", size)
+    far.write(Progress(size // 2))
+    await asyncio.wait_for(far.reader.readexactly(size - len(far.take(size))), 30.0)
+    far.write(Accepted())
+    await sending
+    stranger = await rig.stranger()
+    stranger.write(Bulk(b"h", size))
+    stranger.write(bytes(size))
+    assert await stranger.read() == Accepted()
+    assert [sum(meter._windows.values()) for meter in (both.up, both.down)] == pytest.approx([size, size])
+    stranger = await rig.stranger()
+    stranger.write(Bulk(b"h", 1000))
+    stranger.write(bytes(1000))
+    assert await stranger.read() == Accepted()
+    assert sum(both.down._windows.values()) == size
+    await rig.exchange.close()

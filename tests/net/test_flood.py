@@ -16,7 +16,7 @@ from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
 from tests.net.members import invitation
-from tests.net.patience import run
+from tests.net.patience import awaited
 from tests.net.swarm import Box, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
@@ -44,37 +44,34 @@ async def watch(victim: Any, most: dict[str, int]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_members_exchange_under_a_flood() -> None:
+@awaited
+async def test_members_exchange_under_a_flood() -> None:
     """Every message and payload arrives, also those of a member that joins meanwhile; no link or registration goes to a
     stranger, and no more streams are pending than are allowed."""
-
-    async def test() -> None:
-        boxes = [Box() for _ in range(3)]
-        a = await join(boxes[0], invitation=invitation())
-        b = await join(boxes[1], invitation=invitation(name="bob"), initial_peers=a.addresses())
-        most, exchanged = dict[str, int](), 0
-        async with contextlib.AsyncExitStack() as strangers:
-            floods = []
-            for protocol, *said in FLOODS:
-                stranger = await strangers.enter_async_context(attacker(a))
-                floods += [asyncio.create_task(stranger.flood(protocol, *said)) for _ in range(4)]
-            watching = asyncio.create_task(watch(a, most))
-            c = await join(boxes[2], invitation=invitation(name="carol"), initial_peers=a.addresses())
-            until = time.monotonic() + FLOOD_S
-            while time.monotonic() < until or exchanged < 3:
-                for member in (b, c):
-                    await member.send(a.peer_id, b"bulk", memoryview(bytes(1 << 20)))
-                    await a.send(member.peer_id, b"hello")
-                exchanged += 1
-            assert a._relay._registered == {}
-            assert set(a._exchange.receiver._links) <= {b.peer_id, c.peer_id}
-            for task in (*floods, watching):
-                task.cancel()
-            opened = [await flood for flood in floods]
-        assert min(sum(opened[at : at + 4]) for at in range(0, len(opened), 4)) > 0
-        assert max(most.values()) <= PENDING_MAX
-        assert [box.headers.qsize() for box in boxes] == [2 * exchanged, exchanged, exchanged]
-        for transport in (c, b, a):
-            await transport.close()
-
-    run(test())
+    boxes = [Box() for _ in range(3)]
+    a = await join(boxes[0], invitation=invitation())
+    b = await join(boxes[1], invitation=invitation(name="bob"), initial_peers=a.addresses())
+    most, exchanged = dict[str, int](), 0
+    async with contextlib.AsyncExitStack() as strangers:
+        floods = []
+        for protocol, *said in FLOODS:
+            stranger = await strangers.enter_async_context(attacker(a))
+            floods += [asyncio.create_task(stranger.flood(protocol, *said)) for _ in range(4)]
+        watching = asyncio.create_task(watch(a, most))
+        c = await join(boxes[2], invitation=invitation(name="carol"), initial_peers=a.addresses())
+        until = time.monotonic() + FLOOD_S
+        while time.monotonic() < until or exchanged < 3:
+            for member in (b, c):
+                await member.send(a.peer_id, b"bulk", memoryview(bytes(1 << 20)))
+                await a.send(member.peer_id, b"hello")
+            exchanged += 1
+        assert a._relay._registered == {}
+        assert set(a._exchange.receiver._links) <= {b.peer_id, c.peer_id}
+        for task in (*floods, watching):
+            task.cancel()
+        opened = [await flood for flood in floods]
+    assert min(sum(opened[at : at + 4]) for at in range(0, len(opened), 4)) > 0
+    assert max(most.values()) <= PENDING_MAX
+    assert [box.headers.qsize() for box in boxes] == [2 * exchanged, exchanged, exchanged]
+    for transport in (c, b, a):
+        await transport.close()

@@ -30,7 +30,7 @@ from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import pair
 from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 REFUSED = Refused("not a member of this run")
 WITHIN_S = 30.0
@@ -106,53 +106,44 @@ async def answer(pipe: Pipe) -> Frame | None:
     return await on(pipe).read(idle_s=WITHIN_S, frame_s=WITHIN_S)
 
 
-def test_two_members_get_to_know_each_other() -> None:
+@plays(run)
+async def test_two_members_get_to_know_each_other(start: Start) -> None:
     """The stream reaches the handler with what was written after the certificate, and each knows the other's role."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b", invitation("observer", "bob"))
-        pipe = await a.greets(b)
-        pipe.write(b"first")
-        await until(lambda: b.served and b.served[0][1].unread)
-        assert (b.served[0][0], bytes(b.served[0][1].unread)) == ("a", b"first")
-        known = a.hellos.member("b"), b.hellos.member("a")
-        assert [(m.role, m.name) for m in known if m is not None] == [("observer", "bob"), ("worker", "alice")]
-
-    run(test)
+    a, b = start("a"), start("b", invitation("observer", "bob"))
+    pipe = await a.greets(b)
+    pipe.write(b"first")
+    await until(lambda: b.served and b.served[0][1].unread)
+    assert (b.served[0][0], bytes(b.served[0][1].unread)) == ("a", b"first")
+    known = a.hellos.member("b"), b.hellos.member("a")
+    assert [(m.role, m.name) for m in known if m is not None] == [("observer", "bob"), ("worker", "alice")]
 
 
-def test_a_known_member_is_not_waited_for() -> None:
+@plays(run)
+async def test_a_known_member_is_not_waited_for(start: Start) -> None:
     """The second stream's certificate travels with its first bytes, and nothing comes back: no round trip."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.greets(b)
-        near, far = await pair()
-        opened = a.hellos.greet("b", (near, ""), WITHIN_S)
-        with pytest.raises(StopIteration):
-            opened.send(None)
-        near.write(b"at once")
-        serving = asyncio.ensure_future(b.hellos.guarded(b.serve)("a", far, ""))
-        await until(lambda: len(b.served) == 2 and b.served[1][1].unread == b"at once")
-        assert near.quiet
-        near.abort()
-        await serving
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.greets(b)
+    near, far = await pair()
+    opened = a.hellos.greet("b", (near, ""), WITHIN_S)
+    with pytest.raises(StopIteration):
+        opened.send(None)
+    near.write(b"at once")
+    serving = asyncio.ensure_future(b.hellos.guarded(b.serve)("a", far, ""))
+    await until(lambda: len(b.served) == 2 and b.served[1][1].unread == b"at once")
+    assert near.quiet
+    near.abort()
+    await serving
 
 
-def test_a_restarted_peer_gets_to_know_its_members_again() -> None:
+@plays(run)
+async def test_a_restarted_peer_gets_to_know_its_members_again(start: Start) -> None:
     """Its members go on as if they were known; every stream begins with their certificate."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.greets(b)
-        restarted = start("b")
-        await a.greets(restarted)
-        await until(lambda: restarted.served)
-        assert restarted.hellos.admits("a")
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.greets(b)
+    restarted = start("b")
+    await a.greets(restarted)
+    await until(lambda: restarted.served)
+    assert restarted.hellos.admits("a")
 
 
 def strangers(me: End) -> dict[str, bytes]:
@@ -169,36 +160,30 @@ def strangers(me: End) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", ["another peer's", "another run's", "changed", "nothing", "too long"])
 @pytest.mark.parametrize("mark", [b"?", b"!", b"", b"x"])
-def test_a_stranger_is_told_one_text(kind: str, mark: bytes) -> None:
+@plays(run)
+async def test_a_stranger_is_told_one_text(start: Start, kind: str, mark: bytes) -> None:
     """Whatever is wrong; what it has written behind it is not read, and the stream ends."""
-
-    async def test(start: Start) -> None:
-        me = start("me")
-        pipe = await me.opened_by("s")
-        pipe.write(encode(Message(mark + strangers(me)[kind])) + encode(Message(b"payload of an attack")))
-        assert await answer(pipe) == REFUSED
-        assert not await pipe.more(WITHIN_S)
-        assert not me.served
-        assert me.hellos.turned_away == 1
-        assert not me.hellos.admits("s")
-
-    run(test)
+    me = start("me")
+    pipe = await me.opened_by("s")
+    pipe.write(encode(Message(mark + strangers(me)[kind])) + encode(Message(b"payload of an attack")))
+    assert await answer(pipe) == REFUSED
+    assert not await pipe.more(WITHIN_S)
+    assert not me.served
+    assert me.hellos.turned_away == 1
+    assert not me.hellos.admits("s")
 
 
 @pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(HELLO_BYTES_MAX + 2)), Refused("x")], ids=repr)
-def test_a_frame_that_is_no_certificate_is_refused(frame: Frame) -> None:
+@plays(run)
+async def test_a_frame_that_is_no_certificate_is_refused(start: Start, frame: Frame) -> None:
     """A longer one as soon as its length is read."""
-
-    async def test(start: Start) -> None:
-        me = start("me")
-        pipe = await me.opened_by("s")
-        pipe.write(encode(frame)[:50])
-        if not isinstance(frame, Message):
-            pipe.write(encode(frame)[50:])
-        assert await answer(pipe) == REFUSED
-        assert not me.served
-
-    run(test)
+    me = start("me")
+    pipe = await me.opened_by("s")
+    pipe.write(encode(frame)[:50])
+    if not isinstance(frame, Message):
+        pipe.write(encode(frame)[50:])
+    assert await answer(pipe) == REFUSED
+    assert not me.served
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -219,21 +204,18 @@ def test_any_bytes_end_the_stream_with_the_text(said: bytes) -> None:
     run(test)
 
 
-def test_a_stream_that_shows_nothing_ends_at_the_deadline() -> None:
+@plays(run)
+async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) -> None:
     """Also if its bytes trickle in."""
-
-    async def test(start: Start) -> None:
-        with by_hand() as clock:
-            me = start("me")
-            pipe = await me.opened_by("s")
-            pipe.write(encode(Message(b"?"))[:4])
-            await clock.passes(0.9 * HELLO_S)
-            assert me.hellos._pending
-            pipe.write(encode(Message(b"?"))[4:8])
-            await clock.passes(0.2 * HELLO_S)
-            await clock.until(lambda: me.hellos.turned_away == 1)
-
-    run(test)
+    with by_hand() as clock:
+        me = start("me")
+        pipe = await me.opened_by("s")
+        pipe.write(encode(Message(b"?"))[:4])
+        await clock.passes(0.9 * HELLO_S)
+        assert me.hellos._pending
+        pipe.write(encode(Message(b"?"))[4:8])
+        await clock.passes(0.2 * HELLO_S)
+        await clock.until(lambda: me.hellos.turned_away == 1)
 
 
 def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,41 +238,35 @@ def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.
     assert sum("turned away" in record.getMessage() for record in caplog.records) <= 1
 
 
-def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate() -> None:
+@plays(run)
+async def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate(start: Start) -> None:
     """The dialler finds it out first, and takes the peer for dead: no other process can have its id."""
-
-    async def test(start: Start) -> None:
-        a, stranger = start("a"), start("s", invitation(key=OTHER_KEY))
-        near, far = await pair()
-        far.write(encode(Message(stranger.hellos.membership.hello)))
-        with pytest.raises(Unreachable, match="not a member") as error:
-            await a.hellos.greet("s", (near, ""), WITHIN_S)
-        assert error.value.refused
-        assert near.ended
-        await until(lambda: far.ended)
-        assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.hello))
-        far.abort()
-
-    run(test)
+    a, stranger = start("a"), start("s", invitation(key=OTHER_KEY))
+    near, far = await pair()
+    far.write(encode(Message(stranger.hellos.membership.hello)))
+    with pytest.raises(Unreachable, match="not a member") as error:
+        await a.hellos.greet("s", (near, ""), WITHIN_S)
+    assert error.value.refused
+    assert near.ended
+    await until(lambda: far.ended)
+    assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.hello))
+    far.abort()
 
 
 @pytest.mark.parametrize("frame", [None, Bulk(b"", 0), Message(b"no certificate")], ids=repr)
-def test_a_listener_that_shows_no_certificate_is_unreachable(frame: Frame | None) -> None:
+@plays(run)
+async def test_a_listener_that_shows_no_certificate_is_unreachable(start: Start, frame: Frame | None) -> None:
     """Whether it closes the stream or says something else."""
-
-    async def test(start: Start) -> None:
-        a = start("a")
-        near, far = await pair()
-        if frame is not None:
-            far.write(encode(frame))
-        else:
-            far.close()
-        with pytest.raises(Unreachable):
-            await a.hellos.greet("s", (near, ""), WITHIN_S)
-        assert near.ended
-        far.abort()
-
-    run(test)
+    a = start("a")
+    near, far = await pair()
+    if frame is not None:
+        far.write(encode(frame))
+    else:
+        far.close()
+    with pytest.raises(Unreachable):
+        await a.hellos.greet("s", (near, ""), WITHIN_S)
+    assert near.ended
+    far.abort()
 
 
 def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,97 +285,82 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
     assert sum("doesn't take this peer for a member" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_certificate_that_is_not_valid_ends_no_membership() -> None:
+@plays(run)
+async def test_a_certificate_that_is_not_valid_ends_no_membership(start: Start) -> None:
     """A stream with wrong bytes is refused, and the peer stays known, so that a revocation still cuts it."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.greets(b)
-        await until(lambda: b.served)
-        with pytest.raises(Stranger):
-            b.hellos.admit("a", b"wrong")
-        assert b.hellos.admits("a")
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.greets(b)
+    await until(lambda: b.served)
+    with pytest.raises(Stranger):
+        b.hellos.admit("a", b"wrong")
+    assert b.hellos.admits("a")
 
 
-def test_a_revoked_member_is_cut_at_once_and_stays_out() -> None:
+@plays(run)
+async def test_a_revoked_member_is_cut_at_once_and_stays_out(start: Start) -> None:
     """Also where it was known; the others stay."""
-
-    async def test(start: Start) -> None:
-        given_to_a, b, c = invitation(), start("b"), start("c")
-        a = start("a", given_to_a)
-        await a.greets(b)
-        await c.greets(b)
-        assert not b.hellos.revoke(revocation(given_to_a, key=OTHER_KEY))
-        assert b.hellos.admits("a")
-        assert b.hellos.revoke(revocation(given_to_a))
-        assert b.cut == ["a"]
-        assert (b.hellos.admits("a"), b.hellos.admits("c")) == (False, True)
-        pipe = await a.greets(b)  # a knows b, so it doesn't wait
-        assert await answer(pipe) == REFUSED
-        with pytest.raises(Unreachable, match="not a member"):
-            await b.greets(a)
-
-    run(test)
+    given_to_a, b, c = invitation(), start("b"), start("c")
+    a = start("a", given_to_a)
+    await a.greets(b)
+    await c.greets(b)
+    assert not b.hellos.revoke(revocation(given_to_a, key=OTHER_KEY))
+    assert b.hellos.admits("a")
+    assert b.hellos.revoke(revocation(given_to_a))
+    assert b.cut == ["a"]
+    assert (b.hellos.admits("a"), b.hellos.admits("c")) == (False, True)
+    pipe = await a.greets(b)  # a knows b, so it doesn't wait
+    assert await answer(pipe) == REFUSED
+    with pytest.raises(Unreachable, match="not a member"):
+        await b.greets(a)
 
 
-def test_an_expired_member_is_cut_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_an_expired_member_is_cut_by_the_next_look(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """No message of its need come."""
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.01)
-
-    async def test(start: Start) -> None:
-        a, b = start("a", invitation(life_s=1000.0)), start("b")
-        await a.greets(b)
-        await asyncio.sleep(0.05)
-        assert b.cut == []
-        b.clock = lambda: time.time() + 1001.0
-        await until(lambda: b.cut == ["a"])
-
-    run(test)
+    a, b = start("a", invitation(life_s=1000.0)), start("b")
+    await a.greets(b)
+    await asyncio.sleep(0.05)
+    assert b.cut == []
+    b.clock = lambda: time.time() + 1001.0
+    await until(lambda: b.cut == ["a"])
 
 
-def test_a_member_may_open_only_so_many_streams() -> None:
+@plays(run)
+async def test_a_member_may_open_only_so_many_streams(start: Start) -> None:
     """More are closed; once some have ended, further ones are served."""
-
-    async def test(start: Start) -> None:
-        a, b, c = start("a"), start("b"), start("c")
-        pipes = [await a.greets(b) for _ in range(STREAMS_PER_PEER_MAX)]
-        await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX)
-        more = await a.greets(b)
-        assert not await more.more(WITHIN_S)
-        await c.greets(b)
-        pipes[0].abort()
-        await until(lambda: b.tasks[0].done())
-        await a.greets(b)
-        await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX + 2)
-
-    run(test)
+    a, b, c = start("a"), start("b"), start("c")
+    pipes = [await a.greets(b) for _ in range(STREAMS_PER_PEER_MAX)]
+    await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX)
+    more = await a.greets(b)
+    assert not await more.more(WITHIN_S)
+    await c.greets(b)
+    pipes[0].abort()
+    await until(lambda: b.tasks[0].done())
+    await a.greets(b)
+    await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX + 2)
 
 
-def test_a_grant_is_good_for_so_many_peers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_grant_is_good_for_so_many_peers_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """An invitation that names no peer can be used by many, also by a peer that has a new id at each start. The one
     that opened a stream longest ago is cut, and may come again; members by other grants stay."""
     monkeypatch.setattr(module, "PEERS_PER_GRANT_MAX", 3)
+    shared, me = invitation(), start("me")
 
-    async def test(start: Start) -> None:
-        shared, me = invitation(), start("me")
+    def comes(name: str) -> None:
+        me.hellos.admit(name, shown[name])
 
-        def comes(name: str) -> None:
-            me.hellos.admit(name, shown[name])
-
-        shown = {name: membership(name, shared).hello for name in ("p0", "p1", "p2", "p3")}
-        me.hellos.admit("other", membership("other").hello)
-        for name in ("p0", "p1", "p2", "p0"):
-            comes(name)
-        assert me.cut == []
-        comes("p3")
-        assert me.cut == ["p1"]
-        comes("p1")
-        assert me.cut == ["p1", "p2"]
-        assert [me.hellos.admits(name) for name in ("other", *shown)] == [True, True, True, False, True]
-
-    run(test)
+    shown = {name: membership(name, shared).hello for name in ("p0", "p1", "p2", "p3")}
+    me.hellos.admit("other", membership("other").hello)
+    for name in ("p0", "p1", "p2", "p0"):
+        comes(name)
+    assert me.cut == []
+    comes("p3")
+    assert me.cut == ["p1"]
+    comes("p1")
+    assert me.cut == ["p1", "p2"]
+    assert [me.hellos.admits(name) for name in ("other", *shown)] == [True, True, True, False, True]
 
 
 def test_a_relay_tells_runs_by_their_certificates() -> None:

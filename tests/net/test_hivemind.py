@@ -15,47 +15,41 @@ import pytest
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
-from tests.net.patience import run, until
+from tests.net.patience import awaited, run, until
 from tests.net.swarm import AT_ONCE_S, Box, child_path, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
 
-def test_a_taken_direct_port_is_a_config_error() -> None:
+@awaited
+async def test_a_taken_direct_port_is_a_config_error() -> None:
     """Direct connections come in at a port that is free."""
-
-    async def test() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            with pytest.raises(ConfigError, match=str(port)) as error:
-                await join(direct_port=port)
-        assert error.value.key == "direct_port"
-        transport = await join(direct_port=port)
-        assert transport._exchange.sender.direct.listener.ports == ((4, port),)
-        await transport.close()
-
-    run(test())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=str(port)) as error:
+            await join(direct_port=port)
+    assert error.value.key == "direct_port"
+    transport = await join(direct_port=port)
+    assert transport._exchange.sender.direct.listener.ports == ((4, port),)
+    await transport.close()
 
 
 @pytest.mark.parametrize("sender_is_client", [True, False])
-def test_a_client_uses_direct_connections(sender_is_client: bool) -> None:
+@awaited
+async def test_a_client_uses_direct_connections(sender_is_client: bool) -> None:
     """The client dials, whichever of the two sends. Where direct connections are switched off none is made."""
-
-    async def test() -> None:
-        box = Box()
-        seed = await join(box)
-        client = await join(box, initial_peers=seed.addresses(), client_mode=True)
-        plain = await join(box, initial_peers=seed.addresses(), direct=False)
-        sender, receiver = (client, seed) if sender_is_client else (seed, client)
-        await sender.introduce(plain.peer_id, plain.addresses())
-        for other in (receiver, plain):
-            await sender.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
-            await other.send(sender.peer_id, b"hello")
-        assert sender.traffic.ways() == {receiver.peer_id: "direct", plain.peer_id: "libp2p"}
-        for transport in (plain, client, seed):
-            await transport.close()
-
-    run(test())
+    box = Box()
+    seed = await join(box)
+    client = await join(box, initial_peers=seed.addresses(), client_mode=True)
+    plain = await join(box, initial_peers=seed.addresses(), direct=False)
+    sender, receiver = (client, seed) if sender_is_client else (seed, client)
+    await sender.introduce(plain.peer_id, plain.addresses())
+    for other in (receiver, plain):
+        await sender.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
+        await other.send(sender.peer_id, b"hello")
+    assert sender.traffic.ways() == {receiver.peer_id: "direct", plain.peer_id: "libp2p"}
+    for transport in (plain, client, seed):
+        await transport.close()
 
 
 def opened_streams(transport: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -71,72 +65,63 @@ def opened_streams(transport: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return opened
 
 
-def test_payloads_over_libp2p_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_payloads_over_libp2p_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without direct connections all go on one stream, also at the same time. A stream that the receiver closes is
     replaced, and the inbox isn't told. At the end neither daemon has a stream."""
-
-    async def test() -> None:
-        box, there = Box(), Box()
-        a, b = await join(box, direct=False), await join(there, direct=False)
-        await a.introduce(b.peer_id, b.addresses())
-        opened = opened_streams(a, monkeypatch)
-        for _ in range(3):
-            await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
-        await asyncio.gather(*(a.send(b.peer_id, b"bulk", memoryview(bytes(3 << 20))) for _ in range(4)))
-        assert len(opened) == 1
-        (kept,) = [pipe for pipe in b._exchange.streams.pipes if pipe.ended is None]
-        kept.abort()
-        await until(lambda: all(pipe.ended for pipe in a._exchange.streams.pipes), 30.0)
+    box, there = Box(), Box()
+    a, b = await join(box, direct=False), await join(there, direct=False)
+    await a.introduce(b.peer_id, b.addresses())
+    opened = opened_streams(a, monkeypatch)
+    for _ in range(3):
         await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
-        assert len(opened) == 2
-        assert a.traffic.ways() == {b.peer_id: "libp2p"}
-        assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
-        assert box.closed_peers.empty()
-        await a.close()
-        await until(lambda: all(pipe.ended for pipe in b._exchange.streams.pipes), 30.0)
-        await b.close()
+    await asyncio.gather(*(a.send(b.peer_id, b"bulk", memoryview(bytes(3 << 20))) for _ in range(4)))
+    assert len(opened) == 1
+    (kept,) = [pipe for pipe in b._exchange.streams.pipes if pipe.ended is None]
+    kept.abort()
+    await until(lambda: all(pipe.ended for pipe in a._exchange.streams.pipes), 30.0)
+    await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
+    assert len(opened) == 2
+    assert a.traffic.ways() == {b.peer_id: "libp2p"}
+    assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
+    assert box.closed_peers.empty()
+    await a.close()
+    await until(lambda: all(pipe.ended for pipe in b._exchange.streams.pipes), 30.0)
+    await b.close()
 
-    run(test())
 
-
-def test_a_peer_that_died_between_payloads_refuses() -> None:
+@awaited
+async def test_a_peer_that_died_between_payloads_refuses() -> None:
     """The kept stream is over, and the next payload learns at once that no process listens."""
-
-    async def test() -> None:
-        transport = await join(direct=False)
-        with peer_process() as (process, peer_id, address, daemon):
-            await transport.introduce(peer_id, [address])
-            await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
-            process.kill()
-            await until(lambda: gone(daemon), 30.0)
-            refused, began = False, time.monotonic()
-            while not refused:  # that the connection has ended may still be on its way to our own daemon
-                assert time.monotonic() - began < AT_ONCE_S
-                with pytest.raises(Unreachable) as caught:
-                    await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
-                refused = caught.value.refused
-        await transport.close()
-
-    run(test())
+    transport = await join(direct=False)
+    with peer_process() as (process, peer_id, address, daemon):
+        await transport.introduce(peer_id, [address])
+        await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
+        process.kill()
+        await until(lambda: gone(daemon), 30.0)
+        refused, began = False, time.monotonic()
+        while not refused:  # that the connection has ended may still be on its way to our own daemon
+            assert time.monotonic() - began < AT_ONCE_S
+            with pytest.raises(Unreachable) as caught:
+                await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
+            refused = caught.value.refused
+    await transport.close()
 
 
-def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer of the version before, which takes one payload on a stream, isn't sent two."""
+    from p2p_diloco.net import hivemind
 
-    async def test() -> None:
-        from p2p_diloco.net import hivemind
-
-        new = await join(direct=False)
-        monkeypatch.setattr(hivemind, "VERSION", hivemind.VERSION - 1)
-        old = await join(direct=False)
-        for one, other in ((new, old), (old, new)):
-            await one.introduce(other.peer_id, other.addresses())
-            with pytest.raises(Unreachable, match="another version"):
-                await one.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
-        await new.close()
-        await old.close()
-
-    run(test())
+    new = await join(direct=False)
+    monkeypatch.setattr(hivemind, "VERSION", hivemind.VERSION - 1)
+    old = await join(direct=False)
+    for one, other in ((new, old), (old, new)):
+        await one.introduce(other.peer_id, other.addresses())
+        with pytest.raises(Unreachable, match="another version"):
+            await one.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
+    await new.close()
+    await old.close()
 
 
 def circuit_over(address: str) -> Any:
@@ -196,39 +181,33 @@ def _peer_id(transport: Any) -> Any:
     return PeerID.from_base58(transport.peer_id)
 
 
-def test_direct_connections_end_with_the_daemon() -> None:
+@awaited
+async def test_direct_connections_end_with_the_daemon() -> None:
     """A peer without its daemon is dead to others: payloads to it and from it end."""
-
-    async def test() -> None:
-        box = Box()
-        a, b = await join(), await join(box)
-        await a.introduce(b.peer_id, b.addresses())
-        await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
-        assert a.traffic.ways() == {b.peer_id: "direct"}
-        listener = b._exchange.sender.direct.listener
-        os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
-        await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
-        with pytest.raises(Unreachable) as caught:
-            await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), AT_ONCE_S)
-        assert caught.value.refused
-        await a.close()
-        await b.close()
-
-    run(test())
+    box = Box()
+    a, b = await join(), await join(box)
+    await a.introduce(b.peer_id, b.addresses())
+    await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
+    assert a.traffic.ways() == {b.peer_id: "direct"}
+    listener = b._exchange.sender.direct.listener
+    os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
+    await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
+    with pytest.raises(Unreachable) as caught:
+        await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), AT_ONCE_S)
+    assert caught.value.refused
+    await a.close()
+    await b.close()
 
 
-def test_a_message_never_reaches_another_run() -> None:
+@awaited
+async def test_a_message_never_reaches_another_run() -> None:
     """Two runs may share a DHT."""
-
-    async def test() -> None:
-        a = await join(run_id="one")
-        b = await join(run_id="two", initial_peers=a.addresses())
-        with pytest.raises(Unreachable, match="isn't in this run"):
-            await b.send(a.peer_id, b"hello")
-        await b.close()
-        await a.close()
-
-    run(test())
+    a = await join(run_id="one")
+    b = await join(run_id="two", initial_peers=a.addresses())
+    with pytest.raises(Unreachable, match="isn't in this run"):
+        await b.send(a.peer_id, b"hello")
+    await b.close()
+    await a.close()
 
 
 def test_importing_hivemind_leaves_logging_as_it_was() -> None:

@@ -17,6 +17,7 @@ from p2p_diloco.net.links import Links
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import Streams
 from tests.net.inboxes import Quiet
+from tests.net.patience import plays
 
 LIMITS = Limits(read_timeout_s=2.0, write_timeout_s=2.0)
 SOON_S = 20.0
@@ -80,92 +81,77 @@ def run(test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_link_whose_answers_stay_away_takes_a_relay() -> None:
+@plays(run)
+async def test_a_link_whose_answers_stay_away_takes_a_relay(rig: Rig) -> None:
     """What it had sent fails, so that the core sends it again; what comes next goes the other way. The peer is
     reported, so that payloads follow."""
-
-    async def test(rig: Rig) -> None:
-        await rig.links.send("b", b"one")
-        rig.answers["direct"] = False
-        with pytest.raises(Unreachable, match="another path"):
-            await rig.links.send("b", b"two")
-        await rig.links.send("b", b"three")
-        assert rig.arrived == [("direct", b"one"), ("relayed", b"three")]
-        assert rig.moved == ["b"]
-
-    run(test)
+    await rig.links.send("b", b"one")
+    rig.answers["direct"] = False
+    with pytest.raises(Unreachable, match="another path"):
+        await rig.links.send("b", b"two")
+    await rig.links.send("b", b"three")
+    assert rig.arrived == [("direct", b"one"), ("relayed", b"three")]
+    assert rig.moved == ["b"]
 
 
-def test_a_link_stays_if_no_relay_reaches_the_peer() -> None:
+@plays(run)
+async def test_a_link_stays_if_no_relay_reaches_the_peer(rig: Rig) -> None:
     """A frozen peer's link lasts until its answers are late beyond all limits: this answer comes just in time."""
-
-    async def test(rig: Rig) -> None:
-        rig.opens["relayed"] = rig.answers["direct"] = False
-        sending = asyncio.create_task(rig.links.send("b", b"one"))
-        await rig.until(lambda: rig.dialled == ["direct", "relayed"])
-        rig.answers["direct"] = True
-        await sending
-        assert rig.arrived == [("direct", b"one")]
-        assert rig.moved == []
-
-    run(test)
+    rig.opens["relayed"] = rig.answers["direct"] = False
+    sending = asyncio.create_task(rig.links.send("b", b"one"))
+    await rig.until(lambda: rig.dialled == ["direct", "relayed"])
+    rig.answers["direct"] = True
+    await sending
+    assert rig.arrived == [("direct", b"one")]
+    assert rig.moved == []
 
 
-def test_a_link_that_answers_while_a_relay_is_asked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_link_that_answers_while_a_relay_is_asked_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the relay's stream is ended, and nothing is lost."""
+    dial, asked = rig.dial, asyncio.Event()
 
-    async def test(rig: Rig) -> None:
-        dial, asked = rig.dial, asyncio.Event()
+    async def slowly(peer: str, *, around: bool = False) -> tuple[Pipe, str]:
+        if around:
+            asked.set()
+            await rig.until(lambda: rig.arrived != [])
+            await asyncio.sleep(0.05)
+        return await dial(peer, around=around)
 
-        async def slowly(peer: str, *, around: bool = False) -> tuple[Pipe, str]:
-            if around:
-                asked.set()
-                await rig.until(lambda: rig.arrived != [])
-                await asyncio.sleep(0.05)
-            return await dial(peer, around=around)
-
-        monkeypatch.setattr(rig.links, "_dial", slowly)
-        rig.answers["direct"] = False
-        sending = asyncio.create_task(rig.links.send("b", b"one"))
-        await asked.wait()
-        rig.answers["direct"] = True
-        await sending
-        await rig.until(lambda: len(rig.pipes) == 2 and rig.pipes[1].ended is not None)
-        assert rig.pipes[0].ended is None
-        assert rig.moved == []
-
-    run(test)
+    monkeypatch.setattr(rig.links, "_dial", slowly)
+    rig.answers["direct"] = False
+    sending = asyncio.create_task(rig.links.send("b", b"one"))
+    await asked.wait()
+    rig.answers["direct"] = True
+    await sending
+    await rig.until(lambda: len(rig.pipes) == 2 and rig.pipes[1].ended is not None)
+    assert rig.pipes[0].ended is None
+    assert rig.moved == []
 
 
-def test_a_relayed_link_comes_back_to_a_direct_path(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_relayed_link_comes_back_to_a_direct_path(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks for one now and then, and stays on the relay until there is one."""
     monkeypatch.setattr(links, "RELAYED_S", 0.05)
-
-    async def test(rig: Rig) -> None:
-        rig.opens["direct"] = False
-        await rig.links.send("b", b"one")
-        await rig.until(lambda: rig.dialled.count("relayed") >= 3)
-        await rig.links.send("b", b"two")
-        rig.opens["direct"] = True
-        await rig.until(lambda: "direct" in rig.dialled)
-        await rig.until(lambda: rig.pipes[0].ended is not None)
-        await rig.links.send("b", b"three")
-        assert rig.arrived == [("relayed", b"one"), ("relayed", b"two"), ("direct", b"three")]
-        assert [pipe.ended is None for pipe in rig.pipes].count(True) == 1
-        assert rig.moved == []
-
-    run(test)
+    rig.opens["direct"] = False
+    await rig.links.send("b", b"one")
+    await rig.until(lambda: rig.dialled.count("relayed") >= 3)
+    await rig.links.send("b", b"two")
+    rig.opens["direct"] = True
+    await rig.until(lambda: "direct" in rig.dialled)
+    await rig.until(lambda: rig.pipes[0].ended is not None)
+    await rig.links.send("b", b"three")
+    assert rig.arrived == [("relayed", b"one"), ("relayed", b"two"), ("direct", b"three")]
+    assert [pipe.ended is None for pipe in rig.pipes].count(True) == 1
+    assert rig.moved == []
 
 
-def test_a_dead_link_is_not_used_twice() -> None:
+@plays(run)
+async def test_a_dead_link_is_not_used_twice(rig: Rig) -> None:
     """A sender that tries again at once, and never lets other tasks run, gets a new link."""
-
-    async def test(rig: Rig) -> None:
-        await rig.links.send("b", b"one")
-        rig.pipes[0].abort()
-        with pytest.raises(Unreachable):
-            await rig.links.send("b", b"two")
-        await rig.links.send("b", b"three")
-        assert rig.arrived == [("direct", b"one"), ("direct", b"three")]
-
-    run(test)
+    await rig.links.send("b", b"one")
+    rig.pipes[0].abort()
+    with pytest.raises(Unreachable):
+        await rig.links.send("b", b"two")
+    await rig.links.send("b", b"three")
+    assert rig.arrived == [("direct", b"one"), ("direct", b"three")]

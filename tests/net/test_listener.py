@@ -18,7 +18,7 @@ from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, let_in, offer_of, run
 from tests.net.gates import answers
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
@@ -33,117 +33,99 @@ async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
         writer.transport.abort()
 
 
-def test_a_ticket_lets_one_connection_in() -> None:
+@plays(run)
+async def test_a_ticket_lets_one_connection_in(start: Start) -> None:
     """A ticket that was used, a wrong one and one with an unknown role are turned away, and counted."""
-
-    async def test(start: Start) -> None:
-        a, b, c = start("a"), start("b"), start("c")
-        offers = [await offer_of(a, "b") for _ in range(4)] + [await offer_of(c, "b")]
-        assert await welcomed(offers[0], offers[0].ticket)
-        assert not await welcomed(offers[4], offers[0].ticket)
-        assert not await welcomed(offers[1], os.urandom(TICKET_BYTES))
-        assert not await welcomed(offers[1], offers[1].ticket[:-1] + bytes([offers[1].ticket[-1] ^ 1]))
-        assert not await welcomed(offers[1], offers[1].ticket)
-        assert not await welcomed(offers[2], offers[2].ticket, b"?")
-        assert b.direct.listener.turned_away == 5
-        await a.send("b", b"still served")
-        assert b.box.got == [("a", b"h", b"still served")]
-
-    run(test)
+    a, b, c = start("a"), start("b"), start("c")
+    offers = [await offer_of(a, "b") for _ in range(4)] + [await offer_of(c, "b")]
+    assert await welcomed(offers[0], offers[0].ticket)
+    assert not await welcomed(offers[4], offers[0].ticket)
+    assert not await welcomed(offers[1], os.urandom(TICKET_BYTES))
+    assert not await welcomed(offers[1], offers[1].ticket[:-1] + bytes([offers[1].ticket[-1] ^ 1]))
+    assert not await welcomed(offers[1], offers[1].ticket)
+    assert not await welcomed(offers[2], offers[2].ticket, b"?")
+    assert b.direct.listener.turned_away == 5
+    await a.send("b", b"still served")
+    assert b.box.got == [("a", b"h", b"still served")]
 
 
-def test_the_ticket_says_which_peer_sends() -> None:
+@plays(run)
+async def test_the_ticket_says_which_peer_sends(start: Start) -> None:
     """A payload counts as sent by the peer for which the ticket was drawn, whatever its header says."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        _, writer = await let_in(a, "b")
-        writer.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
-        await until(lambda: b.box.got)
-        assert b.box.got == [("a", b"from somebody else", b"abc")]
-        writer.transport.abort()
-
-    run(test)
+    a, b = start("a"), start("b")
+    _, writer = await let_in(a, "b")
+    writer.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
+    await until(lambda: b.box.got)
+    assert b.box.got == [("a", b"from somebody else", b"abc")]
+    writer.transport.abort()
 
 
-def test_while_no_ticket_is_valid_connections_are_closed_unread() -> None:
+@plays(run)
+async def test_while_no_ticket_is_valid_connections_are_closed_unread(start: Start) -> None:
     """They are closed before the handshake, and counted."""
-
-    async def test(start: Start) -> None:
-        b = start("b")
-        for count in (1, 2):
-            reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), AT_ONCE_S) == b""
-            writer.close()
-            assert b.direct.listener.turned_away == count
-
-    run(test)
+    b = start("b")
+    for count in (1, 2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), AT_ONCE_S) == b""
+        writer.close()
+        assert b.direct.listener.turned_away == count
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
-def test_a_connection_without_a_handshake_is_closed_at_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, noise: bytes
+@plays(run)
+async def test_a_connection_without_a_handshake_is_closed_at_its_deadline(
+    start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes
 ) -> None:
     """Silence, another protocol, half a handshake: closed and counted, while other connections are served."""
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
-
-    async def test(start: Start) -> None:
-        with by_hand() as clock:
-            a, b = start("a"), start("b")
-            await offer_of(a, "b")
-            reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
-            writer.write(noise)
-            await a.send("b", b"meanwhile")
-            closed = asyncio.create_task(reader.read())
-            assert await clock.over(closed, step_s=0.05) < 0.5
-            await asyncio.wait({closed})
-            closed.exception()
-            writer.close()
-            await clock.until(lambda: b.direct.listener.turned_away == 1)
-        assert b.box.got == [("a", b"h", b"meanwhile")]
-        assert a.traffic.ways() == {"b": "direct"}
-
-    run(test)
+    with by_hand() as clock:
+        a, b = start("a"), start("b")
+        await offer_of(a, "b")
+        reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
+        writer.write(noise)
+        await a.send("b", b"meanwhile")
+        closed = asyncio.create_task(reader.read())
+        assert await clock.over(closed, step_s=0.05) < 0.5
+        await asyncio.wait({closed})
+        closed.exception()
+        writer.close()
+        await clock.until(lambda: b.direct.listener.turned_away == 1)
+    assert b.box.got == [("a", b"h", b"meanwhile")]
+    assert a.traffic.ways() == {"b": "direct"}
 
 
-def test_the_number_of_handshakes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_number_of_handshakes_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection beyond `HANDSHAKES_MAX` is closed at once. When earlier ones have ended there is room again."""
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKES_MAX", 2)
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
-
-    async def test(start: Start) -> None:
-        with by_hand() as clock:
-            a, b = start("a"), start("b")
-            await offer_of(a, "b")
-            idle = [await asyncio.open_connection("127.0.0.1", b.port) for _ in range(3)]
-            await clock.until(lambda: b.direct.listener.turned_away == 1)
-            await clock.passes(0.2)
-            assert b.direct.listener.turned_away == 1
-            await clock.passes(0.2)
-            await clock.until(lambda: b.direct.listener.turned_away == 3)
-            for _, writer in idle:
-                writer.close()
-            await a.send("b", b"after")
-        assert a.traffic.ways() == {"b": "direct"}
-
-    run(test)
+    with by_hand() as clock:
+        a, b = start("a"), start("b")
+        await offer_of(a, "b")
+        idle = [await asyncio.open_connection("127.0.0.1", b.port) for _ in range(3)]
+        await clock.until(lambda: b.direct.listener.turned_away == 1)
+        await clock.passes(0.2)
+        assert b.direct.listener.turned_away == 1
+        await clock.passes(0.2)
+        await clock.until(lambda: b.direct.listener.turned_away == 3)
+        for _, writer in idle:
+            writer.close()
+        await a.send("b", b"after")
+    assert a.traffic.ways() == {"b": "direct"}
 
 
-def test_the_number_of_connections_from_a_peer_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection beyond `CONNECTIONS_PER_PEER_MAX` is closed; another peer's is let in."""
     monkeypatch.setattr("p2p_diloco.net.listener.CONNECTIONS_PER_PEER_MAX", 1)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"takes the only one")
-        offer = await offer_of(a, "b")
-        assert not await welcomed(offer, offer.ticket)
-        other = await offer_of(start("c"), "b")
-        assert await welcomed(other, other.ticket)
-        assert b.direct.listener.turned_away == 1
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"takes the only one")
+    offer = await offer_of(a, "b")
+    assert not await welcomed(offer, offer.ticket)
+    other = await offer_of(start("c"), "b")
+    assert await welcomed(other, other.ticket)
+    assert b.direct.listener.turned_away == 1
 
 
 @pytest.mark.parametrize(
@@ -155,56 +137,47 @@ def test_the_number_of_connections_from_a_peer_is_limited(monkeypatch: pytest.Mo
         (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
     ],
 )
-def test_a_protocol_error_ends_its_connection_alone(sent: bytes, reason: str) -> None:
+@plays(run)
+async def test_a_protocol_error_ends_its_connection_alone(start: Start, sent: bytes, reason: str) -> None:
     """After a valid ticket: the sender is told why, the refusal is counted for its peer, and other peers are served."""
-
-    async def test(start: Start) -> None:
-        impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
-        a, b, c = start("a"), start("b", limits=impatient), start("c")
-        await c.send("b", b"before")
-        reader, writer = await let_in(a, "b")
-        writer.write(sent)
+    impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
+    a, b, c = start("a"), start("b", limits=impatient), start("c")
+    await c.send("b", b"before")
+    reader, writer = await let_in(a, "b")
+    writer.write(sent)
+    (frame,) = await answers(reader, 1)
+    if isinstance(frame, Progress):
         (frame,) = await answers(reader, 1)
-        if isinstance(frame, Progress):
-            (frame,) = await answers(reader, 1)
-        assert isinstance(frame, Refused)
-        assert reason in frame.reason
-        writer.transport.abort()
-        await c.send("b", b"after")
-        assert b.traffic.peers["a"].refused == 1
-        assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
-
-    run(test)
+    assert isinstance(frame, Refused)
+    assert reason in frame.reason
+    writer.transport.abort()
+    await c.send("b", b"after")
+    assert b.traffic.peers["a"].refused == 1
+    assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
 
 
-def test_a_connection_accepted_while_closing_is_closed() -> None:
+@plays(run)
+async def test_a_connection_accepted_while_closing_is_closed(start: Start) -> None:
     """The task that would greet it is cancelled before it begins, and its socket is closed nevertheless."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await offer_of(a, "b")
-        with socket.create_connection(("127.0.0.1", b.port)) as stranger:
-            stranger.settimeout(AT_ONCE_S)
-            b.direct.listener._accept(b.direct.listener._sockets[0])
-            b.direct.end()
-            assert len(b.direct.listener._greeting) == 1
-            await b.direct.close()
-            with contextlib.suppress(ConnectionError):
-                assert stranger.recv(1) == b""
-
-    run(test)
-
-
-def test_a_closed_channel_makes_no_offers() -> None:
-    """A peer that asks is refused, and the port is closed."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        port = b.port
+    a, b = start("a"), start("b")
+    await offer_of(a, "b")
+    with socket.create_connection(("127.0.0.1", b.port)) as stranger:
+        stranger.settimeout(AT_ONCE_S)
+        b.direct.listener._accept(b.direct.listener._sockets[0])
         b.direct.end()
-        with pytest.raises(Refusal, match="closing"):
-            await a.direct._ask("b", b"")
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
+        assert len(b.direct.listener._greeting) == 1
+        await b.direct.close()
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(1) == b""
 
-    run(test)
+
+@plays(run)
+async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
+    """A peer that asks is refused, and the port is closed."""
+    a, b = start("a"), start("b")
+    port = b.port
+    b.direct.end()
+    with pytest.raises(Refusal, match="closing"):
+        await a.direct._ask("b", b"")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)

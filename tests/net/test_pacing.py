@@ -26,6 +26,7 @@ from p2p_diloco.net.pacing import (
     Took,
 )
 from tests.net.direct_peers import Start, run
+from tests.net.patience import plays
 
 MB = 1e6
 LONG = 6000
@@ -368,18 +369,15 @@ def test_a_late_pacer_measures_the_same(clock: Clock) -> None:
     assert pacer._shares.link == pytest.approx(3 * MB)
 
 
-def test_idle_connections_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_idle_connections_are_not_measured(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """While payloads go to two peers both are; after the next tick neither is."""
     monkeypatch.setattr(pacing, "TICK_S", 60.0)  # only when asked
-
-    async def test(start: Start) -> None:
-        a, _, _ = start("a"), start("b"), start("c")
-        pacer = a.direct._pacer
-        await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
-        assert set(pacer._writing) == {"b", "c"}
-        pacer.end()
-        pacer._tick()
-        assert not pacer._writing
-        assert pacer._timer is None
-
-    run(test)
+    a, _, _ = start("a"), start("b"), start("c")
+    pacer = a.direct._pacer
+    await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
+    assert set(pacer._writing) == {"b", "c"}
+    pacer.end()
+    pacer._tick()
+    assert not pacer._writing
+    assert pacer._timer is None

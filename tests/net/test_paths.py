@@ -12,6 +12,7 @@ from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.paths import HEAD_START_S, RELAYED_FOR_S, REMEMBERED_MAX, Paths
 from tests.net.clocks import ByHand, by_hand
+from tests.net.patience import plays
 
 DIRECTLY, RELAYED = "/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1/p2p/relay/p2p-circuit"
 
@@ -96,206 +97,170 @@ async def outcome(dialling: asyncio.Task[Any]) -> Unreachable:
     return caught.value
 
 
-def test_a_direct_dial_has_a_head_start() -> None:
+@plays(run, 2)
+async def test_a_direct_dial_has_a_head_start(start: Start, clock: ByHand) -> None:
     """Relays are asked only after it; a direct stream that comes first counts, and the relayed dial ends."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dialling = sides.dial()
-        await clock.passes(0.9 * HEAD_START_S)
-        assert (len(sides.direct), len(sides.relayed)) == (1, 0)
-        await clock.passes(0.2 * HEAD_START_S)
-        assert sides.asked == [("b", "/p", "linked")]
-        stream = sides.succeed(sides.direct[0], DIRECTLY)
-        assert await dialling == (stream, DIRECTLY)
-        assert sides.aborted() == [False]
-
-    run(test)
+    sides = start()
+    dialling = sides.dial()
+    await clock.passes(0.9 * HEAD_START_S)
+    assert (len(sides.direct), len(sides.relayed)) == (1, 0)
+    await clock.passes(0.2 * HEAD_START_S)
+    assert sides.asked == [("b", "/p", "linked")]
+    stream = sides.succeed(sides.direct[0], DIRECTLY)
+    assert await dialling == (stream, DIRECTLY)
+    assert sides.aborted() == [False]
 
 
-def test_after_a_failed_direct_dial_relays_are_asked_at_once() -> None:
+@plays(run, 2)
+async def test_after_a_failed_direct_dial_relays_are_asked_at_once(start: Start, clock: ByHand) -> None:
     """No time passes, and the relayed stream counts."""
+    sides = start()
+    dialling = sides.dial()
+    await clock.passes(0.0)
+    sides.direct[0].set_exception(Unreachable("timed out"))
+    await clock.passes(0.0)
+    stream = sides.succeed(sides.relayed[0], RELAYED)
+    assert await dialling == (stream, RELAYED)
 
-    async def test(start: Start, clock: ByHand) -> None:
+
+@plays(run, 2)
+async def test_both_streams_at_once_leave_only_the_direct_one(start: Start, clock: ByHand) -> None:
+    """The other one is aborted."""
+    for _ in range(20):
         sides = start()
         dialling = sides.dial()
+        await clock.passes(1.1 * HEAD_START_S)
+        relayed = sides.succeed(sides.relayed[0], RELAYED)
+        direct = sides.succeed(sides.direct[0], DIRECTLY)
+        assert await dialling == (direct, DIRECTLY)
         await clock.passes(0.0)
-        sides.direct[0].set_exception(Unreachable("timed out"))
-        await clock.passes(0.0)
-        stream = sides.succeed(sides.relayed[0], RELAYED)
-        assert await dialling == (stream, RELAYED)
-
-    run(test)
-
-
-def test_both_streams_at_once_leave_only_the_direct_one() -> None:
-    """The other one is aborted."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        for _ in range(20):
-            sides = start()
-            dialling = sides.dial()
-            await clock.passes(1.1 * HEAD_START_S)
-            relayed = sides.succeed(sides.relayed[0], RELAYED)
-            direct = sides.succeed(sides.direct[0], DIRECTLY)
-            assert await dialling == (direct, DIRECTLY)
-            await clock.passes(0.0)
-            assert (relayed.aborted, direct.aborted) == (True, False)
-
-    run(test)
+        assert (relayed.aborted, direct.aborted) == (True, False)
 
 
 @pytest.mark.parametrize("way", ["direct", "relayed"])
-def test_a_stream_that_comes_as_the_dial_is_cancelled_is_aborted(way: str) -> None:
+@plays(run, 2)
+async def test_a_stream_that_comes_as_the_dial_is_cancelled_is_aborted(start: Start, clock: ByHand, way: str) -> None:
     """It would stay open for ever."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dialling = sides.dial()
-        await clock.passes(1.1 * HEAD_START_S)
-        stream = sides.succeed(getattr(sides, way)[0], DIRECTLY)
-        await asyncio.sleep(0)  # the dial has ended, and `open` doesn't know yet
-        dialling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await dialling
-        await clock.passes(0.0)
-        assert stream.aborted
-
-    run(test)
+    sides = start()
+    dialling = sides.dial()
+    await clock.passes(1.1 * HEAD_START_S)
+    stream = sides.succeed(getattr(sides, way)[0], DIRECTLY)
+    await asyncio.sleep(0)  # the dial has ended, and `open` doesn't know yet
+    dialling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dialling
+    await clock.passes(0.0)
+    assert stream.aborted
 
 
-def test_a_peer_that_announces_no_relay_and_refuses_is_not_sought() -> None:
+@plays(run, 2)
+async def test_a_peer_that_announces_no_relay_and_refuses_is_not_sought(start: Start, clock: ByHand) -> None:
     """Its machine answers, so no relay is asked: not after the head start either."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dialling = sides.dial()
-        await clock.passes(0.0)
-        sides.direct[0].set_exception(refused("nothing listens there"))
-        error = await outcome(dialling)
-        assert (error.refused, str(error), sides.asked) == (True, "nothing listens there", [])
-        dialling = sides.dial()
-        await clock.passes(1.1 * HEAD_START_S)
-        sides.direct[1].set_exception(refused())
-        assert (await outcome(dialling)).refused
-
-    run(test)
+    sides = start()
+    dialling = sides.dial()
+    await clock.passes(0.0)
+    sides.direct[0].set_exception(refused("nothing listens there"))
+    error = await outcome(dialling)
+    assert (error.refused, str(error), sides.asked) == (True, "nothing listens there", [])
+    dialling = sides.dial()
+    await clock.passes(1.1 * HEAD_START_S)
+    sides.direct[1].set_exception(refused())
+    assert (await outcome(dialling)).refused
 
 
-def test_a_peer_that_announces_relays_is_sought_there_after_a_refusal() -> None:
+@plays(run, 2)
+async def test_a_peer_that_announces_relays_is_sought_there_after_a_refusal(start: Start, clock: ByHand) -> None:
     """What refuses may be its router. If the relays fail too, that proves no death."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start(announced=True)
-        dialling = sides.dial()
-        await clock.passes(0.0)
-        sides.direct[0].set_exception(refused("nothing listens there"))
-        await clock.passes(0.0)
-        assert sides.asked == [("b", "/p", "relay", "linked")]
-        sides.relayed[0].set_exception(Unreachable("no relay knows it"))
-        error = await outcome(dialling)
-        assert (error.refused, str(error)) == (False, "nothing listens there; no relay knows it")
-
-    run(test)
+    sides = start(announced=True)
+    dialling = sides.dial()
+    await clock.passes(0.0)
+    sides.direct[0].set_exception(refused("nothing listens there"))
+    await clock.passes(0.0)
+    assert sides.asked == [("b", "/p", "relay", "linked")]
+    sides.relayed[0].set_exception(Unreachable("no relay knows it"))
+    error = await outcome(dialling)
+    assert (error.refused, str(error)) == (False, "nothing listens there; no relay knows it")
 
 
-def test_without_relays_the_direct_dial_decides() -> None:
+@plays(run, 2)
+async def test_without_relays_the_direct_dial_decides(start: Start, clock: ByHand) -> None:
     """However long it takes; a refusal counts, even of a peer that announces relays."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start(announced=True, relays=False)
-        dialling = sides.dial()
-        await clock.passes(10 * HEAD_START_S)
-        sides.direct[0].set_exception(refused())
-        assert (await outcome(dialling)).refused
-        assert sides.asked == []
-
-    run(test)
+    sides = start(announced=True, relays=False)
+    dialling = sides.dial()
+    await clock.passes(10 * HEAD_START_S)
+    sides.direct[0].set_exception(refused())
+    assert (await outcome(dialling)).refused
+    assert sides.asked == []
 
 
-def test_a_relay_that_lost_the_peer_decides() -> None:
+@plays(run, 2)
+async def test_a_relay_that_lost_the_peer_decides(start: Start, clock: ByHand) -> None:
     """The direct dial may go on for long: a relay's word that the peer's connection has ended counts as a refusal."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start(announced=True)
-        dialling = sides.dial()
-        await clock.passes(1.1 * HEAD_START_S)
-        sides.relayed[0].set_exception(refused("gone"))
-        error = await outcome(dialling)
-        assert (error.refused, str(error)) == (True, "gone")
-
-    run(test)
+    sides = start(announced=True)
+    dialling = sides.dial()
+    await clock.passes(1.1 * HEAD_START_S)
+    sides.relayed[0].set_exception(refused("gone"))
+    error = await outcome(dialling)
+    assert (error.refused, str(error)) == (True, "gone")
 
 
-def test_a_stream_that_comes_with_the_word_of_death_counts() -> None:
+@plays(run, 2)
+async def test_a_stream_that_comes_with_the_word_of_death_counts(start: Start, clock: ByHand) -> None:
     """The peer lives: it has just answered."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start(announced=True)
-        dialling = sides.dial()
-        await clock.passes(1.1 * HEAD_START_S)
-        sides.relayed[0].set_exception(refused("gone"))
-        stream = sides.succeed(sides.direct[0], DIRECTLY)
-        assert (await dialling)[0] is stream
-
-    run(test)
+    sides = start(announced=True)
+    dialling = sides.dial()
+    await clock.passes(1.1 * HEAD_START_S)
+    sides.relayed[0].set_exception(refused("gone"))
+    stream = sides.succeed(sides.direct[0], DIRECTLY)
+    assert (await dialling)[0] is stream
 
 
-def test_after_a_relay_was_faster_there_is_no_head_start() -> None:
+@plays(run, 2)
+async def test_after_a_relay_was_faster_there_is_no_head_start(start: Start, clock: ByHand) -> None:
     """Until `RELAYED_FOR_S` have passed, or a direct dial succeeds; for other peers there is."""
+    sides = start()
 
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-
-        async def relays_asked_at_once(peer: str = "b", *, succeeds: str = "relayed") -> bool:
-            dialling = sides.dial(peer)
-            await clock.passes(0.0)
-            at_once = len(sides.relayed) == len(sides.direct)
-            await clock.passes(1.1 * HEAD_START_S)
-            at = RELAYED if succeeds == "relayed" else DIRECTLY
-            sides.succeed(getattr(sides, succeeds)[-1], at)
-            await dialling
-            return at_once
-
-        assert not await relays_asked_at_once()
-        assert await relays_asked_at_once()
-        assert not await relays_asked_at_once("c")
-        await clock.passes(RELAYED_FOR_S)
-        assert not await relays_asked_at_once()
-        assert await relays_asked_at_once(succeeds="direct")
-        assert not await relays_asked_at_once()
-        assert not any(sides.aborted())
-
-    run(test)
-
-
-def test_an_error_of_our_own_is_not_hidden() -> None:
-    """Only `Unreachable` is taken for an answer about the peer."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dialling: Coroutine[Any, Any, Any] = sides.paths.open("b", "/p", timeout_s=5.0)
-        running = asyncio.create_task(dialling)
+    async def relays_asked_at_once(peer: str = "b", *, succeeds: str = "relayed") -> bool:
+        dialling = sides.dial(peer)
         await clock.passes(0.0)
-        sides.direct[0].set_exception(ZeroDivisionError())
-        with pytest.raises(ZeroDivisionError):
-            await running
+        at_once = len(sides.relayed) == len(sides.direct)
+        await clock.passes(1.1 * HEAD_START_S)
+        at = RELAYED if succeeds == "relayed" else DIRECTLY
+        sides.succeed(getattr(sides, succeeds)[-1], at)
+        await dialling
+        return at_once
 
-    run(test)
+    assert not await relays_asked_at_once()
+    assert await relays_asked_at_once()
+    assert not await relays_asked_at_once("c")
+    await clock.passes(RELAYED_FOR_S)
+    assert not await relays_asked_at_once()
+    assert await relays_asked_at_once(succeeds="direct")
+    assert not await relays_asked_at_once()
+    assert not any(sides.aborted())
 
 
-def test_what_is_remembered_is_bounded() -> None:
+@plays(run, 2)
+async def test_an_error_of_our_own_is_not_hidden(start: Start, clock: ByHand) -> None:
+    """Only `Unreachable` is taken for an answer about the peer."""
+    sides = start()
+    dialling: Coroutine[Any, Any, Any] = sides.paths.open("b", "/p", timeout_s=5.0)
+    running = asyncio.create_task(dialling)
+    await clock.passes(0.0)
+    sides.direct[0].set_exception(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        await running
+
+
+@plays(run, 2)
+async def test_what_is_remembered_is_bounded(start: Start, clock: ByHand) -> None:
     """The peer that has been remembered longest is forgotten."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        paths = start().paths
-        for number in range(REMEMBERED_MAX + 10):
-            paths._remember(str(number), clock.now + 1.0)
-        assert len(paths._relayed_until) == REMEMBERED_MAX
-        assert "0" not in paths._relayed_until
-        assert str(REMEMBERED_MAX + 9) in paths._relayed_until
-
-    run(test)
+    paths = start().paths
+    for number in range(REMEMBERED_MAX + 10):
+        paths._remember(str(number), clock.now + 1.0)
+    assert len(paths._relayed_until) == REMEMBERED_MAX
+    assert "0" not in paths._relayed_until
+    assert str(REMEMBERED_MAX + 9) in paths._relayed_until
 
 
 def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,21 +296,18 @@ def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pyte
     run(test)
 
 
-def test_a_broken_path_is_tried_if_no_relay_is_left() -> None:
+@plays(run, 2)
+async def test_a_broken_path_is_tried_if_no_relay_is_left(start: Start, clock: ByHand) -> None:
     """The relay may have ended, and the path may work again."""
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
-        await clock.passes(0.01)
-        sides.succeed(sides.relayed[0], RELAYED)
-        await dial
-        again = sides.dial()
-        await clock.passes(0.01)
-        sides.relayed[1].set_exception(Unreachable("the relay has ended"))
-        await clock.passes(0.01)
-        stream = sides.succeed(sides.direct[0], DIRECTLY)
-        assert await again == (stream, DIRECTLY)
-        await sides.paths.close()
-
-    run(test)
+    sides = start()
+    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+    await clock.passes(0.01)
+    sides.succeed(sides.relayed[0], RELAYED)
+    await dial
+    again = sides.dial()
+    await clock.passes(0.01)
+    sides.relayed[1].set_exception(Unreachable("the relay has ended"))
+    await clock.passes(0.01)
+    stream = sides.succeed(sides.direct[0], DIRECTLY)
+    assert await again == (stream, DIRECTLY)
+    await sides.paths.close()

@@ -15,7 +15,7 @@ from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import LIMITS, Start, pair, run
 from tests.net.gates import LONG
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
 def alone(test: Callable[[PayloadStream, FrameStream], Awaitable[None]]) -> None:
@@ -43,181 +43,157 @@ def sending(
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_cancelled_payload_extends_the_deadline_of_the_next(goes_on: bool) -> None:
+@plays(alone, 2)
+async def test_a_cancelled_payload_extends_the_deadline_of_the_next(
+    stream: PayloadStream, far: FrameStream, goes_on: bool
+) -> None:
     """A short payload behind a long, cancelled one waits as long as both may take, and no longer."""
     limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        with by_hand() as clock:
-            long = sending(stream, 10_000, limits)  # 1.5 s
-            await clock.passes(0.01)
-            long.cancel()
-            began = clock.now
-            short = sending(stream, 0, limits)
-            while not short.done():
-                await clock.passes(0.05)
-                far.write(Progress(1))
-                if goes_on and clock.now - began > 0.9:
-                    far.write(Accepted())
-                    far.write(Accepted())
-            if goes_on:
-                assert await short == Accepted()
-            else:
-                with pytest.raises(Unreachable, match=r"took longer|nothing came"):
-                    await short
-                assert 1.9 < clock.now - began < 2.5
-
-    alone(test)
+    with by_hand() as clock:
+        long = sending(stream, 10_000, limits)  # 1.5 s
+        await clock.passes(0.01)
+        long.cancel()
+        began = clock.now
+        short = sending(stream, 0, limits)
+        while not short.done():
+            await clock.passes(0.05)
+            far.write(Progress(1))
+            if goes_on and clock.now - began > 0.9:
+                far.write(Accepted())
+                far.write(Accepted())
+        if goes_on:
+            assert await short == Accepted()
+        else:
+            with pytest.raises(Unreachable, match=r"took longer|nothing came"):
+                await short
+            assert 1.9 < clock.now - began < 2.5
 
 
-def test_a_retired_stream_ends_with_its_last_answer() -> None:
+@plays(alone, 2)
+async def test_a_retired_stream_ends_with_its_last_answer(stream: PayloadStream, far: FrameStream) -> None:
     """No further payload is written on it; sends that wait get their answers."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        sends = [sending(stream, 10) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        stream.retire()
-        assert not stream.fit
-        for verdict in (Accepted(), Refused("no")):
-            assert not stream.ended
-            far.write(verdict)
-            assert await sends.pop(0) == verdict
-        assert stream.ended
-
-    alone(test)
+    sends = [sending(stream, 10) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    stream.retire()
+    assert not stream.fit
+    for verdict in (Accepted(), Refused("no")):
+        assert not stream.ended
+        far.write(verdict)
+        assert await sends.pop(0) == verdict
+    assert stream.ended
 
 
-def test_an_ended_stream_is_not_fit() -> None:
+@plays(alone, 2)
+async def test_an_ended_stream_is_not_fit(stream: PayloadStream, far: FrameStream) -> None:
     """Not even with unanswered payloads on it."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        gone = sending(stream, 10)
-        await asyncio.sleep(0.01)
-        gone.cancel()
-        await asyncio.wait({gone})
-        assert stream.fit
-        far.pipe.abort()
-        await until(lambda: stream.ended)
-        assert not stream.fit
-
-    alone(test)
+    gone = sending(stream, 10)
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.wait({gone})
+    assert stream.fit
+    far.pipe.abort()
+    await until(lambda: stream.ended)
+    assert not stream.fit
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_stream_is_fresh_until_its_first_payload(ended: bool) -> None:
+@plays(alone, 2)
+async def test_a_stream_is_fresh_until_its_first_payload(stream: PayloadStream, far: FrameStream, ended: bool) -> None:
     """A stream is fresh even if it has ended unused; the first send then fails."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        if ended:
-            far.pipe.abort()
-            await until(lambda: stream.ended)
-        assert stream.fresh
-        send = sending(stream, 10)
-        await asyncio.sleep(0.01)
-        assert not stream.fresh
-        far.write(Accepted())
-        assert await send == (None if ended else Accepted())
-        assert not stream.fresh
-
-    alone(test)
+    if ended:
+        far.pipe.abort()
+        await until(lambda: stream.ended)
+    assert stream.fresh
+    send = sending(stream, 10)
+    await asyncio.sleep(0.01)
+    assert not stream.fresh
+    far.write(Accepted())
+    assert await send == (None if ended else Accepted())
+    assert not stream.fresh
 
 
-def test_a_retired_stream_is_not_fresh() -> None:
+@plays(alone, 2)
+async def test_a_retired_stream_is_not_fresh(stream: PayloadStream, far: FrameStream) -> None:
     """No payload is written on it, though it never carried one."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        stream.retire()
-        assert not stream.fresh
-        assert stream.ended
-
-    alone(test)
+    stream.retire()
+    assert not stream.fresh
+    assert stream.ended
 
 
 @pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
-def test_bytes_after_an_answer_make_a_stream_unfit(rest: bytes) -> None:
+@plays(alone, 2)
+async def test_bytes_after_an_answer_make_a_stream_unfit(stream: PayloadStream, far: FrameStream, rest: bytes) -> None:
     """Even half a frame would be taken for the beginning of the next answer."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        send = sending(stream, 10)
-        await asyncio.sleep(0.01)
-        far.pipe.write(encode(Accepted()) + rest)
-        assert await send == Accepted()
-        assert not stream.fit
-
-    alone(test)
+    send = sending(stream, 10)
+    await asyncio.sleep(0.01)
+    far.pipe.write(encode(Accepted()) + rest)
+    assert await send == Accepted()
+    assert not stream.fit
 
 
 @pytest.mark.parametrize("counts", [(3, 3), (3, 2), (11,)])
-def test_wrong_progress_ends_the_stream(counts: tuple[int, ...]) -> None:
+@plays(alone, 2)
+async def test_wrong_progress_ends_the_stream(stream: PayloadStream, far: FrameStream, counts: tuple[int, ...]) -> None:
     """Progress must grow, and not exceed the payload."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        reached: list[int] = []
-        send = sending(stream, 10, reached=reached.append)
-        for count in counts:
-            far.write(Progress(count))
-        with pytest.raises(Unreachable, match="not asked for"):
-            await send
-        assert reached == list(counts[:-1])
-        assert stream.ended
-
-    alone(test)
+    reached: list[int] = []
+    send = sending(stream, 10, reached=reached.append)
+    for count in counts:
+        far.write(Progress(count))
+    with pytest.raises(Unreachable, match="not asked for"):
+        await send
+    assert reached == list(counts[:-1])
+    assert stream.ended
 
 
 @pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
-def test_only_an_accepted_payload_is_reported_as_arrived(verdict: Accepted | Refused) -> None:
+@plays(alone, 2)
+async def test_only_an_accepted_payload_is_reported_as_arrived(
+    stream: PayloadStream, far: FrameStream, verdict: Accepted | Refused
+) -> None:
     """A refused one may not have arrived as a whole."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        reached: list[int] = []
-        send = sending(stream, 10, reached=reached.append)
-        far.write(Progress(3))
-        far.write(verdict)
-        assert await send == verdict
-        assert reached == ([3, 10] if verdict == Accepted() else [3])
-
-    alone(test)
+    reached: list[int] = []
+    send = sending(stream, 10, reached=reached.append)
+    far.write(Progress(3))
+    far.write(verdict)
+    assert await send == verdict
+    assert reached == ([3, 10] if verdict == Accepted() else [3])
 
 
 @pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
-def test_an_answer_midway_ends_the_stream(verdict: Accepted | Refused) -> None:
+@plays(alone, 2)
+async def test_an_answer_midway_ends_the_stream(
+    stream: PayloadStream, far: FrameStream, verdict: Accepted | Refused
+) -> None:
     """The rest of the payload isn't written, and no other could follow it."""
-
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        send = sending(stream, LONG)
-        far.write(verdict)
-        assert await asyncio.wait_for(send, 0.5 * LIMITS.write_timeout_s) == verdict
-        assert stream.ended
-
-    alone(test)
+    send = sending(stream, LONG)
+    far.write(verdict)
+    assert await asyncio.wait_for(send, 0.5 * LIMITS.write_timeout_s) == verdict
+    assert stream.ended
 
 
-def test_later_payloads_do_not_extend_a_deadline() -> None:
+@plays(alone, 2)
+async def test_later_payloads_do_not_extend_a_deadline(stream: PayloadStream, far: FrameStream) -> None:
     """A payload ends at its own deadline, whatever progress is reported, and the later ones end with it."""
     limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
+    patience: list[float | None] = []
+    read = stream.frames.read
 
-    async def test(stream: PayloadStream, far: FrameStream) -> None:
-        patience: list[float | None] = []
-        read = stream.frames.read
+    async def noted(*, idle_s: float | None, frame_s: float) -> Frame | None:
+        patience.append(idle_s)
+        return await read(idle_s=idle_s, frame_s=frame_s)
 
-        async def noted(*, idle_s: float | None, frame_s: float) -> Frame | None:
-            patience.append(idle_s)
-            return await read(idle_s=idle_s, frame_s=frame_s)
-
-        stream.frames.read = noted  # type: ignore[method-assign]
-        with by_hand() as clock:
-            first, *sends = [sending(stream, nbytes, limits) for nbytes in (10, 100, 10_000)]  # 0.5 s, 0.51 s and 1.5 s
-            await clock.passes(0.01)
-            far.write(Accepted())
-            await first
-            told = 0
-            while not sends[0].done():
-                far.write(Progress(told := told + 1))
-                await clock.passes(0.1)
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 2
-        assert told < 10
-        assert patience == sorted(patience, reverse=True)
-        assert patience[-1] < 0.5 < patience[0] + 0.1
-
-    alone(test)
+    stream.frames.read = noted  # type: ignore[method-assign]
+    with by_hand() as clock:
+        first, *sends = [sending(stream, nbytes, limits) for nbytes in (10, 100, 10_000)]  # 0.5 s, 0.51 s and 1.5 s
+        await clock.passes(0.01)
+        far.write(Accepted())
+        await first
+        told = 0
+        while not sends[0].done():
+            far.write(Progress(told := told + 1))
+            await clock.passes(0.1)
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 2
+    assert told < 10
+    assert patience == sorted(patience, reverse=True)
+    assert patience[-1] < 0.5 < patience[0] + 0.1

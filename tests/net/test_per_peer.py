@@ -22,7 +22,7 @@ from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair
 from tests.net.gates import LONG, Gate, all_that_comes, sent
-from tests.net.patience import until
+from tests.net.patience import awaited, plays, until
 from tests.net.test_exchange import Rig, Stranger
 
 Start = Callable[..., Peer]
@@ -65,468 +65,409 @@ async def payloads(far: Stranger, count: int) -> list[bytes]:
 # -- what goes well
 
 
-def test_many_payloads_go_on_one_stream() -> None:
+@plays(run)
+async def test_many_payloads_go_on_one_stream(start: Start) -> None:
     """One after the other or at once, in their order and with their own bytes; each way has its own stream."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"1" * LONG, b"1")
-        await a.send("b", b"", b"2")
-        await asyncio.gather(*sent(a, b"3", b"4", b"5", nbytes=LONG))
-        await b.send("a", b"back")
-        got = [(header, payload) for _, header, payload in b.box.got]
-        assert got == [(b"1", b"1" * LONG), (b"2", b""), *((header, header * LONG) for header in (b"3", b"4", b"5"))]
-        assert a.box.got == [("b", b"h", b"back")]
-        assert (a.libp2p_streams, b.libp2p_streams) == (1, 1)
-        assert a.traffic.ways() == {"b": "libp2p"}
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"1" * LONG, b"1")
+    await a.send("b", b"", b"2")
+    await asyncio.gather(*sent(a, b"3", b"4", b"5", nbytes=LONG))
+    await b.send("a", b"back")
+    got = [(header, payload) for _, header, payload in b.box.got]
+    assert got == [(b"1", b"1" * LONG), (b"2", b""), *((header, header * LONG) for header in (b"3", b"4", b"5"))]
+    assert a.box.got == [("b", b"h", b"back")]
+    assert (a.libp2p_streams, b.libp2p_streams) == (1, 1)
+    assert a.traffic.ways() == {"b": "libp2p"}
 
 
-def test_the_next_payload_arrives_while_the_inbox_takes_one() -> None:
+@plays(run)
+async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) -> None:
     """The stream carries on while the inbox is busy, and answers come in order."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b, refused=b"2")
-        sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
-        await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
-        gate.open.set()
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [type(None), Refusal, type(None)]
-        assert a.libp2p_streams == 1
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b, refused=b"2")
+    sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
+    await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
+    gate.open.set()
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), Refusal, type(None)]
+    assert a.libp2p_streams == 1
 
 
-def test_a_refusal_keeps_the_stream() -> None:
+@plays(run)
+async def test_a_refusal_keeps_the_stream(start: Start) -> None:
     """Refused before it was read or after: the reason comes back, and what follows is in step."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        Gate(b, refused=b"no").open.set()
-        b.box.admitted_bytes = 1000
-        with pytest.raises(Refusal, match="at most 1000"):
-            await a.send("b", bytes(1001))
-        with pytest.raises(Refusal, match="no no"):
-            await a.send("b", b"x", b"no")
-        await a.send("b", b"fits")
-        assert [payload for _, _, payload in b.box.got] == [b"fits"]
-        assert a.libp2p_streams == 1
-        assert b.traffic.peers["a"].refused == 2
-
-    run(test)
+    a, b = start("a"), start("b")
+    Gate(b, refused=b"no").open.set()
+    b.box.admitted_bytes = 1000
+    with pytest.raises(Refusal, match="at most 1000"):
+        await a.send("b", bytes(1001))
+    with pytest.raises(Refusal, match="no no"):
+        await a.send("b", b"x", b"no")
+    await a.send("b", b"fits")
+    assert [payload for _, _, payload in b.box.got] == [b"fits"]
+    assert a.libp2p_streams == 1
+    assert b.traffic.peers["a"].refused == 2
 
 
-def test_messages_have_a_stream_of_their_own() -> None:
+@awaited
+async def test_messages_have_a_stream_of_their_own() -> None:
     """A link doesn't wait behind payloads, and neither stream carries what belongs to the other."""
-
-    async def test() -> None:
-        rig = Rig()
-        payloads = await rig.stranger()
-        payloads.write(encode(Bulk(b"1", 1)) + b"x" + encode(Message(b"lost")))
-        assert await payloads.read() == Accepted()
-        assert "no place" in await payloads.refusal()
-        link = await rig.stranger()
-        link.write(encode(Message(b"2")) + encode(Bulk(b"3", 1)) + b"x")
-        assert await link.read() == Accepted()
-        assert "no place" in await link.refusal()
-        assert rig.box.headers == [b"1", b"2"]
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig()
+    payloads = await rig.stranger()
+    payloads.write(encode(Bulk(b"1", 1)) + b"x" + encode(Message(b"lost")))
+    assert await payloads.read() == Accepted()
+    assert "no place" in await payloads.refusal()
+    link = await rig.stranger()
+    link.write(encode(Message(b"2")) + encode(Bulk(b"3", 1)) + b"x")
+    assert await link.read() == Accepted()
+    assert "no place" in await link.refusal()
+    assert rig.box.headers == [b"1", b"2"]
+    await rig.exchange.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
-def test_the_systems_buffer_holds_a_whole_chunk() -> None:
+@plays(run)
+async def test_the_systems_buffer_holds_a_whole_chunk(start: Start) -> None:
     """It is larger than by default, so that the stream asks for the next chunk less often."""
-
-    async def test(start: Start) -> None:
-        usual, other = socket.socketpair()
-        near, far = await pair()
-        sock = near.transport.get_extra_info("socket")
-        option = socket.SOL_SOCKET, socket.SO_SNDBUF
-        assert sock.getsockopt(*option) > usual.getsockopt(*option)
-        for end in (usual, other):
-            end.close()
-        near.abort()
-        far.abort()
-
-    run(test)
+    usual, other = socket.socketpair()
+    near, far = await pair()
+    sock = near.transport.get_extra_info("socket")
+    option = socket.SOL_SOCKET, socket.SO_SNDBUF
+    assert sock.getsockopt(*option) > usual.getsockopt(*option)
+    for end in (usual, other):
+        end.close()
+    near.abort()
+    far.abort()
 
 
 # -- what breaks
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_stream_that_broke_unused_is_replaced(at_once: int) -> None:
+@plays(run)
+async def test_a_stream_that_broke_unused_is_replaced(start: Start, at_once: int) -> None:
     """The next payload goes on another stream, and the inbox isn't told."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        for pipe in served(b):
-            pipe.abort()
-        await until(lambda: not served(a))
-        await asyncio.gather(*(a.send("b", b"next") for _ in range(at_once)))
-        assert [payload for _, _, payload in b.box.got] == [b"first", *at_once * [b"next"]]
-        assert a.libp2p_streams == 2
-        assert a.box.closed_peers == b.box.closed_peers == []
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    for pipe in served(b):
+        pipe.abort()
+    await until(lambda: not served(a))
+    await asyncio.gather(*(a.send("b", b"next") for _ in range(at_once)))
+    assert [payload for _, _, payload in b.box.got] == [b"first", *at_once * [b"next"]]
+    assert a.libp2p_streams == 2
+    assert a.box.closed_peers == b.box.closed_peers == []
 
 
-def test_a_stream_with_an_unasked_answer_is_not_used_again() -> None:
+@awaited
+async def test_a_stream_with_an_unasked_answer_is_not_used_again() -> None:
     """The answer would be taken for the next payload's."""
-
-    async def test() -> None:
-        rig = Rig()
-        first = to_far(rig, b"1")
-        far = await rig.dialled()
-        assert await far.read() == Bulk(b"1", 1)
-        far.write(encode(Accepted()) + encode(Accepted()))
-        await first
-        second = to_far(rig, b"2")
-        fresh = await rig.dialled()
-        assert await fresh.read() == Bulk(b"2", 1)
-        fresh.write(Accepted())
-        await second
-        far.take(1)
-        assert await far.read() is None
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig()
+    first = to_far(rig, b"1")
+    far = await rig.dialled()
+    assert await far.read() == Bulk(b"1", 1)
+    far.write(encode(Accepted()) + encode(Accepted()))
+    await first
+    second = to_far(rig, b"2")
+    fresh = await rig.dialled()
+    assert await fresh.read() == Bulk(b"2", 1)
+    fresh.write(Accepted())
+    await second
+    far.take(1)
+    assert await far.read() is None
+    await rig.exchange.close()
 
 
 @pytest.mark.parametrize("breaks_again", [False, True])
-def test_a_payload_on_a_used_stream_that_breaks_is_sent_once_more(breaks_again: bool) -> None:
+@awaited
+async def test_a_payload_on_a_used_stream_that_breaks_is_sent_once_more(breaks_again: bool) -> None:
     """A stream that carried other payloads may have broken before, unseen. If the fresh one breaks too, the peer is
     unreachable."""
-
-    async def test() -> None:
-        rig = Rig()
-        first = to_far(rig, b"1")
-        far = await rig.dialled()
-        far.write(Accepted())
-        await first
-        sends = [to_far(rig, header) for header in (b"2", b"3")]
-        assert await payloads(far, 3) == [b"1", b"2", b"3"]
-        far.writer.close()
-        fresh = await rig.dialled()
-        assert await payloads(fresh, 2) == [b"2", b"3"]
-        assert rig.box.closed_peers == ["far", "far"]
-        if breaks_again:
-            fresh.writer.close()
-            for send in sends:
-                with pytest.raises(Unreachable, match="ended before"):
-                    await send
-        else:
-            fresh.write(Accepted())
-            fresh.write(Accepted())
-            await asyncio.gather(*sends)
-        assert len(rig.far_ends) == 2
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig()
+    first = to_far(rig, b"1")
+    far = await rig.dialled()
+    far.write(Accepted())
+    await first
+    sends = [to_far(rig, header) for header in (b"2", b"3")]
+    assert await payloads(far, 3) == [b"1", b"2", b"3"]
+    far.writer.close()
+    fresh = await rig.dialled()
+    assert await payloads(fresh, 2) == [b"2", b"3"]
+    assert rig.box.closed_peers == ["far", "far"]
+    if breaks_again:
+        fresh.writer.close()
+        for send in sends:
+            with pytest.raises(Unreachable, match="ended before"):
+                await send
+    else:
+        fresh.write(Accepted())
+        fresh.write(Accepted())
+        await asyncio.gather(*sends)
+    assert len(rig.far_ends) == 2
+    await rig.exchange.close()
 
 
-def test_a_payload_on_a_fresh_stream_that_breaks_is_not_sent_again() -> None:
+@awaited
+async def test_a_payload_on_a_fresh_stream_that_breaks_is_not_sent_again() -> None:
     """A peer that ends a stream before it has answered anything is unreachable at once."""
-
-    async def test() -> None:
-        rig = Rig()
-        send = to_far(rig, b"1")
-        far = await rig.dialled()
-        assert await far.read() == Bulk(b"1", 1)
-        far.writer.close()
-        with pytest.raises(Unreachable, match="ended before"):
-            await send
-        assert (len(rig.far_ends), rig.box.closed_peers) == (1, ["far"])
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig()
+    send = to_far(rig, b"1")
+    far = await rig.dialled()
+    assert await far.read() == Bulk(b"1", 1)
+    far.writer.close()
+    with pytest.raises(Unreachable, match="ended before"):
+        await send
+    assert (len(rig.far_ends), rig.box.closed_peers) == (1, ["far"])
+    await rig.exchange.close()
 
 
-def test_a_payload_without_an_answer_is_not_sent_again() -> None:
+@plays(run)
+async def test_a_payload_without_an_answer_is_not_sent_again(start: Start) -> None:
     """A frozen receiver costs one read timeout, even on a stream that carried others before. The next payload dials."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        gate = Gate(b)
-        with by_hand() as clock:
-            sends = sent(a, b"1", b"2")
-            assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
-            results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 2
-        assert a.libp2p_streams == 1
-        gate.open.set()
-        await a.send("b", b"next")
-        assert a.libp2p_streams == 2
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    gate = Gate(b)
+    with by_hand() as clock:
+        sends = sent(a, b"1", b"2")
+        assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
+        results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 2
+    assert a.libp2p_streams == 1
+    gate.open.set()
+    await a.send("b", b"next")
+    assert a.libp2p_streams == 2
 
 
-def test_a_half_sent_payload_ends_the_stream_after_the_earlier_answers() -> None:
+@plays(run)
+async def test_a_half_sent_payload_ends_the_stream_after_the_earlier_answers(start: Start) -> None:
     """A send that is cancelled midway is the last on its stream. Earlier ones are answered, later ones use another, and
     what wasn't sent of the half never is."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        before = sent(a, b"1")
-        await until(lambda: gate.come)
-        (pipe,) = served(b)
-        memory = bytearray(b"o" * (48 << 20))
-        half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-        await until(lambda: pipe.filled_bytes > 1 << 20)
-        pipe.transport.pause_reading()
-        await asyncio.sleep(0.1)  # until the system takes no more
-        half.cancel()
-        await asyncio.wait([half])
-        memory[:] = b"n" * len(memory)
-        pipe.transport.resume_reading()
-        assert b"n" not in await all_that_comes(pipe)
-        after = sent(a, b"3")
-        await until(lambda: gate.come == [b"1", b"3"])
-        gate.open.set()
-        await asyncio.gather(*before, *after)
-        await until(lambda: pipe.ended)
-        assert a.libp2p_streams == 2
-        assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    before = sent(a, b"1")
+    await until(lambda: gate.come)
+    (pipe,) = served(b)
+    memory = bytearray(b"o" * (48 << 20))
+    half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
+    await until(lambda: pipe.filled_bytes > 1 << 20)
+    pipe.transport.pause_reading()
+    await asyncio.sleep(0.1)  # until the system takes no more
+    half.cancel()
+    await asyncio.wait([half])
+    memory[:] = b"n" * len(memory)
+    pipe.transport.resume_reading()
+    assert b"n" not in await all_that_comes(pipe)
+    after = sent(a, b"3")
+    await until(lambda: gate.come == [b"1", b"3"])
+    gate.open.set()
+    await asyncio.gather(*before, *after)
+    await until(lambda: pipe.ended)
+    assert a.libp2p_streams == 2
+    assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
 
 
-def test_a_written_payload_arrives_unchanged() -> None:
+@plays(run)
+async def test_a_written_payload_arrives_unchanged(start: Start) -> None:
     """Even if its sender is cancelled, and uses the memory again before the receiver has it all."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        (pipe,) = served(b)
-        pipe.transport.pause_reading()
-        memory = bytearray(b"o" * 300_000)
-        sending = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-        await asyncio.sleep(0.05)
-        written = not a.exchange.sender._writing["b"].locked()
-        sending.cancel()
-        await asyncio.wait([sending])
-        memory[:] = b"n" * len(memory)
-        pipe.transport.resume_reading()
-        await a.send("b", b"last")
-        assert [payload for _, _, payload in b.box.got] == [b"first", *written * [b"o" * 300_000], b"last"]
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    (pipe,) = served(b)
+    pipe.transport.pause_reading()
+    memory = bytearray(b"o" * 300_000)
+    sending = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
+    await asyncio.sleep(0.05)
+    written = not a.exchange.sender._writing["b"].locked()
+    sending.cancel()
+    await asyncio.wait([sending])
+    memory[:] = b"n" * len(memory)
+    pipe.transport.resume_reading()
+    await a.send("b", b"last")
+    assert [payload for _, _, payload in b.box.got] == [b"first", *written * [b"o" * 300_000], b"last"]
 
 
 # -- how long it is kept
 
 
-def test_a_stream_is_kept_for_its_life_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_stream_is_kept_for_its_life_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its life time a stream ends at both ends, used or not. Waiting sends get answers; later payloads dial
     again."""
     monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.3)
-
-    async def test(start: Start) -> None:
-        with by_hand() as clock:
-            a, b = start("a"), start("b")
-            await a.send("b", b"first")
-            (kept,) = served(a)
-            gate = Gate(b)
-            sends = sent(a, b"1")
-            await clock.until(lambda: gate.come == [b"1"])
-            await clock.passes(0.4)
-            assert kept.ended is None
-            gate.open.set()
-            await asyncio.gather(*sends)
-            assert kept.ended
-            assert a.libp2p_streams == 1
-            await a.send("b", b"next")
-            assert a.libp2p_streams == 2
-            await clock.passes(0.4)
-            await clock.until(lambda: not served(a) and not served(b))
-        assert not a.exchange.sender._payload_streams._opened
-        assert not b.traffic.refused
-
-    run(test)
+    with by_hand() as clock:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        (kept,) = served(a)
+        gate = Gate(b)
+        sends = sent(a, b"1")
+        await clock.until(lambda: gate.come == [b"1"])
+        await clock.passes(0.4)
+        assert kept.ended is None
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert kept.ended
+        assert a.libp2p_streams == 1
+        await a.send("b", b"next")
+        assert a.libp2p_streams == 2
+        await clock.passes(0.4)
+        await clock.until(lambda: not served(a) and not served(b))
+    assert not a.exchange.sender._payload_streams._opened
+    assert not b.traffic.refused
 
 
-def test_a_receiver_ends_a_stream_without_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_receiver_ends_a_stream_without_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that keeps a stream open for longer than allowed, and sends nothing, is told why it ends."""
     monkeypatch.setattr("p2p_diloco.net.receiving.NEXT_PAYLOAD_S", 0.4)
-
-    async def test() -> None:
-        rig = Rig()
-        stranger = await rig.stranger()
-        stranger.write(encode(Bulk(b"1", 1)) + b"x")
-        assert await stranger.read() == Accepted()
-        assert "nothing came" in await stranger.refusal()
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig()
+    stranger = await rig.stranger()
+    stranger.write(encode(Bulk(b"1", 1)) + b"x")
+    assert await stranger.read() == Accepted()
+    assert "nothing came" in await stranger.refusal()
+    await rig.exchange.close()
 
 
-def test_unread_answers_end_the_stream() -> None:
+@awaited
+async def test_unread_answers_end_the_stream() -> None:
     """Once they fill the stream no further payload is read, and then the stream is ended."""
-
-    async def test() -> None:
-        rig = Rig(limits=replace(test_exchange.LIMITS, write_timeout_s=0.4))
-        stranger = await rig.stranger()
-        stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await until(lambda: len(rig.exchange.streams.pipes) == 1)
-        for pipe in rig.exchange.streams.pipes:
-            pipe.transport.set_write_buffer_limits(0)
-        count = 20_000
-        stranger.write(encode(Bulk(b"1", 0)) * count)
-        await asyncio.wait(rig.serving)
-        assert 0 < len(rig.box.headers) < count
-        await rig.exchange.close()
-
-    test_exchange.run(test())
+    rig = Rig(limits=replace(test_exchange.LIMITS, write_timeout_s=0.4))
+    stranger = await rig.stranger()
+    stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until(lambda: len(rig.exchange.streams.pipes) == 1)
+    for pipe in rig.exchange.streams.pipes:
+        pipe.transport.set_write_buffer_limits(0)
+    count = 20_000
+    stranger.write(encode(Bulk(b"1", 0)) * count)
+    await asyncio.wait(rig.serving)
+    assert 0 < len(rig.box.headers) < count
+    await rig.exchange.close()
 
 
-def test_the_number_of_kept_streams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_number_of_kept_streams_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than allowed is ended when it has its answer, and what follows goes on another; those that are there
     stay, and a place that is left is free."""
     monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.5)
-
-    async def test(start: Start) -> None:
-        limits = replace(LIMITS, links_max=2)
-        with by_hand() as clock:
-            b = start("b", limits=limits)
-            peers = [start(name) for name in "acd"]
-            for peer in peers:
-                await peer.send("b", b"x")
-            await clock.passes(0.3)
-            assert len(served(peers[2])) == 1  # its answer might still be on its way
-            await clock.passes(0.3)
-            await clock.until(lambda: sum(len(served(peer)) for peer in peers) == 2)
-            for peer in peers[::-1]:
-                await peer.send("b", b"y")
-            assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
-            assert all(peer.box.closed_peers == [] for peer in peers)
-            await peers[0].close()
-            await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 1)
-            await clock.passes(0.6)
-            await clock.until(lambda: not served(peers[2]))
-            await peers[2].send("b", b"z")
-            await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 2)
-            await clock.passes(0.8)  # longer than who has its answer is left to hang up
-            streams = peers[2].libp2p_streams
-            await peers[2].send("b", b"z")
-            assert peers[2].libp2p_streams == streams
-
-    run(test)
+    limits = replace(LIMITS, links_max=2)
+    with by_hand() as clock:
+        b = start("b", limits=limits)
+        peers = [start(name) for name in "acd"]
+        for peer in peers:
+            await peer.send("b", b"x")
+        await clock.passes(0.3)
+        assert len(served(peers[2])) == 1  # its answer might still be on its way
+        await clock.passes(0.3)
+        await clock.until(lambda: sum(len(served(peer)) for peer in peers) == 2)
+        for peer in peers[::-1]:
+            await peer.send("b", b"y")
+        assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
+        assert all(peer.box.closed_peers == [] for peer in peers)
+        await peers[0].close()
+        await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 1)
+        await clock.passes(0.6)
+        await clock.until(lambda: not served(peers[2]))
+        await peers[2].send("b", b"z")
+        await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 2)
+        await clock.passes(0.8)  # longer than who has its answer is left to hang up
+        streams = peers[2].libp2p_streams
+        await peers[2].send("b", b"z")
+        assert peers[2].libp2p_streams == streams
 
 
 @pytest.mark.parametrize("waits_for", ["an answer", "its turn", "a stream"])
-def test_closing_leaves_no_stream(waits_for: str) -> None:
+@plays(run)
+async def test_closing_leaves_no_stream(start: Start, waits_for: str) -> None:
     """Neither a kept one nor one that is being opened, and none is opened afterwards."""
     dialling = waits_for == "a stream"
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        if dialling:
-            a.exchange.sender._dial = lambda peer: asyncio.sleep(LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
-        sends = sent(a, b"1", b"2", b"3", nbytes=LONG if waits_for == "its turn" else 1)
-        if dialling:
-            sends.append(asyncio.create_task(a.exchange.send("b", b"message", None)))
-            await asyncio.sleep(0)  # all have begun
-        else:
-            await until(lambda: gate.come == [b"1"])
-        began = time.monotonic()
-        await a.close()
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * len(sends)
-        assert time.monotonic() - began < AT_ONCE_S
-        assert a.libp2p_streams == (0 if dialling else 1)
-        assert not served(a)
-        assert a.box.closed_peers == []
-        gate.open.set()
-        await until(lambda: not served(b))
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    if dialling:
+        a.exchange.sender._dial = lambda peer: asyncio.sleep(LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
+    sends = sent(a, b"1", b"2", b"3", nbytes=LONG if waits_for == "its turn" else 1)
+    if dialling:
+        sends.append(asyncio.create_task(a.exchange.send("b", b"message", None)))
+        await asyncio.sleep(0)  # all have begun
+    else:
+        await until(lambda: gate.come == [b"1"])
+    began = time.monotonic()
+    await a.close()
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * len(sends)
+    assert time.monotonic() - began < AT_ONCE_S
+    assert a.libp2p_streams == (0 if dialling else 1)
+    assert not served(a)
+    assert a.box.closed_peers == []
+    gate.open.set()
+    await until(lambda: not served(b))
 
 
 # -- one of a kind for each peer
 
 
-def test_callers_at_the_same_time_share_one_opening() -> None:
+@awaited
+async def test_callers_at_the_same_time_share_one_opening() -> None:
     """The object is opened once. If that fails all of them hear it at once, and the next call tries again."""
+    opened: list[str] = []
+    fails = True
 
-    async def test() -> None:
-        opened: list[str] = []
-        fails = True
+    async def open(peer: str) -> object:
+        opened.append(peer)
+        await asyncio.sleep(0.01)
+        if fails:
+            raise Unreachable("nobody is there")
+        return object()
 
-        async def open(peer: str) -> object:
-            opened.append(peer)
-            await asyncio.sleep(0.01)
-            if fails:
-                raise Unreachable("nobody is there")
-            return object()
-
-        kept = OnePerPeer(open)
-        results = await asyncio.gather(*(kept.to("a") for _ in range(3)), return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 3
-        fails = False
-        first, second, other = await asyncio.gather(kept.to("a"), kept.to("a"), kept.to("b"))
-        assert first is second is await kept.to("a")
-        assert first is not other
-        assert opened == ["a", "a", "b"]
-
-    asyncio.run(test())
+    kept = OnePerPeer(open)
+    results = await asyncio.gather(*(kept.to("a") for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 3
+    fails = False
+    first, second, other = await asyncio.gather(kept.to("a"), kept.to("a"), kept.to("b"))
+    assert first is second is await kept.to("a")
+    assert first is not other
+    assert opened == ["a", "a", "b"]
 
 
-def test_a_dropped_object_is_opened_anew() -> None:
+@awaited
+async def test_a_dropped_object_is_opened_anew() -> None:
     """Only that one is dropped: an object that has replaced it stays, and so does one that is being opened."""
 
-    async def test() -> None:
-        async def open(peer: str) -> object:
-            await asyncio.sleep(0.01)
-            return object()
+    async def open(peer: str) -> object:
+        await asyncio.sleep(0.01)
+        return object()
 
-        kept = OnePerPeer(open)
-        first = await kept.to("a")
-        kept.drop("a", first)
-        asking = asyncio.create_task(kept.to("a"))
-        await asyncio.sleep(0)
-        kept.drop("a", first)
-        second = await asking
-        assert second is not first
-        kept.drop("a", first)
-        kept.drop("b", first)
-        assert await kept.to("a") is second
-
-    asyncio.run(test())
+    kept = OnePerPeer(open)
+    first = await kept.to("a")
+    kept.drop("a", first)
+    asking = asyncio.create_task(kept.to("a"))
+    await asyncio.sleep(0)
+    kept.drop("a", first)
+    second = await asking
+    assert second is not first
+    kept.drop("a", first)
+    kept.drop("b", first)
+    assert await kept.to("a") is second
 
 
-def test_a_cancelled_caller_does_not_cancel_the_opening() -> None:
+@awaited
+async def test_a_cancelled_caller_does_not_cancel_the_opening() -> None:
     """The others go on waiting; when all openings are ended they get `Unreachable`."""
+    may = asyncio.Event()
 
-    async def test() -> None:
-        may = asyncio.Event()
+    async def open(peer: str) -> object:
+        await may.wait()
+        return object()
 
-        async def open(peer: str) -> object:
-            await may.wait()
-            return object()
-
-        kept = OnePerPeer(open)
-        gone, waits = (asyncio.create_task(kept.to("a")) for _ in range(2))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.wait([gone])
-        assert gone.cancelled()
-        may.set()
-        await waits
-        may.clear()
-        last = asyncio.create_task(kept.to("b"))
-        await asyncio.sleep(0)
-        kept.end()
-        with pytest.raises(Unreachable, match="closing"):
-            await last
-        with pytest.raises(Unreachable, match="closing"):
-            await kept.to("c")
-
-    asyncio.run(test())
+    kept = OnePerPeer(open)
+    gone, waits = (asyncio.create_task(kept.to("a")) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert gone.cancelled()
+    may.set()
+    await waits
+    may.clear()
+    last = asyncio.create_task(kept.to("b"))
+    await asyncio.sleep(0)
+    kept.end()
+    with pytest.raises(Unreachable, match="closing"):
+        await last
+    with pytest.raises(Unreachable, match="closing"):
+        await kept.to("c")

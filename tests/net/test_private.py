@@ -16,7 +16,7 @@ from p2p_diloco.net.membership import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
 from tests.net.members import OTHER_KEY, invitation, membership, revocation
-from tests.net.patience import run, until
+from tests.net.patience import awaited, until
 from tests.net.swarm import Box, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
@@ -49,37 +49,31 @@ async def closed(*transports: Any) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_members_exchange_messages_and_payloads(direct: bool) -> None:
+@awaited
+async def test_members_exchange_messages_and_payloads(direct: bool) -> None:
     """In both directions, over direct connections or libp2p alone, and each knows the other's name."""
-
-    async def test() -> None:
-        (a, b), boxes = await two(invitation(), invitation(name="bob"), direct=direct)
-        for sender, receiver, box in ((a, b, boxes[1]), (b, a, boxes[0])):
-            await sender.send(receiver.peer_id, b"hello")
-            await sender.send(receiver.peer_id, b"bulk", memoryview(bytes(1 << 20)))
-            assert [box.headers.get_nowait() for _ in range(2)] == [b"hello", b"bulk"]
-            assert sender.traffic.ways() == {receiver.peer_id: "direct" if direct else "libp2p"}
-        assert (a.member(b.peer_id).name, b.member(a.peer_id).name) == ("bob", "alice")
-        await closed(a, b)
-
-    run(test())
+    (a, b), boxes = await two(invitation(), invitation(name="bob"), direct=direct)
+    for sender, receiver, box in ((a, b, boxes[1]), (b, a, boxes[0])):
+        await sender.send(receiver.peer_id, b"hello")
+        await sender.send(receiver.peer_id, b"bulk", memoryview(bytes(1 << 20)))
+        assert [box.headers.get_nowait() for _ in range(2)] == [b"hello", b"bulk"]
+        assert sender.traffic.ways() == {receiver.peer_id: "direct" if direct else "libp2p"}
+    assert (a.member(b.peer_id).name, b.member(a.peer_id).name) == ("bob", "alice")
+    await closed(a, b)
 
 
 @pytest.mark.parametrize("other", [None, invitation(key=OTHER_KEY)], ids=["no invitation", "another run's"])
-def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing(other: Invitation | None) -> None:
+@awaited
+async def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing(other: Invitation | None) -> None:
     """Whichever of the two dials; the member takes the other for dead."""
-
-    async def test() -> None:
-        (a, b), boxes = await two(invitation(), other)
-        for payload in (None, memoryview(bytes(1000))):
-            with pytest.raises(Exception, match="not a member of this run"):
-                await b.send(a.peer_id, b"hello", payload)
-            with pytest.raises(Unreachable):
-                await a.send(b.peer_id, b"hello", payload)
-        assert boxes[0].headers.empty()
-        await closed(a, b)
-
-    run(test())
+    (a, b), boxes = await two(invitation(), other)
+    for payload in (None, memoryview(bytes(1000))):
+        with pytest.raises(Exception, match="not a member of this run"):
+            await b.send(a.peer_id, b"hello", payload)
+        with pytest.raises(Unreachable):
+            await a.send(b.peer_id, b"hello", payload)
+    assert boxes[0].headers.empty()
+    await closed(a, b)
 
 
 def hello_of(victim: Any) -> list[bytes]:
@@ -88,81 +82,69 @@ def hello_of(victim: Any) -> list[bytes]:
     return [b"", b"?" + stolen, b"!" + stolen, b"?" + other, b"!" + victim.membership.hello]
 
 
-def test_a_stranger_is_told_one_text_on_every_stream() -> None:
+@awaited
+async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
     """On links, for payloads, offers of direct connections, relays and dial-backs: the inbox sees nothing, no payload
     is read, no offer is made, nothing is dialled."""
-
-    async def test() -> None:
-        box = Box()
-        victim = await join(box, invitation=invitation())
-        said = [Message(b"fetch"), Bulk(b"contribution", 10), Message(b"")]
-        async with attacker(victim) as stranger:
-            for protocol in (STREAMS, STREAMS + DIRECT):
-                for frame in said:
-                    assert await stranger.told(protocol, frame) == [REFUSED]
-                for shown in hello_of(victim):
-                    assert await stranger.told(protocol, Message(shown), *said) == [REFUSED]
-            me = stranger.daemon.peer_id
-            requests = [{"open": me}, {"register": True}, {"ping": True}, {"check": ["/ip4/127.0.0.1/tcp/22"]}]
-            for request in (*requests, *({**r, "member": s[1:]} for r in requests for s in hello_of(victim))):
-                assert await stranger.told(RELAY, Message(msgpack.packb(request))) == [REFUSED]
-            for shown in (None, membership("x").hello):
-                told = {"from": "x"} if shown is None else {"from": me, "member": shown}
-                assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
-        assert box.headers.empty()
-        assert not victim._exchange.sender.direct.listener._tickets
-        await closed(victim)
-
-    run(test())
+    box = Box()
+    victim = await join(box, invitation=invitation())
+    said = [Message(b"fetch"), Bulk(b"contribution", 10), Message(b"")]
+    async with attacker(victim) as stranger:
+        for protocol in (STREAMS, STREAMS + DIRECT):
+            for frame in said:
+                assert await stranger.told(protocol, frame) == [REFUSED]
+            for shown in hello_of(victim):
+                assert await stranger.told(protocol, Message(shown), *said) == [REFUSED]
+        me = stranger.daemon.peer_id
+        requests = [{"open": me}, {"register": True}, {"ping": True}, {"check": ["/ip4/127.0.0.1/tcp/22"]}]
+        for request in (*requests, *({**r, "member": s[1:]} for r in requests for s in hello_of(victim))):
+            assert await stranger.told(RELAY, Message(msgpack.packb(request))) == [REFUSED]
+        for shown in (None, membership("x").hello):
+            told = {"from": "x"} if shown is None else {"from": me, "member": shown}
+            assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
+    assert box.headers.empty()
+    assert not victim._exchange.sender.direct.listener._tickets
+    await closed(victim)
 
 
-def test_a_direct_connection_needs_a_ticket_that_only_members_get() -> None:
+@awaited
+async def test_a_direct_connection_needs_a_ticket_that_only_members_get() -> None:
     """Without one, the port closes every connection at once."""
-
-    async def test() -> None:
-        victim = await join(invitation=invitation())
-        ((_, port),) = victim._exchange.sender.direct.listener.ports
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await asyncio.wait_for(reader.read(), 20.0) == b""
-        writer.close()
-        await closed(victim)
-
-    run(test())
+    victim = await join(invitation=invitation())
+    ((_, port),) = victim._exchange.sender.direct.listener.ports
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await asyncio.wait_for(reader.read(), 20.0) == b""
+    writer.close()
+    await closed(victim)
 
 
-def test_a_revoked_member_loses_its_connections_at_once() -> None:
+@awaited
+async def test_a_revoked_member_loses_its_connections_at_once() -> None:
     """Its link and its direct connections end; what it sends later is refused. The other member notices nothing."""
-
-    async def test() -> None:
-        banned = invitation(name="mallory")
-        (a, mallory, c), boxes = await two(invitation(), banned, invitation(name="carol"))
-        for sender in (mallory, c):
-            await sender.send(a.peer_id, b"hello")
-            await sender.send(a.peer_id, b"bulk", memoryview(bytes(1000)))
-        await a.send(mallory.peer_id, b"hello")
-        assert a.revoke(revocation(banned))
-        theirs = [pipe for pipe, peer in a._exchange.streams.pipes.items() if peer == mallory.peer_id]
-        assert [pipe.ended is None for pipe in theirs] == [False] * len(theirs) != []
-        assert await asyncio.wait_for(boxes[0].closed_peers.get(), 20.0) == mallory.peer_id
-        for payload in (None, memoryview(bytes(1000))):
-            await until(lambda: not mallory._exchange.sender.links.peers(), 20.0)
-            with pytest.raises(Exception, match="not a member of this run"):
-                await mallory.send(a.peer_id, b"again", payload)
-            with pytest.raises(Unreachable, match="not a member") as error:
-                await a.send(mallory.peer_id, b"again", payload)
-            assert error.value.refused
-        await c.send(a.peer_id, b"fine")
-        assert [boxes[0].headers.get_nowait() for _ in range(5)] == [b"hello", b"bulk", b"hello", b"bulk", b"fine"]
-        await closed(a, mallory, c)
-
-    run(test())
+    banned = invitation(name="mallory")
+    (a, mallory, c), boxes = await two(invitation(), banned, invitation(name="carol"))
+    for sender in (mallory, c):
+        await sender.send(a.peer_id, b"hello")
+        await sender.send(a.peer_id, b"bulk", memoryview(bytes(1000)))
+    await a.send(mallory.peer_id, b"hello")
+    assert a.revoke(revocation(banned))
+    theirs = [pipe for pipe, peer in a._exchange.streams.pipes.items() if peer == mallory.peer_id]
+    assert [pipe.ended is None for pipe in theirs] == [False] * len(theirs) != []
+    assert await asyncio.wait_for(boxes[0].closed_peers.get(), 20.0) == mallory.peer_id
+    for payload in (None, memoryview(bytes(1000))):
+        await until(lambda: not mallory._exchange.sender.links.peers(), 20.0)
+        with pytest.raises(Exception, match="not a member of this run"):
+            await mallory.send(a.peer_id, b"again", payload)
+        with pytest.raises(Unreachable, match="not a member") as error:
+            await a.send(mallory.peer_id, b"again", payload)
+        assert error.value.refused
+    await c.send(a.peer_id, b"fine")
+    assert [boxes[0].headers.get_nowait() for _ in range(5)] == [b"hello", b"bulk", b"hello", b"bulk", b"fine"]
+    await closed(a, mallory, c)
 
 
-def test_an_invitation_that_has_expired_is_a_config_error() -> None:
+@awaited
+async def test_an_invitation_that_has_expired_is_a_config_error() -> None:
     """The daemon that was started by then ends."""
-
-    async def test() -> None:
-        with pytest.raises(ConfigError, match="has expired"):
-            await join(invitation=invitation(life_s=-1.0))
-
-    run(test())
+    with pytest.raises(ConfigError, match="has expired"):
+        await join(invitation=invitation(life_s=-1.0))

@@ -12,34 +12,32 @@ from p2p_diloco.net import dht, probing
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.probing import ask, visiting
+from tests.net.patience import awaited
 
 pytestmark = pytest.mark.real
 STRANGER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 
 
-def test_a_peer_answers_with_its_time_whatever_travels_with_the_question() -> None:
+@awaited
+async def test_a_peer_answers_with_its_time_whatever_travels_with_the_question() -> None:
     """Small and large questions are answered, and the asker doesn't become a peer of the DHT. A peer that is not there
     is unreachable, and so is one from which nothing comes in time."""
-
-    async def go() -> None:
-        seed = await DhtPeer.create(PeerConfig())
-        try:
-            async with visiting(("/ip4/127.0.0.1/tcp/0",), start_s=20.0) as daemon:
-                assert daemon.addresses
-                assert await daemon.greet(seed.daemon.addresses[0]) is None
-                for padding_bytes in (0, probing.PADDING_BYTES_MAX):
-                    answer = await ask(daemon, seed.peer_id, timeout_s=20.0, padding_bytes=padding_bytes)
-                    assert answer.took_s > 0
-                    assert abs(answer.clock_ahead_s) <= answer.took_s
-                assert not seed._node.protocol.routing_table.peer_id_to_uid
-                with pytest.raises(Unreachable):
-                    await ask(daemon, STRANGER, timeout_s=20.0)
-                with pytest.raises(Unreachable):
-                    await ask(daemon, seed.peer_id, timeout_s=0.0)
-        finally:
-            await seed.close()
-
-    asyncio.run(asyncio.wait_for(go(), 60.0))
+    seed = await DhtPeer.create(PeerConfig())
+    try:
+        async with visiting(("/ip4/127.0.0.1/tcp/0",), start_s=20.0) as daemon:
+            assert daemon.addresses
+            assert await daemon.greet(seed.daemon.addresses[0]) is None
+            for padding_bytes in (0, probing.PADDING_BYTES_MAX):
+                answer = await ask(daemon, seed.peer_id, timeout_s=20.0, padding_bytes=padding_bytes)
+                assert answer.took_s > 0
+                assert abs(answer.clock_ahead_s) <= answer.took_s
+            assert not seed._node.protocol.routing_table.peer_id_to_uid
+            with pytest.raises(Unreachable):
+                await ask(daemon, STRANGER, timeout_s=20.0)
+            with pytest.raises(Unreachable):
+                await ask(daemon, seed.peer_id, timeout_s=0.0)
+    finally:
+        await seed.close()
 
 
 def test_a_clock_reading_counts_from_the_middle_of_the_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from p2p_diloco.net.reach import (
 )
 from tests.net.clocks import ByHand, by_hand
 from tests.net.direct_peers import pair
+from tests.net.patience import awaited
 
 ME = "QmMe"
 OWN = [f"/ip4/192.168.1.2/tcp/40/p2p/{ME}", f"/ip4/127.0.0.1/tcp/40/p2p/{ME}"]
@@ -144,28 +145,25 @@ def answer(**content: Any) -> Message:
     return Message(msgpack.packb(content))
 
 
-def test_a_stranger_s_answer_is_cleaned() -> None:
+@awaited
+async def test_a_stranger_s_answer_is_cleaned() -> None:
     """Only addresses of this peer count, of a bounded length; a reason is one line of bounded length."""
-
-    async def test() -> None:
-        reached = {
-            OWN[0]: "line\nline\x1b[31m" + "x" * 1000,
-            "/ip4/20.0.0.9/tcp/1/p2p/QmAnother": None,
-            "/ip4/20.0.0.9/tcp/1/" + "x" * ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
-            b"bytes": None,
-            MAPPED: None,
-        }
-        async with asked(Asker(answer(seen="/ip4/20.0.0.9/tcp/1", reached=reached))) as asker:
-            told = await ask(asker, "other", asker.addresses)
-        assert list(told.reached) == [OWN[0], MAPPED]
-        assert told.reached[MAPPED] is None
-        why = told.reached[OWN[0]]
-        assert why is not None
-        assert why.isprintable()
-        assert why.startswith("line line [31mx")
-        assert len(why) < 500
-
-    asyncio.run(test())
+    reached = {
+        OWN[0]: "line\nline\x1b[31m" + "x" * 1000,
+        "/ip4/20.0.0.9/tcp/1/p2p/QmAnother": None,
+        "/ip4/20.0.0.9/tcp/1/" + "x" * ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
+        b"bytes": None,
+        MAPPED: None,
+    }
+    async with asked(Asker(answer(seen="/ip4/20.0.0.9/tcp/1", reached=reached))) as asker:
+        told = await ask(asker, "other", asker.addresses)
+    assert list(told.reached) == [OWN[0], MAPPED]
+    assert told.reached[MAPPED] is None
+    why = told.reached[OWN[0]]
+    assert why is not None
+    assert why.isprintable()
+    assert why.startswith("line line [31mx")
+    assert len(why) < 500
 
 
 @pytest.mark.parametrize(
@@ -173,47 +171,38 @@ def test_a_stranger_s_answer_is_cleaned() -> None:
     [Refused("no"), Accepted(), None, Message(b"\xc1"), answer(seen=1, reached={}), answer(seen="x"), Message(b"\xa1")],
     ids=str,
 )
-def test_an_answer_that_cannot_be_read_is_unreachable(frame: Frame | None) -> None:
+@awaited
+async def test_an_answer_that_cannot_be_read_is_unreachable(frame: Frame | None) -> None:
     """The stream is closed, and others' answers count all the same."""
-
-    async def test() -> None:
-        async with asked(Asker(frame)) as asker:
-            with pytest.raises(Unreachable, match="other"):
-                await ask(asker, "other", asker.addresses)
-            assert await ask_all(asker, ["other"]) == {}
-
-    asyncio.run(test())
-
-
-def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None:
-    """Opening the stream and the answer together, even if a first byte comes late."""
-
-    async def test() -> None:
-        with by_hand() as clock:
-            async with asked(Asker()) as asker:
-                asking = asyncio.create_task(ask(asker, "other", asker.addresses))
-                await clock.until(lambda: asker.far)
-                await clock.passes(0.9 * ASK_S)
-                asker.far[0].write(encode(Message(b"abc"))[:5])
-                await clock.until(lambda: asker.near[0].unread)
-                assert not asking.done()
-                await clock.passes(0.2 * ASK_S)
-                await clock.until(asking.done)
-                with pytest.raises(Unreachable, match="no answer within"):
-                    await asking
-
-    asyncio.run(test())
-
-
-def test_a_peer_that_listens_nowhere_asks_none() -> None:
-    """There is nothing to dial."""
-
-    async def test() -> None:
-        asker: Any = Asker(addresses=[])
+    async with asked(Asker(frame)) as asker:
+        with pytest.raises(Unreachable, match="other"):
+            await ask(asker, "other", asker.addresses)
         assert await ask_all(asker, ["other"]) == {}
-        assert asker.far == []
 
-    asyncio.run(test())
+
+@awaited
+async def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None:
+    """Opening the stream and the answer together, even if a first byte comes late."""
+    with by_hand() as clock:
+        async with asked(Asker()) as asker:
+            asking = asyncio.create_task(ask(asker, "other", asker.addresses))
+            await clock.until(lambda: asker.far)
+            await clock.passes(0.9 * ASK_S)
+            asker.far[0].write(encode(Message(b"abc"))[:5])
+            await clock.until(lambda: asker.near[0].unread)
+            assert not asking.done()
+            await clock.passes(0.2 * ASK_S)
+            await clock.until(asking.done)
+            with pytest.raises(Unreachable, match="no answer within"):
+                await asking
+
+
+@awaited
+async def test_a_peer_that_listens_nowhere_asks_none() -> None:
+    """There is nothing to dial."""
+    asker: Any = Asker(addresses=[])
+    assert await ask_all(asker, ["other"]) == {}
+    assert asker.far == []
 
 
 # -- finding out

@@ -13,166 +13,142 @@ from p2p_diloco.net.interface import Refusal
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import Start, let_in, run
 from tests.net.gates import LONG, Gate, answers, sent
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
-def test_the_next_payload_arrives_while_the_inbox_takes_one() -> None:
+@plays(run)
+async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) -> None:
     """One connection carries them all, and the inbox gets them in order, with their own bytes."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
-        await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)  # the second is here
-        assert not any(send.done() for send in sends)
-        gate.open.set()
-        await asyncio.gather(*sends)
-        assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
-        assert (a.talks, a.libp2p_streams) == (1, 0)
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
+    await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)  # the second is here
+    assert not any(send.done() for send in sends)
+    gate.open.set()
+    await asyncio.gather(*sends)
+    assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
+    assert (a.talks, a.libp2p_streams) == (1, 0)
 
 
-def test_a_payload_that_waits_for_the_inbox_counts_as_under_way() -> None:
+@plays(run)
+async def test_a_payload_that_waits_for_the_inbox_counts_as_under_way(start: Start) -> None:
     """While the inbox takes a payload, the one after the next fills the system's buffers. If only the time of reading
     it counted, the link would seem faster than it is."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate, down = Gate(b), b.traffic.bandwidth.down
-        sends = sent(a, b"1", b"2", nbytes=LONG)
-        await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
-        await asyncio.sleep(0.05)
-        assert [payload._bytes for payload in down._under_way] == [LONG]
-        gate.open.set()
-        await asyncio.gather(*sends)
-        assert not down._under_way
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate, down = Gate(b), b.traffic.bandwidth.down
+    sends = sent(a, b"1", b"2", nbytes=LONG)
+    await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
+    await asyncio.sleep(0.05)
+    assert [payload._bytes for payload in down._under_way] == [LONG]
+    gate.open.set()
+    await asyncio.gather(*sends)
+    assert not down._under_way
 
 
-def test_payloads_and_frames_may_arrive_in_one_piece() -> None:
+@plays(run)
+async def test_payloads_and_frames_may_arrive_in_one_piece(start: Start) -> None:
     """The end of a payload, a frame and the beginning of the next payload may come together."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        reader, writer = await let_in(a, "b")
-        writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
-        writer.write(b"fg")
-        assert await reader.readexactly(3 * len(encode(Accepted()))) == 3 * encode(Accepted())
-        assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
-        writer.transport.abort()
-
-    run(test)
+    a, b = start("a"), start("b")
+    reader, writer = await let_in(a, "b")
+    writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
+    writer.write(b"fg")
+    assert await reader.readexactly(3 * len(encode(Accepted()))) == 3 * encode(Accepted())
+    assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
+    writer.transport.abort()
 
 
-def test_a_payload_that_is_too_long_is_refused_after_the_earlier_answers() -> None:
+@plays(run)
+async def test_a_payload_that_is_too_long_is_refused_after_the_earlier_answers(start: Start) -> None:
     """It isn't read, and its answer keeps the order."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        b.box.admitted_bytes = 2000
-        before, long, after = sent(a, b"1"), sent(a, b"2", nbytes=3000), sent(a, b"3")
-        await until(lambda: gate.come == [b"1"])
-        await asyncio.sleep(0.1)
-        gate.open.set()
-        with pytest.raises(Refusal, match="at most 2000"):
-            await long[0]
-        await asyncio.gather(*before, *after)
-        assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    b.box.admitted_bytes = 2000
+    before, long, after = sent(a, b"1"), sent(a, b"2", nbytes=3000), sent(a, b"3")
+    await until(lambda: gate.come == [b"1"])
+    await asyncio.sleep(0.1)
+    gate.open.set()
+    with pytest.raises(Refusal, match="at most 2000"):
+        await long[0]
+    await asyncio.gather(*before, *after)
+    assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
 
 
-def test_progress_is_reported_after_the_earlier_answer() -> None:
+@plays(run)
+async def test_progress_is_reported_after_the_earlier_answer(start: Start) -> None:
     """Before, it would be taken for progress of the earlier payload."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        reader, writer = await let_in(a, "b")
-        writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
-        await until(lambda: gate.come == [b"1"])
-        await asyncio.sleep(0.3)  # longer than from one progress to the next
-        gate.open.set()
-        assert await answers(reader, 1) == [Accepted()]
-        writer.write(b"f")
-        assert await answers(reader, 1) == [Progress(3)]
-        writer.write(b"g")
-        assert await answers(reader, 1) == [Accepted()]
-        writer.transport.abort()
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    reader, writer = await let_in(a, "b")
+    writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
+    await until(lambda: gate.come == [b"1"])
+    await asyncio.sleep(0.3)  # longer than from one progress to the next
+    gate.open.set()
+    assert await answers(reader, 1) == [Accepted()]
+    writer.write(b"f")
+    assert await answers(reader, 1) == [Progress(3)]
+    writer.write(b"g")
+    assert await answers(reader, 1) == [Accepted()]
+    writer.transport.abort()
 
 
-def test_only_the_inbox_holds_a_payloads_memory() -> None:
+@plays(run)
+async def test_only_the_inbox_holds_a_payloads_memory(start: Start) -> None:
     """When the inbox lets go of it, it is freed, though the connection stays open and nothing else comes on it."""
+    a, b = start("a"), start("b")
+    come: list[weakref.ref[object]] = []
 
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        come: list[weakref.ref[object]] = []
+    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+        assert payload is not None
+        come.append(weakref.ref(payload.obj))
 
-        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-            assert payload is not None
-            come.append(weakref.ref(payload.obj))
-
-        b.box.deliver = deliver  # type: ignore[method-assign]
-        await a.send("b", bytes(1000))
-        gc.collect()
-        assert [memory() is None for memory in come] == [True]
-        assert not any(pipe.ended for pipe in b.direct.listener._serving)
-
-    run(test)
+    b.box.deliver = deliver  # type: ignore[method-assign]
+    await a.send("b", bytes(1000))
+    gc.collect()
+    assert [memory() is None for memory in come] == [True]
+    assert not any(pipe.ended for pipe in b.direct.listener._serving)
 
 
-def test_a_protocol_error_is_answered_after_the_earlier_payloads() -> None:
+@plays(run)
+async def test_a_protocol_error_is_answered_after_the_earlier_payloads(start: Start) -> None:
     """A payload that came before it is delivered and answered first."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        reader, writer = await let_in(a, "b")
-        writer.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
-        await until(lambda: gate.come == [b"1"])
-        await asyncio.sleep(0.05)
-        gate.open.set()
-        first, second = await answers(reader, 2)
-        assert first == Accepted()
-        assert isinstance(second, Refused)
-        writer.transport.abort()
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    reader, writer = await let_in(a, "b")
+    writer.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
+    await until(lambda: gate.come == [b"1"])
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    first, second = await answers(reader, 2)
+    assert first == Accepted()
+    assert isinstance(second, Refused)
+    writer.transport.abort()
 
 
-def test_a_payload_refused_unread_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_payload_refused_unread_is_skipped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is understood, however the bytes are split, and all bytes are counted. If the rest doesn't come the
     connection ends."""
     monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.2)
-
-    async def test(start: Start) -> None:
-        with by_hand() as clock:
-            a, b = start("a"), start("b")
-            b.box.admitted_bytes = 2
-            reader, writer = await let_in(a, "b")
-            before = b.traffic.bytes_received
-            pieces = [
-                encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
-                b"efg" + encode(Bulk(b"3", 2)) + b"hi",
-            ]
-            for piece in pieces:
-                writer.write(piece)
-                await clock.passes(0.02)
-            verdicts = await answers(reader, 3)
-            assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
-            assert [payload for _, _, payload in b.box.got] == [b"hi"]
-            assert b.traffic.bytes_received - before == sum(map(len, pieces))
-            writer.write(encode(Bulk(b"4", 3)) + b"j")
-            await clock.until(lambda: b.traffic.refused == 3)
-            await clock.passes(0.1)
-            assert b.direct.listener._serving
-            await clock.passes(0.2)
-            await clock.until(lambda: not b.direct.listener._serving)
-        writer.transport.abort()
-
-    run(test)
+    with by_hand() as clock:
+        a, b = start("a"), start("b")
+        b.box.admitted_bytes = 2
+        reader, writer = await let_in(a, "b")
+        before = b.traffic.bytes_received
+        pieces = [
+            encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
+            b"efg" + encode(Bulk(b"3", 2)) + b"hi",
+        ]
+        for piece in pieces:
+            writer.write(piece)
+            await clock.passes(0.02)
+        verdicts = await answers(reader, 3)
+        assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
+        assert [payload for _, _, payload in b.box.got] == [b"hi"]
+        assert b.traffic.bytes_received - before == sum(map(len, pieces))
+        writer.write(encode(Bulk(b"4", 3)) + b"j")
+        await clock.until(lambda: b.traffic.refused == 3)
+        await clock.passes(0.1)
+        assert b.direct.listener._serving
+        await clock.passes(0.2)
+        await clock.until(lambda: not b.direct.listener._serving)
+    writer.transport.abort()

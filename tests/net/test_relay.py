@@ -16,7 +16,7 @@ from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Rate, Relay
 from tests.net.clocks import by_hand
-from tests.net.patience import until
+from tests.net.patience import awaited, plays, until
 from tests.net.relays import AT_ONCE_S, World, heard, run
 
 
@@ -56,72 +56,60 @@ async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
     return pipe, there
 
 
-def test_the_relay_says_who_opens_and_passes_bytes_on() -> None:
+@plays(run)
+async def test_the_relay_says_who_opens_and_passes_bytes_on(world: World) -> None:
     """In both directions, and the end too: bytes written before it arrive."""
-
-    async def test(world: World) -> None:
-        await world.relay()
-        here, there = await joined(world)
-        here.write(b"there")
-        assert await heard(there, 5) == b"there"
-        there.write(b"back")
-        there.close()
-        assert await heard(here, 4) == b"back"
-        assert not await here.more(AT_ONCE_S)
-
-    run(test)
+    await world.relay()
+    here, there = await joined(world)
+    here.write(b"there")
+    assert await heard(there, 5) == b"there"
+    there.write(b"back")
+    there.close()
+    assert await heard(here, 4) == b"back"
+    assert not await here.more(AT_ONCE_S)
 
 
 @pytest.mark.parametrize("content", [{"open": "b"}, {"register": True}])
-def test_a_peer_with_a_rate_of_0_is_no_relay(content: dict[str, Any]) -> None:
+@plays(run)
+async def test_a_peer_with_a_rate_of_0_is_no_relay(world: World, content: dict[str, Any]) -> None:
     """It refuses; it still dials back."""
-
-    async def test(world: World) -> None:
-        await world.relay(mbit=0)
-        listens(world)
-        _, frames = await request(world, "a", **content)
-        assert await answer(frames) == Refused("this peer is no relay")
-        _, frames = await request(world, "a", check=[])
-        assert isinstance(await answer(frames), Message)
-
-    run(test)
+    await world.relay(mbit=0)
+    listens(world)
+    _, frames = await request(world, "a", **content)
+    assert await answer(frames) == Refused("this peer is no relay")
+    _, frames = await request(world, "a", check=[])
+    assert isinstance(await answer(frames), Message)
 
 
 @pytest.mark.parametrize(
     "bytes_",
     [encode(Accepted()), encode(Message(b"\xc1")), encode(Message(msgpack.packb({"open": 7}))), b"garbage", b""],
 )
-def test_what_is_no_request_ends_the_stream(monkeypatch: pytest.MonkeyPatch, bytes_: bytes) -> None:
+@plays(run)
+async def test_what_is_no_request_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch, bytes_: bytes) -> None:
     """With a refusal where the frame could be read; silence ends it at the deadline."""
     monkeypatch.setattr(module, "REQUEST_S", 0.2)
-
-    async def test(world: World) -> None:
-        await world.relay()
-        pipe, _ = await world.daemon("a").open_stream("relay", RELAY, timeout_s=5.0)
-        pipe.write(bytes_)
-        await until(lambda: pipe.ended, AT_ONCE_S)
-
-    run(test)
+    await world.relay()
+    pipe, _ = await world.daemon("a").open_stream("relay", RELAY, timeout_s=5.0)
+    pipe.write(bytes_)
+    await until(lambda: pipe.ended, AT_ONCE_S)
 
 
-def test_the_streams_of_one_peer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_the_streams_of_one_peer_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another peer isn't concerned, until all streams are in use; a stream that has ended makes room."""
     monkeypatch.setattr(module, "STREAMS_PER_PEER_MAX", 2)
     monkeypatch.setattr(module, "STREAMS_MAX", 3)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        first, _ = await joined(world)
-        await joined(world)
-        full = Refused("this relay passes on too many streams already")
-        assert await answer((await request(world, "a", open="b"))[1]) == full
-        await joined(world, "c")
-        assert await answer((await request(world, "d", open="b"))[1]) == full
-        first.abort()
-        await until(lambda: len(relay._joined) == 2)
-        await joined(world)
-
-    run(test)
+    relay = await world.relay()
+    first, _ = await joined(world)
+    await joined(world)
+    full = Refused("this relay passes on too many streams already")
+    assert await answer((await request(world, "a", open="b"))[1]) == full
+    await joined(world, "c")
+    assert await answer((await request(world, "d", open="b"))[1]) == full
+    first.abort()
+    await until(lambda: len(relay._joined) == 2)
+    await joined(world)
 
 
 def test_all_streams_together_keep_to_the_rate() -> None:
@@ -152,18 +140,15 @@ def test_all_streams_together_keep_to_the_rate() -> None:
     assert 0.3 < fast / one < 0.8
 
 
-def test_a_burst_passes_at_once_and_the_debt_is_paid() -> None:
+@awaited
+async def test_a_burst_passes_at_once_and_the_debt_is_paid() -> None:
     """Idle time counts for `BURST_S` at most."""
-
-    async def test() -> None:
-        with by_hand() as clock:
-            rate = Rate(1000.0)
-            await clock.passes(100.0)
-            await rate.spend(int(1000 * module.BURST_S))
-            spending = asyncio.create_task(rate.spend(500))
-            assert 0.5 <= round(await clock.over(spending, step_s=0.01), 6) <= 0.55  # a difference of floats
-
-    asyncio.run(test())
+    with by_hand() as clock:
+        rate = Rate(1000.0)
+        await clock.passes(100.0)
+        await rate.spend(int(1000 * module.BURST_S))
+        spending = asyncio.create_task(rate.spend(500))
+        assert 0.5 <= round(await clock.over(spending, step_s=0.01), 6) <= 0.55  # a difference of floats
 
 
 # -- registered peers
@@ -183,101 +168,88 @@ async def reason(world: World, other: str) -> str:
     return refusal.reason
 
 
-def test_a_peer_that_was_registered_a_moment_ago_is_gone() -> None:
+@plays(run)
+async def test_a_peer_that_was_registered_a_moment_ago_is_gone(world: World) -> None:
     """One that never was isn't, and one that is registered isn't either; after a while it's forgotten."""
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        assert "can't reach it" in await reason(world, "b")
-        pipe, _ = await registered(world, relay)
-        assert "can't reach it" in await reason(world, "b")
-        pipe.abort()
-        await until(lambda: "b" not in relay._registered)
-        assert await reason(world, "b") == GONE
-        relay._gone["b"] -= module.GONE_S
-        assert "can't reach it" in await reason(world, "b")
-        again, _ = await registered(world, relay)
-        assert relay._gone == {}
-        again.abort()
-
-    run(test)
+    relay = await world.relay()
+    assert "can't reach it" in await reason(world, "b")
+    pipe, _ = await registered(world, relay)
+    assert "can't reach it" in await reason(world, "b")
+    pipe.abort()
+    await until(lambda: "b" not in relay._registered)
+    assert await reason(world, "b") == GONE
+    relay._gone["b"] -= module.GONE_S
+    assert "can't reach it" in await reason(world, "b")
+    again, _ = await registered(world, relay)
+    assert relay._gone == {}
+    again.abort()
 
 
-def test_a_newer_registration_replaces_the_older_one() -> None:
+@plays(run)
+async def test_a_newer_registration_replaces_the_older_one(world: World) -> None:
     """The peer isn't taken for gone: its older connection may have broken unnoticed."""
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        older, _ = await registered(world, relay)
-        newer, _ = await registered(world, relay)
-        await until(lambda: older.ended)
-        await until(lambda: len(world.tasks) == 1)
-        assert "b" in relay._registered
-        assert relay._gone == {}
-        newer.abort()
-
-    run(test)
+    relay = await world.relay()
+    older, _ = await registered(world, relay)
+    newer, _ = await registered(world, relay)
+    await until(lambda: older.ended)
+    await until(lambda: len(world.tasks) == 1)
+    assert "b" in relay._registered
+    assert relay._gone == {}
+    newer.abort()
 
 
-def test_each_ping_is_answered_and_silence_ends_the_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_each_ping_is_answered_and_silence_ends_the_registration(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that hangs is gone after the two deadlines."""
     monkeypatch.setattr(module, "PING_S", 0.2)
     monkeypatch.setattr(module, "PONG_S", 0.2)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        pipe, frames = await registered(world, relay)
-        for _ in range(3):
-            frames.write(Message(b""))
-            assert await answer(frames) == Message(b"")
-        await until(lambda: pipe.ended, AT_ONCE_S)
-        await until(lambda: "b" in relay._gone)
-
-    run(test)
+    relay = await world.relay()
+    pipe, frames = await registered(world, relay)
+    for _ in range(3):
+        frames.write(Message(b""))
+        assert await answer(frames) == Message(b"")
+    await until(lambda: pipe.ended, AT_ONCE_S)
+    await until(lambda: "b" in relay._gone)
 
 
-def test_a_full_table_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_full_table_refuses_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those that are in it; what is remembered of the gone is bounded too."""
     monkeypatch.setattr(module, "PEERS_COUNTED_MAX", 1)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        await registered(world, relay, "b")
-        _, frames = await request(world, "c", register=True)
-        assert await answer(frames) == Refused("this relay is full")
-        again, _ = await registered(world, relay, "b")
-        again.abort()
-        await until(lambda: relay._gone)
-        other, _ = await registered(world, relay, "c")
-        other.abort()
-        await until(lambda: "c" not in relay._registered)
-        assert list(relay._gone) == ["b"]
-        relay._gone["b"] -= module.GONE_S  # it's over, and makes room
-        other, _ = await registered(world, relay, "c")
-        other.abort()
-        await until(lambda: list(relay._gone) == ["c"], AT_ONCE_S)
-
-    run(test)
+    relay = await world.relay()
+    await registered(world, relay, "b")
+    _, frames = await request(world, "c", register=True)
+    assert await answer(frames) == Refused("this relay is full")
+    again, _ = await registered(world, relay, "b")
+    again.abort()
+    await until(lambda: relay._gone)
+    other, _ = await registered(world, relay, "c")
+    other.abort()
+    await until(lambda: "c" not in relay._registered)
+    assert list(relay._gone) == ["b"]
+    relay._gone["b"] -= module.GONE_S  # it's over, and makes room
+    other, _ = await registered(world, relay, "c")
+    other.abort()
+    await until(lambda: list(relay._gone) == ["c"], AT_ONCE_S)
 
 
-def test_a_flood_of_pings_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_flood_of_pings_takes_no_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that reads no answers is dropped at a deadline, and doesn't fill the relay's buffers meanwhile."""
     monkeypatch.setattr(module, "PONG_S", 0.5)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        pipe, _ = await registered(world, relay)
-        there = relay._registered["b"]
-        pipe.transport.pause_reading()
-        flood, most = encode(Message(b"")) * 10_000, 0
-        for _ in range(200):
-            pipe.write(flood)
-            await asyncio.sleep(0.001)
-            most = max(most, there.transport.get_write_buffer_size())
-        await until(lambda: "b" not in relay._registered, AT_ONCE_S)
-        assert most < 1 << 20
-
-    run(test)
+    relay = await world.relay()
+    pipe, _ = await registered(world, relay)
+    there = relay._registered["b"]
+    pipe.transport.pause_reading()
+    flood, most = encode(Message(b"")) * 10_000, 0
+    for _ in range(200):
+        pipe.write(flood)
+        await asyncio.sleep(0.001)
+        most = max(most, there.transport.get_write_buffer_size())
+    await until(lambda: "b" not in relay._registered, AT_ONCE_S)
+    assert most < 1 << 20
 
 
 # -- dialling back
@@ -315,17 +287,14 @@ def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: py
     run(test)
 
 
-def test_a_check_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_check_has_a_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream then ends without an answer."""
     monkeypatch.setattr(module, "CHECK_S", 0.2)
     monkeypatch.setattr(module, "dial_back", lambda *_: asyncio.sleep(100.0))
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        assert await answer((await request(world, "a", check=[]))[1]) is None
-        assert relay._checked == set()
-
-    run(test)
+    relay = await world.relay()
+    assert await answer((await request(world, "a", check=[]))[1]) is None
+    assert relay._checked == set()
 
 
 def test_a_relay_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:

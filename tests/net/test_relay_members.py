@@ -14,7 +14,7 @@ from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.membership import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED, asking
 from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
-from tests.net.patience import until
+from tests.net.patience import plays, until
 from tests.net.relays import ECHO, KEYS, World, heard, run
 
 A, B = KEYS[0].peer_id, KEYS[1].peer_id
@@ -38,90 +38,79 @@ async def echoed(world: World, opener: int = 0, other: str = B) -> None:
 
 @pytest.mark.parametrize("run_of", [any_run, only([KEY.public])], ids=["any run", "this run only"])
 @pytest.mark.parametrize("registered", [True, False])
-def test_members_of_one_run_meet(run_of: RunOf, registered: bool) -> None:
+@plays(run)
+async def test_members_of_one_run_meet(world: World, run_of: RunOf, registered: bool) -> None:
     """Whether the other peer is registered at the relay, or the relay dials it."""
-
-    async def test(world: World) -> None:
-        await world.relay(run_of=run_of)
-        await world.peer(0, MINE)
-        b = await world.peer(1, invitation(name="bob"))
-        if registered:
-            await world.registered(b)
-        await echoed(world)
-        assert world.heard == [(B, A, b"hello")]
-
-    run(test)
+    await world.relay(run_of=run_of)
+    await world.peer(0, MINE)
+    b = await world.peer(1, invitation(name="bob"))
+    if registered:
+        await world.registered(b)
+    await echoed(world)
+    assert world.heard == [(B, A, b"hello")]
 
 
 @pytest.mark.parametrize(
     ("opener", "other"), [(MINE, THEIRS), (MINE, None), (None, MINE)], ids=["two runs", "to open", "from open"]
 )
 @pytest.mark.parametrize("registered", [True, False])
-def test_others_do_not_meet(opener: Invitation | None, other: Invitation | None, registered: bool) -> None:
+@plays(run)
+async def test_others_do_not_meet(
+    world: World, opener: Invitation | None, other: Invitation | None, registered: bool
+) -> None:
     """Members of two runs, or a member and a peer of an open run: no byte reaches the other peer's handler."""
-
-    async def test(world: World) -> None:
-        await world.relay()
-        await world.peer(0, opener)
-        b = await world.peer(1, other)
-        if registered:
-            await world.registered(b)
-        with pytest.raises(Unreachable) as error:
-            await echoed(world)
-        assert not error.value.refused
-        assert world.heard == []
-
-    run(test)
+    await world.relay()
+    await world.peer(0, opener)
+    b = await world.peer(1, other)
+    if registered:
+        await world.registered(b)
+    with pytest.raises(Unreachable) as error:
+        await echoed(world)
+    assert not error.value.refused
+    assert world.heard == []
 
 
-def test_a_peer_of_a_private_run_hears_only_members_through_any_relay() -> None:
+@plays(run)
+async def test_a_peer_of_a_private_run_hears_only_members_through_any_relay(world: World) -> None:
     """A relay that passes on a stranger's stream, or shows a member's certificate beside a stranger's id, gets nothing
     from the peer: neither an answer nor a handshake."""
-
-    async def test(world: World) -> None:
-        await world.peer(1, MINE)
-        evil = world.daemon("relay")
-        for told in ({"from": A}, {"from": A, "member": membership(A, THEIRS).hello}, {"from": A, "member": b""},
-                     {"from": A, "member": membership("c").hello}, {"from": A, "member": 1}):  # fmt: skip
-            pipe, _ = await evil.open_stream(B, RELAYED, timeout_s=5.0)
-            frames = FrameStream(pipe, B, Limits(), Traffic())
-            frames.write(asking(told, None))
-            frames.write(Message(b"whatever"))
-            assert await frames.read(idle_s=30.0, frame_s=30.0) is None
-
-    run(test)
+    await world.peer(1, MINE)
+    evil = world.daemon("relay")
+    for told in ({"from": A}, {"from": A, "member": membership(A, THEIRS).hello}, {"from": A, "member": b""},
+                 {"from": A, "member": membership("c").hello}, {"from": A, "member": 1}):  # fmt: skip
+        pipe, _ = await evil.open_stream(B, RELAYED, timeout_s=5.0)
+        frames = FrameStream(pipe, B, Limits(), Traffic())
+        frames.write(asking(told, None))
+        frames.write(Message(b"whatever"))
+        assert await frames.read(idle_s=30.0, frame_s=30.0) is None
 
 
 @pytest.mark.parametrize("content", [{"open": B}, {"register": True}, {"check": []}, {"ping": True}])
 @pytest.mark.parametrize("shown", [None, membership(A, THEIRS).hello, membership("c").hello, b"x", 7])
-def test_a_restricted_relay_serves_strangers_with_nothing(content: dict[str, Any], shown: Any) -> None:
+@plays(run)
+async def test_a_restricted_relay_serves_strangers_with_nothing(
+    world: World, content: dict[str, Any], shown: Any
+) -> None:
     """It neither opens nor dials, and its answer is the same for all."""
-
-    async def test(world: World) -> None:
-        await world.relay(run_of=only([KEY.public]))
-        await world.peer(1, MINE)
-        relay, asker = world.daemons["relay"], world.daemon(A)
-        pipe, _ = await asker.open_stream("relay", RELAY, timeout_s=5.0)
-        frames = FrameStream(pipe, "relay", Limits(), Traffic())
-        frames.write(asking(content, shown))
-        assert await frames.read(idle_s=30.0, frame_s=30.0) == REFUSED
-        assert relay.opened == 0
-
-    run(test)
+    await world.relay(run_of=only([KEY.public]))
+    await world.peer(1, MINE)
+    relay, asker = world.daemons["relay"], world.daemon(A)
+    pipe, _ = await asker.open_stream("relay", RELAY, timeout_s=5.0)
+    frames = FrameStream(pipe, "relay", Limits(), Traffic())
+    frames.write(asking(content, shown))
+    assert await frames.read(idle_s=30.0, frame_s=30.0) == REFUSED
+    assert relay.opened == 0
 
 
-def test_a_revoked_member_is_refused_by_the_peers_it_seeks() -> None:
+@plays(run)
+async def test_a_revoked_member_is_refused_by_the_peers_it_seeks(world: World) -> None:
     """A bootstrap knows of no revocations, so the peers themselves refuse."""
-
-    async def test(world: World) -> None:
-        await world.relay()
-        banned = invitation()
-        await world.peer(0, banned)
-        await world.peer(1, MINE)
-        assert world.hellos[1].revoke(revocation(banned))
-        with pytest.raises(Unreachable):
-            await echoed(world)
-        assert world.heard == []
-        await until(lambda: not world.relays[0]._joined)
-
-    run(test)
+    await world.relay()
+    banned = invitation()
+    await world.peer(0, banned)
+    await world.peer(1, MINE)
+    assert world.hellos[1].revoke(revocation(banned))
+    with pytest.raises(Unreachable):
+        await echoed(world)
+    assert world.heard == []
+    await until(lambda: not world.relays[0]._joined)

@@ -10,7 +10,7 @@ from p2p_diloco.net.interface import VALUE_BYTES_MAX
 from p2p_diloco.net.membership import SEAL_BYTES, Invitation, Membership, RunKey
 from p2p_diloco.net.sealed import COPIES, SealedRecords
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
-from tests.net.patience import run
+from tests.net.patience import awaited
 
 KEY = RunKey(b"k" * 32)
 NOW = 1_000.0
@@ -37,99 +37,81 @@ class Swarm:
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_members_read_what_a_member_stored(owned: bool) -> None:
+@awaited
+async def test_members_read_what_a_member_stored(owned: bool) -> None:
     """Under the same key and name, as in an open run; members of another run find nothing."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        alice, bob, other = swarm.member("alice"), swarm.member("bob"), swarm.member("other", RunKey(b"o" * 32))
-        subkey = "alice" if owned else "hash"
-        assert await alice.store("main/peers/0", subkey, b"value", 30.0, owned=owned)
-        assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {subkey: b"value"}
-        assert not await other.fetch("main/peers/0")
-
-    run(test())
+    swarm = Swarm()
+    alice, bob, other = swarm.member("alice"), swarm.member("bob"), swarm.member("other", RunKey(b"o" * 32))
+    subkey = "alice" if owned else "hash"
+    assert await alice.store("main/peers/0", subkey, b"value", 30.0, owned=owned)
+    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {subkey: b"value"}
+    assert not await other.fetch("main/peers/0")
 
 
-def test_the_dht_shows_neither_keys_nor_values() -> None:
+@awaited
+async def test_the_dht_shows_neither_keys_nor_values() -> None:
     """A stranger that stores the records for others reads neither the run's name nor any content."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        alice = swarm.member("alice")
-        await alice.store("main/config", "hash", b"settings", 30.0, owned=False)
-        await alice.store("main/peers/0", "alice", b"address", 30.0)
-        for key, _, value in swarm.stored():
-            assert "main" not in key
-            assert b"settings" not in value
-            assert b"address" not in value
-
-    run(test())
+    swarm = Swarm()
+    alice = swarm.member("alice")
+    await alice.store("main/config", "hash", b"settings", 30.0, owned=False)
+    await alice.store("main/peers/0", "alice", b"address", 30.0)
+    for key, _, value in swarm.stored():
+        assert "main" not in key
+        assert b"settings" not in value
+        assert b"address" not in value
 
 
-def test_what_strangers_store_is_left_out() -> None:
+@awaited
+async def test_what_strangers_store_is_left_out() -> None:
     """Even under the members' keys, under a member's name, with a later expiration, or copied from elsewhere."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        alice, bob, eve = swarm.member("alice"), swarm.member("bob"), swarm.stranger()
-        await alice.store("main/config", "hash", b"true", 30.0, owned=False)
-        await alice.store("main/peers/0", "alice", b"true", 30.0)
-        stored = swarm.stored()
-        for key, subkey, value in stored:
-            for owned in (True, False):
-                await eve.store(key, subkey, b"junk", 3000.0, owned=owned)
-                await eve.store(key, "hash", value, 3000.0, owned=owned)
-                await eve.store(key, "eve/~hash", value, 3000.0, owned=owned)
-                await eve.store(key, "eve", value, 3000.0, owned=owned)
-                for other, *_ in stored:
-                    await eve.store(other, subkey, value, 3000.0, owned=owned)
-        assert [value for value, _ in (await bob.fetch("main/config")).values()] == [b"true"]
-        assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {"alice": b"true"}
-
-    run(test())
+    swarm = Swarm()
+    alice, bob, eve = swarm.member("alice"), swarm.member("bob"), swarm.stranger()
+    await alice.store("main/config", "hash", b"true", 30.0, owned=False)
+    await alice.store("main/peers/0", "alice", b"true", 30.0)
+    stored = swarm.stored()
+    for key, subkey, value in stored:
+        for owned in (True, False):
+            await eve.store(key, subkey, b"junk", 3000.0, owned=owned)
+            await eve.store(key, "hash", value, 3000.0, owned=owned)
+            await eve.store(key, "eve/~hash", value, 3000.0, owned=owned)
+            await eve.store(key, "eve", value, 3000.0, owned=owned)
+            for other, *_ in stored:
+                await eve.store(other, subkey, value, 3000.0, owned=owned)
+    assert [value for value, _ in (await bob.fetch("main/config")).values()] == [b"true"]
+    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {"alice": b"true"}
 
 
-def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
+@awaited
+async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
     """However many renew it: so a large run doesn't fill the record's key."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        members = [swarm.member(f"peer{number}") for number in range(2 * COPIES)]
-        for member in members:
-            assert await member.store("main/config", "hash", b"value", 30.0, owned=False)
-        assert len(swarm.stored()) == COPIES
-        assert set(await members[0].fetch("main/config")) == {"hash"}
-
-    run(test())
+    swarm = Swarm()
+    members = [swarm.member(f"peer{number}") for number in range(2 * COPIES)]
+    for member in members:
+        assert await member.store("main/config", "hash", b"value", 30.0, owned=False)
+    assert len(swarm.stored()) == COPIES
+    assert set(await members[0].fetch("main/config")) == {"hash"}
 
 
-def test_a_record_is_stored_again_before_its_copies_expire() -> None:
+@awaited
+async def test_a_record_is_stored_again_before_its_copies_expire() -> None:
     """Copies with less than half of their time left don't count."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        for number in range(COPIES):
-            await swarm.member(f"peer{number}").store("main/config", "hash", b"value", 14.0, owned=False)
-        await swarm.member("late").store("main/config", "hash", b"value", 30.0, owned=False)
-        assert len(swarm.stored()) == COPIES + 1
-
-    run(test())
+    swarm = Swarm()
+    for number in range(COPIES):
+        await swarm.member(f"peer{number}").store("main/config", "hash", b"value", 14.0, owned=False)
+    await swarm.member("late").store("main/config", "hash", b"value", 30.0, owned=False)
+    assert len(swarm.stored()) == COPIES + 1
 
 
-def test_a_value_has_room_for_its_seal() -> None:
+@awaited
+async def test_a_value_has_room_for_its_seal() -> None:
     """The longest content and its seal fit into one record; more is refused."""
-
-    async def test() -> None:
-        swarm = Swarm()
-        alice = swarm.member("alice")
-        longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES)
-        assert await alice.store("key", "alice", longest, 30.0)
-        assert (await alice.fetch("key"))["alice"][0] == longest
-        with pytest.raises(ValueError, match="no room for its seal"):
-            await alice.store("key", "alice", longest + b"x", 30.0)
-
-    run(test())
+    swarm = Swarm()
+    alice = swarm.member("alice")
+    longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES)
+    assert await alice.store("key", "alice", longest, 30.0)
+    assert (await alice.fetch("key"))["alice"][0] == longest
+    with pytest.raises(ValueError, match="no room for its seal"):
+        await alice.store("key", "alice", longest + b"x", 30.0)
 
 
 def test_members_sign_as_before() -> None:

@@ -14,174 +14,150 @@ from p2p_diloco.net.interface import Refusal, Unreachable
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, run
 from tests.net.gates import Gate, all_that_comes, sent, serving
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 
 @pytest.mark.parametrize("refused", [b"1", b"2", b"3"])
-def test_a_refusal_reaches_the_sender_of_its_payload(refused: bytes) -> None:
+@plays(run)
+async def test_a_refusal_reaches_the_sender_of_its_payload(start: Start, refused: bytes) -> None:
     """The other payloads are taken, on the same connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        Gate(b, refused).open.set()
-        headers = (b"1", b"2", b"3")
-        results = await asyncio.gather(*sent(a, *headers), return_exceptions=True)
-        assert [isinstance(result, Refusal) for result in results] == [header == refused for header in headers]
-        assert [header for _, header, _ in b.box.got] == [header for header in headers if header != refused]
-        assert (a.talks, a.libp2p_streams) == (1, 0)
-
-    run(test)
+    a, b = start("a"), start("b")
+    Gate(b, refused).open.set()
+    headers = (b"1", b"2", b"3")
+    results = await asyncio.gather(*sent(a, *headers), return_exceptions=True)
+    assert [isinstance(result, Refusal) for result in results] == [header == refused for header in headers]
+    assert [header for _, header, _ in b.box.got] == [header for header in headers if header != refused]
+    assert (a.talks, a.libp2p_streams) == (1, 0)
 
 
 @pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1), (2,), (0, 1, 2)])
-def test_a_cancelled_send_leaves_the_other_answers_alone(cancelled: tuple[int, ...]) -> None:
+@plays(run)
+async def test_a_cancelled_send_leaves_the_other_answers_alone(start: Start, cancelled: tuple[int, ...]) -> None:
     """Payloads that were written are answered although their senders are gone; no other send takes these answers for
     its own."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
-        sends = sent(a, b"1", b"2", b"3")
-        await until(lambda: gate.come)
-        stream = a.direct._way("b").connections[0].stream
-        assert stream is not None
-        writing = a.exchange.sender._writing["b"]
-        await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
-        for place in cancelled:
-            sends[place].cancel()
-        await asyncio.sleep(0)
-        gate.open.set()
-        await asyncio.gather(*(send for place, send in enumerate(sends) if place not in cancelled))
-        await a.send("b", b"4", b"4")
-        assert [header for _, header, _ in b.box.got][-1] == b"4"
-        assert (a.talks, a.libp2p_streams) == (1, 0)
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
+    sends = sent(a, b"1", b"2", b"3")
+    await until(lambda: gate.come)
+    stream = a.direct._way("b").connections[0].stream
+    assert stream is not None
+    writing = a.exchange.sender._writing["b"]
+    await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
+    for place in cancelled:
+        sends[place].cancel()
+    await asyncio.sleep(0)
+    gate.open.set()
+    await asyncio.gather(*(send for place, send in enumerate(sends) if place not in cancelled))
+    await a.send("b", b"4", b"4")
+    assert [header for _, header, _ in b.box.got][-1] == b"4"
+    assert (a.talks, a.libp2p_streams) == (1, 0)
 
 
-def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers() -> None:
+@plays(run)
+async def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers(start: Start) -> None:
     """A send that is cancelled midway is the last on its connection. Earlier ones are answered, later ones use another
     connection."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        before = sent(a, b"1")
-        await until(lambda: gate.come)
-        (pipe,) = b.direct.listener._serving
-        half = sent(a, b"2", nbytes=48 << 20)
-        await until(lambda: serving(b) > 1 << 20)
-        half[0].cancel()
-        await asyncio.wait(half)
-        after = sent(a, b"3")
-        await until(lambda: gate.come == [b"1", b"3"])
-        assert pipe.ended is None
-        gate.open.set()
-        await asyncio.gather(*before, *after)
-        await until(lambda: pipe.ended)
-        assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    before = sent(a, b"1")
+    await until(lambda: gate.come)
+    (pipe,) = b.direct.listener._serving
+    half = sent(a, b"2", nbytes=48 << 20)
+    await until(lambda: serving(b) > 1 << 20)
+    half[0].cancel()
+    await asyncio.wait(half)
+    after = sent(a, b"3")
+    await until(lambda: gate.come == [b"1", b"3"])
+    assert pipe.ended is None
+    gate.open.set()
+    await asyncio.gather(*before, *after)
+    await until(lambda: pipe.ended)
+    assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
 
 
-def test_the_memory_of_a_cancelled_send_may_change_at_once() -> None:
+@plays(run)
+async def test_the_memory_of_a_cancelled_send_may_change_at_once(start: Start) -> None:
     """Unsent bytes of a cancelled payload are never sent, though the connection stays open for earlier payloads."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        before = sent(a, b"1")
-        await until(lambda: gate.come)
-        memory = bytearray(b"o" * (48 << 20))
-        half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-        await until(lambda: serving(b) > 1 << 20)
-        (pipe,) = b.direct.listener._serving
-        pipe.transport.pause_reading()  # type: ignore[attr-defined]
-        await asyncio.sleep(0.1)  # until the system takes no more
-        half.cancel()
-        await asyncio.wait([half])
-        memory[:] = b"n" * len(memory)
-        pipe.transport.resume_reading()  # type: ignore[attr-defined]
-        assert b"n" not in await all_that_comes(pipe)
-        gate.open.set()
-        await asyncio.gather(*before)
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    before = sent(a, b"1")
+    await until(lambda: gate.come)
+    memory = bytearray(b"o" * (48 << 20))
+    half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
+    await until(lambda: serving(b) > 1 << 20)
+    (pipe,) = b.direct.listener._serving
+    pipe.transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.sleep(0.1)  # until the system takes no more
+    half.cancel()
+    await asyncio.wait([half])
+    memory[:] = b"n" * len(memory)
+    pipe.transport.resume_reading()  # type: ignore[attr-defined]
+    assert b"n" not in await all_that_comes(pipe)
+    gate.open.set()
+    await asyncio.gather(*before)
 
 
-def test_a_silent_receiver_ends_all_waiting_sends_together() -> None:
+@plays(run)
+async def test_a_silent_receiver_ends_all_waiting_sends_together(start: Start) -> None:
     """They end at one deadline, not one after the other, and none is sent again."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        with by_hand() as clock:
-            sends = sent(a, b"1", b"2", b"3")
-            await clock.until(lambda: gate.come)
-            assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
-            results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 3
-        assert a.libp2p_streams == 0
-        gate.open.set()
-
-    run(test)
-
-
-def test_after_a_break_all_waiting_payloads_go_over_libp2p() -> None:
-    """None of them is lost."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    with by_hand() as clock:
         sends = sent(a, b"1", b"2", b"3")
-        await until(lambda: gate.come)
-        for pipe in list(b.direct.listener._serving):
-            pipe.transport.abort()
-        gate.open.set()
-        await asyncio.gather(*sends)
-        assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
-        assert a.libp2p_streams == 1
-
-    run(test)
+        await clock.until(lambda: gate.come)
+        assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
+        results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 3
+    assert a.libp2p_streams == 0
+    gate.open.set()
 
 
-def test_closing_ends_retired_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_after_a_break_all_waiting_payloads_go_over_libp2p(start: Start) -> None:
+    """None of them is lost."""
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    sends = sent(a, b"1", b"2", b"3")
+    await until(lambda: gate.come)
+    for pipe in list(b.direct.listener._serving):
+        pipe.transport.abort()
+    gate.open.set()
+    await asyncio.gather(*sends)
+    assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
+    assert a.libp2p_streams == 1
+
+
+@plays(run)
+async def test_closing_ends_retired_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A send that waits for its answer on a connection that has carried enough ends with the others."""
     monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 1)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        gate = Gate(b)
-        sends = sent(a, b"1", b"2")
-        await until(lambda: len(gate.come) == 2)
-        began = time.monotonic()
-        await a.close()
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert [type(result) for result in results] == [Unreachable] * 2
-        assert a.libp2p_streams == 0
-        assert time.monotonic() - began < AT_ONCE_S
-        gate.open.set()
-
-    run(test)
+    a, b = start("a"), start("b")
+    gate = Gate(b)
+    sends = sent(a, b"1", b"2")
+    await until(lambda: len(gate.come) == 2)
+    began = time.monotonic()
+    await a.close()
+    results = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(result) for result in results] == [Unreachable] * 2
+    assert a.libp2p_streams == 0
+    assert time.monotonic() - began < AT_ONCE_S
+    gate.open.set()
 
 
-def test_new_limits_apply_to_later_sends() -> None:
+@plays(run)
+async def test_new_limits_apply_to_later_sends(start: Start) -> None:
     """New limits apply also on a connection that was made before."""
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        gate = Gate(b)
-        a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
-        with by_hand() as clock:
-            (sending,) = sent(a, b"second")
-            assert await clock.over(sending, step_s=0.05) < 1.0
-            with pytest.raises(Unreachable):
-                await sending
-        gate.open.set()
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    gate = Gate(b)
+    a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
+    with by_hand() as clock:
+        (sending,) = sent(a, b"second")
+        assert await clock.over(sending, step_s=0.05) < 1.0
+        with pytest.raises(Unreachable):
+            await sending
+    gate.open.set()
 
 
 # -- anything at any moment

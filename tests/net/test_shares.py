@@ -10,7 +10,7 @@ import pytest
 
 from p2p_diloco.net import shares as module
 from p2p_diloco.net.shares import Slots, has_room, no_groups
-from tests.net.patience import run
+from tests.net.patience import awaited
 
 WITHIN_S = 30.0
 AT_ONCE_S = 0.01
@@ -22,74 +22,62 @@ async def taken(slots: Slots, peer: str, grant: str | None, count: int, nbytes: 
     return [stack for stack in stacks if stack is not None]
 
 
-def test_a_member_takes_a_quarter_of_the_slots_and_a_grant_three_quarters() -> None:
+@awaited
+async def test_a_member_takes_a_quarter_of_the_slots_and_a_grant_three_quarters() -> None:
     """However many peers use the grant. Another grant's member still finds slots."""
-
-    async def test() -> None:
-        slots = Slots(16)
-        theirs = [await taken(slots, peer, "g", 6) for peer in "abcd"]
-        assert [len(stacks) for stacks in theirs] == [4, 4, 4, 0]
-        held = await taken(slots, "e", "h", 6)
-        assert len(held) == 4
-        assert len(await taken(slots, "f", "i", 1)) == 0  # all are taken
-        held[0].close()
-        assert len(await taken(slots, "f", "i", 2)) == 1
-
-    run(test())
+    slots = Slots(16)
+    theirs = [await taken(slots, peer, "g", 6) for peer in "abcd"]
+    assert [len(stacks) for stacks in theirs] == [4, 4, 4, 0]
+    held = await taken(slots, "e", "h", 6)
+    assert len(held) == 4
+    assert len(await taken(slots, "f", "i", 1)) == 0  # all are taken
+    held[0].close()
+    assert len(await taken(slots, "f", "i", 2)) == 1
 
 
-def test_a_slot_that_is_given_back_goes_to_the_next() -> None:
+@awaited
+async def test_a_slot_that_is_given_back_goes_to_the_next() -> None:
     """A peer at its share waits for its own, and others pass it by; nothing is lost if it gives up."""
-
-    async def test() -> None:
-        slots = Slots(8)
-        first, *_ = await taken(slots, "a", "g", 2)
-        waiting = asyncio.create_task(slots.take("a", "g", 1, WITHIN_S))
-        given_up = asyncio.create_task(slots.take("a", "g", 1, WITHIN_S))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        given_up.cancel()
-        assert len(await taken(slots, "b", "g", 2)) == 2
-        first.close()
-        stack = await waiting
-        assert stack is not None
-        assert slots.free._value == 4
-
-    run(test())
+    slots = Slots(8)
+    first, *_ = await taken(slots, "a", "g", 2)
+    waiting = asyncio.create_task(slots.take("a", "g", 1, WITHIN_S))
+    given_up = asyncio.create_task(slots.take("a", "g", 1, WITHIN_S))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    given_up.cancel()
+    assert len(await taken(slots, "b", "g", 2)) == 2
+    first.close()
+    stack = await waiting
+    assert stack is not None
+    assert slots.free._value == 4
 
 
-def test_peers_of_an_open_run_share_all_slots() -> None:
+@awaited
+async def test_peers_of_an_open_run_share_all_slots() -> None:
     """As they come: one peer may have all of them."""
-
-    async def test() -> None:
-        slots = Slots(8)
-        held = await taken(slots, "a", None, 10)
-        assert len(held) == 8
-
-    run(test())
+    slots = Slots(8)
+    held = await taken(slots, "a", None, 10)
+    assert len(held) == 8
 
 
-def test_payloads_of_an_open_run_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_payloads_of_an_open_run_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further ones wait until earlier ones are there; one that is longer than the limit is taken alone."""
     monkeypatch.setattr(module, "UNPROVEN_BYTES_MAX", 100)
-
-    async def test() -> None:
-        slots = Slots(64)
-        first, second = await taken(slots, "a", None, 3, nbytes=50)
-        waiting = asyncio.create_task(slots.take("b", None, 1000, WITHIN_S))
-        await asyncio.sleep(0.01)
-        first.close()
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        second.close()
-        alone = await waiting
-        assert alone is not None
-        assert await taken(slots, "c", None, 1) == []
-        alone.close()
-        assert len(await taken(slots, "c", None, 1)) == 1
-        assert slots.free._value == 63
-
-    run(test())
+    slots = Slots(64)
+    first, second = await taken(slots, "a", None, 3, nbytes=50)
+    waiting = asyncio.create_task(slots.take("b", None, 1000, WITHIN_S))
+    await asyncio.sleep(0.01)
+    first.close()
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    second.close()
+    alone = await waiting
+    assert alone is not None
+    assert await taken(slots, "c", None, 1) == []
+    alone.close()
+    assert len(await taken(slots, "c", None, 1)) == 1
+    assert slots.free._value == 63
 
 
 def test_connections_have_shares_too() -> None:

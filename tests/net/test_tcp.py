@@ -14,6 +14,7 @@ import pytest
 from p2p_diloco.net import tls
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, TcpSocket
+from tests.net.patience import awaited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every packet wakes the process")
 
@@ -65,40 +66,34 @@ def test_a_closed_socket_is_left_alone() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, RECORD_BYTES, RECORD_BYTES + 1, 100_000, 1_000_000])
 @pytest.mark.parametrize("piece", [1_000, 50_000])
-def test_a_payload_arrives_whole_though_nothing_follows_it(size: int, piece: int) -> None:
+@awaited
+async def test_a_payload_arrives_whole_though_nothing_follows_it(size: int, piece: int) -> None:
     """Also if it comes in small pieces. Afterwards each byte wakes the process."""
-
-    async def test() -> None:
-        near, far, sock = await pipes()
-        data, target = os.urandom(size), memoryview(bytearray(size))
-        reading = asyncio.create_task(far.read_into(target, stall_s=20, total_s=20))
-        for at in range(0, size, piece):
-            near.write(data[at : at + piece])
-            await asyncio.sleep(0)
-        await reading
-        assert target == data
-        assert wakes_for(sock) == 1
-        near.abort()
-        far.abort()
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    near, far, sock = await pipes()
+    data, target = os.urandom(size), memoryview(bytearray(size))
+    reading = asyncio.create_task(far.read_into(target, stall_s=20, total_s=20))
+    for at in range(0, size, piece):
+        near.write(data[at : at + piece])
+        await asyncio.sleep(0)
+    await reading
+    assert target == data
+    assert wakes_for(sock) == 1
+    near.abort()
+    far.abort()
 
 
-def test_a_payload_given_up_leaves_no_wait_behind() -> None:
+@awaited
+async def test_a_payload_given_up_leaves_no_wait_behind() -> None:
     """After a payload that stalled, the next frame is noticed however short it is."""
-
-    async def test() -> None:
-        near, far, sock = await pipes()
-        near.write(bytes(1000))
-        with pytest.raises(PipeStalled):
-            await far.read_into(memoryview(bytearray(10**6)), stall_s=0.2, total_s=20)
-        assert wakes_for(sock) == 1
-        near.write(b"x")
-        assert await far.more(20)
-        near.abort()
-        far.abort()
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    near, far, sock = await pipes()
+    near.write(bytes(1000))
+    with pytest.raises(PipeStalled):
+        await far.read_into(memoryview(bytearray(10**6)), stall_s=0.2, total_s=20)
+    assert wakes_for(sock) == 1
+    near.write(b"x")
+    assert await far.more(20)
+    near.abort()
+    far.abort()
 
 
 async def pipes() -> tuple[Pipe, Pipe, socket.socket]:

@@ -22,7 +22,7 @@ from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.tcp import UNSENT_BYTES, TcpSocket
 from p2p_diloco.net.tls import Certificate, Connection, connect
-from tests.net.patience import run
+from tests.net.patience import awaited, run
 
 
 @pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
@@ -73,52 +73,43 @@ class HandshakeFailed(Exception):
     """What became of each end."""
 
 
-def test_the_connection_is_tls_1_3() -> None:
+@awaited
+async def test_the_connection_is_tls_1_3() -> None:
     """Nothing older is spoken, and the dialler verified what it was shown."""
-
-    async def test() -> None:
-        both = await connections()
-        near, far = (writer.get_extra_info("ssl_object") for _, writer in both)
-        assert {near.version(), far.version()} == {"TLSv1.3"}
-        assert near.context.verify_mode == ssl.CERT_REQUIRED
-        assert near.context.check_hostname
-        for _, writer in both:
-            writer.transport.abort()
-
-    run(test())
+    both = await connections()
+    near, far = (writer.get_extra_info("ssl_object") for _, writer in both)
+    assert {near.version(), far.version()} == {"TLSv1.3"}
+    assert near.context.verify_mode == ssl.CERT_REQUIRED
+    assert near.context.check_hostname
+    for _, writer in both:
+        writer.transport.abort()
 
 
-def test_another_certificate_ends_the_handshake() -> None:
+@awaited
+async def test_another_certificate_ends_the_handshake() -> None:
     """On both sides, even if it has the very same form."""
-
-    async def test() -> None:
-        with pytest.raises(HandshakeFailed) as caught:
-            await connections(pinned=Certificate())
-        near, far = caught.value.args
-        assert isinstance(near, ssl.SSLCertVerificationError)
-        assert isinstance(far, OSError)
-
-    run(test())
+    with pytest.raises(HandshakeFailed) as caught:
+        await connections(pinned=Certificate())
+    near, far = caught.value.args
+    assert isinstance(near, ssl.SSLCertVerificationError)
+    assert isinstance(far, OSError)
 
 
-def test_an_older_tls_is_refused() -> None:
+@awaited
+async def test_an_older_tls_is_refused() -> None:
     """A dialler that offers TLS 1.2 at most gets no connection."""
-
-    async def test() -> None:
-        certificate = Certificate()
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.maximum_version = ssl.TLSVersion.TLSv1_2
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            old = threading.Thread(target=_dial_and_fail, args=(context, listening.getsockname()[1]))
-            old.start()
-            plain, _ = listening.accept()
-            plain.setblocking(False)
-            with pytest.raises(OSError, match=r"(?i)protocol"):
-                await certificate.accept(plain)
-            await asyncio.get_running_loop().run_in_executor(None, old.join)
-
-    run(test())
+    certificate = Certificate()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        old = threading.Thread(target=_dial_and_fail, args=(context, listening.getsockname()[1]))
+        old.start()
+        plain, _ = listening.accept()
+        plain.setblocking(False)
+        with pytest.raises(OSError, match=r"(?i)protocol"):
+            await certificate.accept(plain)
+        await asyncio.get_running_loop().run_in_executor(None, old.join)
 
 
 def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
@@ -127,238 +118,199 @@ def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
-def test_what_the_kernel_holds_unsent_is_limited() -> None:
+@awaited
+async def test_what_the_kernel_holds_unsent_is_limited() -> None:
     """At either end, so that payloads leave one after the other."""
-
-    async def test() -> None:
-        for connection in await connections():
-            unsent = sock_of(connection).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            assert unsent == UNSENT_BYTES
-            connection[1].transport.abort()
-
-    run(test())
+    for connection in await connections():
+        unsent = sock_of(connection).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert unsent == UNSENT_BYTES
+        connection[1].transport.abort()
 
 
-def test_bytes_arrive_both_ways_at_once() -> None:
+@awaited
+async def test_bytes_arrive_both_ways_at_once() -> None:
     """20 MB each way, in pieces of all sizes, straight into the reader's memory."""
+    async with ends() as (near, far):
+        data = memoryview(os.urandom(20_000_000))
 
-    async def test() -> None:
-        async with ends() as (near, far):
-            data = memoryview(os.urandom(20_000_000))
-
-            async def cross(sender: Pipe, receiver: Pipe) -> None:
-                target = memoryview(bytearray(len(data)))
-
-                async def write() -> None:
-                    for size in (1, 0, 16_384, 16_385, 1_000_000):
-                        sender.write(bytes(data[:size]))
-                    await sender.write_view(data)
-
-                writing = asyncio.create_task(write())
-                for size in (1, 16_384, 16_385, 1_000_000, len(data)):
-                    await receiver.read_into(target[:size], stall_s=20, total_s=60)
-                    assert sha256(target[:size]).digest() == sha256(data[:size]).digest()
-                await writing
-
-            await asyncio.gather(cross(near, far), cross(far, near))
-
-    run(test())
-
-
-def test_a_reader_that_does_not_read_makes_the_writer_wait() -> None:
-    """Neither end buffers what the reader doesn't take; when it reads, all bytes are there."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            data = memoryview(bytearray(os.urandom(1 << 20) * 64))
+        async def cross(sender: Pipe, receiver: Pipe) -> None:
             target = memoryview(bytearray(len(data)))
-            tracemalloc.start()
-            writing = asyncio.ensure_future(near.write_view(data))
-            await asyncio.sleep(0.3)
-            _, peak_bytes = tracemalloc.get_traced_memory()
-            tracemalloc.stop()
-            assert not writing.done()
-            assert peak_bytes < 2 << 20
-            await far.read_into(target, stall_s=20, total_s=60)
+
+            async def write() -> None:
+                for size in (1, 0, 16_384, 16_385, 1_000_000):
+                    sender.write(bytes(data[:size]))
+                await sender.write_view(data)
+
+            writing = asyncio.create_task(write())
+            for size in (1, 16_384, 16_385, 1_000_000, len(data)):
+                await receiver.read_into(target[:size], stall_s=20, total_s=60)
+                assert sha256(target[:size]).digest() == sha256(data[:size]).digest()
             await writing
-            assert target == data
 
-    run(test())
+        await asyncio.gather(cross(near, far), cross(far, near))
 
 
-def test_sent_memory_is_released() -> None:
+@awaited
+async def test_a_reader_that_does_not_read_makes_the_writer_wait() -> None:
+    """Neither end buffers what the reader doesn't take; when it reads, all bytes are there."""
+    async with ends() as (near, far):
+        data = memoryview(bytearray(os.urandom(1 << 20) * 64))
+        target = memoryview(bytearray(len(data)))
+        tracemalloc.start()
+        writing = asyncio.ensure_future(near.write_view(data))
+        await asyncio.sleep(0.3)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert not writing.done()
+        assert peak_bytes < 2 << 20
+        await far.read_into(target, stall_s=20, total_s=60)
+        await writing
+        assert target == data
+
+
+@awaited
+async def test_sent_memory_is_released() -> None:
     """The caller may resize it once the socket has it all; a view that was kept would forbid that."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            data, target = bytearray(4 << 20), memoryview(bytearray(4 << 20))
-            writing = near.write_view(memoryview(data))
-            await far.read_into(target, stall_s=20, total_s=20)
-            await writing
-            data.append(0)
-            assert not near.ended
-
-    run(test())
+    async with ends() as (near, far):
+        data, target = bytearray(4 << 20), memoryview(bytearray(4 << 20))
+        writing = near.write_view(memoryview(data))
+        await far.read_into(target, stall_s=20, total_s=20)
+        await writing
+        data.append(0)
+        assert not near.ended
 
 
-def test_memory_given_up_midway_is_released() -> None:
+@awaited
+async def test_memory_given_up_midway_is_released() -> None:
     """The memory is released even while the connection stays open."""
-
-    async def test() -> None:
-        async with ends() as (near, _):
-            data = bytearray(64 << 20)
-            writing = near.write_view(memoryview(data))
-            await asyncio.sleep(0.1)
-            assert not writing.done()
-            writing.cancel()
-            near.forget_unsent()
-            data.append(0)
-            assert not near.ended
-
-    run(test())
+    async with ends() as (near, _):
+        data = bytearray(64 << 20)
+        writing = near.write_view(memoryview(data))
+        await asyncio.sleep(0.1)
+        assert not writing.done()
+        writing.cancel()
+        near.forget_unsent()
+        data.append(0)
+        assert not near.ended
 
 
-def test_a_payload_given_up_midway_is_sent_no_further() -> None:
+@awaited
+async def test_a_payload_given_up_midway_is_sent_no_further() -> None:
     """No more of it arrives than had been handed to the transport."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            writing = near.write_view(memoryview(bytearray(64 << 20)))
-            await asyncio.sleep(0.1)
-            assert not writing.done()
-            writing.cancel()
-            with pytest.raises(PipeStalled):
-                await far.read_into(memoryview(bytearray(64 << 20)), stall_s=0.3, total_s=60)
-            assert 0 < far.filled_bytes < 32 << 20
-
-    run(test())
+    async with ends() as (near, far):
+        writing = near.write_view(memoryview(bytearray(64 << 20)))
+        await asyncio.sleep(0.1)
+        assert not writing.done()
+        writing.cancel()
+        with pytest.raises(PipeStalled):
+            await far.read_into(memoryview(bytearray(64 << 20)), stall_s=0.3, total_s=60)
+        assert 0 < far.filled_bytes < 32 << 20
 
 
-def test_an_abort_ends_waiting_readers_and_writers_at_once() -> None:
+@awaited
+async def test_an_abort_ends_waiting_readers_and_writers_at_once() -> None:
     """At this end and at the other."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            reading = asyncio.create_task(near.read_into(memoryview(bytearray(9)), stall_s=20, total_s=20))
-            writing = asyncio.ensure_future(near.write_view(memoryview(bytearray(64 << 20))))
-            await asyncio.sleep(0.1)
-            near.abort()
-            for task in (reading, writing):
-                with pytest.raises(PipeBroken):
-                    await asyncio.wait_for(task, 10)
+    async with ends() as (near, far):
+        reading = asyncio.create_task(near.read_into(memoryview(bytearray(9)), stall_s=20, total_s=20))
+        writing = asyncio.ensure_future(near.write_view(memoryview(bytearray(64 << 20))))
+        await asyncio.sleep(0.1)
+        near.abort()
+        for task in (reading, writing):
             with pytest.raises(PipeBroken):
-                await far.read_into(memoryview(bytearray(65 << 20)), stall_s=20, total_s=20)
-            assert far.ended
+                await asyncio.wait_for(task, 10)
+        with pytest.raises(PipeBroken):
+            await far.read_into(memoryview(bytearray(65 << 20)), stall_s=20, total_s=20)
+        assert far.ended
 
-    run(test())
 
-
-def test_closing_sends_what_was_written() -> None:
+@awaited
+async def test_closing_sends_what_was_written() -> None:
     """Up to the last byte; then the other end sees the end."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            near.write(bytes(1 << 20) + b"last")
-            near.close()
-            target = memoryview(bytearray((1 << 20) + 4))
-            await far.read_into(target, stall_s=20, total_s=20)
-            assert bytes(target[-4:]) == b"last"
-            assert not await far.more(20)
-
-    run(test())
+    async with ends() as (near, far):
+        near.write(bytes(1 << 20) + b"last")
+        near.close()
+        target = memoryview(bytearray((1 << 20) + 4))
+        await far.read_into(target, stall_s=20, total_s=20)
+        assert bytes(target[-4:]) == b"last"
+        assert not await far.more(20)
 
 
-def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that the other end doesn't read are dropped after the deadline, and the socket is closed."""
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
-
-    async def test() -> None:
-        near, far = await connections()
-        pipe, sock = await Pipe.adopt(*near), sock_of(near)
-        pipe.write(bytes(64 << 20))
-        pipe.close()
-        await asyncio.sleep(0.1)
-        assert sock.fileno() >= 0
-        await asyncio.sleep(0.3)
-        assert sock.fileno() < 0
-        far[1].transport.abort()
-
-    run(test())
+    near, far = await connections()
+    pipe, sock = await Pipe.adopt(*near), sock_of(near)
+    pipe.write(bytes(64 << 20))
+    pipe.close()
+    await asyncio.sleep(0.1)
+    assert sock.fileno() >= 0
+    await asyncio.sleep(0.3)
+    assert sock.fileno() < 0
+    far[1].transport.abort()
 
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="TCP tells what it carried, and keeps to a pace, there")
 
 
 @ON_LINUX
-def test_a_connection_counts_its_bytes_and_keeps_to_its_pace() -> None:
+@awaited
+async def test_a_connection_counts_its_bytes_and_keeps_to_its_pace() -> None:
     """Bytes that have arrived, at most the given rate, and that the pace held it up all the time."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            paced, size = paced_end(near), 4 << 20
-            paced.pace(2.0 * size)
-            before, began = paced.took(), time.monotonic()
-            writing = near.write_view(memoryview(bytes(size)))
-            await far.read_into(memoryview(bytearray(size)), stall_s=20, total_s=20)
-            await writing
-            assert time.monotonic() - began > 0.25
-            while (after := paced.took()).bytes - before.bytes < size:
-                await asyncio.sleep(0.01)
-            assert after.bytes - before.bytes < 1.05 * size
-            assert 0.25 < after.held_up_s - before.held_up_s < time.monotonic() - began + 0.1  # a coarse clock
-
-    run(test())
+    async with ends() as (near, far):
+        paced, size = paced_end(near), 4 << 20
+        paced.pace(2.0 * size)
+        before, began = paced.took(), time.monotonic()
+        writing = near.write_view(memoryview(bytes(size)))
+        await far.read_into(memoryview(bytearray(size)), stall_s=20, total_s=20)
+        await writing
+        assert time.monotonic() - began > 0.25
+        while (after := paced.took()).bytes - before.bytes < size:
+            await asyncio.sleep(0.01)
+        assert after.bytes - before.bytes < 1.05 * size
+        assert 0.25 < after.held_up_s - before.held_up_s < time.monotonic() - began + 0.1  # a coarse clock
 
 
 @ON_LINUX
-def test_a_full_window_does_not_count_as_held_up_by_the_network() -> None:
+@awaited
+async def test_a_full_window_does_not_count_as_held_up_by_the_network() -> None:
     """Once the reader has stopped and its window is full, the time that passes isn't counted."""
-
-    async def test() -> None:
-        async with ends() as (near, _):
-            writing = near.write_view(memoryview(bytes(64 << 20)))
-            moved, passed, held_up_s = 1, 0.0, 0.0
-            while moved or held_up_s >= 0.5 * passed:  # until all that lies between is full
-                before, began = paced_end(near).took(), time.monotonic()
-                await asyncio.sleep(0.1)
-                after, passed = paced_end(near).took(), time.monotonic() - began
-                moved, held_up_s = after.bytes - before.bytes, after.held_up_s - before.held_up_s
-            assert 0 < after.bytes < 64 << 20
-            assert writing.cancel()
-
-    run(test())
+    async with ends() as (near, _):
+        writing = near.write_view(memoryview(bytes(64 << 20)))
+        moved, passed, held_up_s = 1, 0.0, 0.0
+        while moved or held_up_s >= 0.5 * passed:  # until all that lies between is full
+            before, began = paced_end(near).took(), time.monotonic()
+            await asyncio.sleep(0.1)
+            after, passed = paced_end(near).took(), time.monotonic() - began
+            moved, held_up_s = after.bytes - before.bytes, after.held_up_s - before.held_up_s
+        assert 0 < after.bytes < 64 << 20
+        assert writing.cancel()
 
 
 @ON_LINUX
 @pytest.mark.parametrize(
     ("rate", "told"), [(0.2, {1}), (5e6, {5_000_000}), (1e12, {2**31 - 1}), (None, {-1, 2**32 - 1})]
 )
-def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told: set[int]) -> None:
+@awaited
+async def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told: set[int]) -> None:
     """Less than one byte a second is one, not none, which the kernel would take for no limit; too large a number is the
     largest."""
-
-    async def test() -> None:
-        async with ends() as (near, _):
-            for one in (1e6, rate):
-                paced_end(near).pace(one)
-            assert near.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
-
-    run(test())
+    async with ends() as (near, _):
+        for one in (1e6, rate):
+            paced_end(near).pace(one)
+        assert near.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
 
 
-def test_a_closed_connection_keeps_its_counts() -> None:
+@awaited
+async def test_a_closed_connection_keeps_its_counts() -> None:
     """No count is taken back, and pacing it does nothing."""
-
-    async def test() -> None:
-        async with ends() as (near, far):
-            near.write(bytes(1 << 20))
-            await far.read_into(memoryview(bytearray(1 << 20)), stall_s=20, total_s=20)
-            before = paced_end(near).took()
-            near.abort()
-            assert paced_end(near).took() == before
-            paced_end(near).pace(1e6)
-
-    run(test())
+    async with ends() as (near, far):
+        near.write(bytes(1 << 20))
+        await far.read_into(memoryview(bytearray(1 << 20)), stall_s=20, total_s=20)
+        before = paced_end(near).took()
+        near.abort()
+        assert paced_end(near).took() == before
+        paced_end(near).pace(1e6)
 
 
 @pytest.mark.parametrize("accounts", [OSError("not here"), bytes(104)])
@@ -385,46 +337,37 @@ def paced_end(pipe: Pipe) -> Paced:
     return pipe.paced
 
 
-def test_bytes_read_before_the_pipe_are_not_lost() -> None:
+@awaited
+async def test_bytes_read_before_the_pipe_are_not_lost() -> None:
     """Bytes that TLS had decrypted before there was a pipe are its first."""
-
-    async def test() -> None:
-        (_, near), (reader, far) = await connections()
-        near.write(b"hello, and more")
-        assert await reader.readexactly(5) == b"hello"
-        pipe = await Pipe.adopt(reader, far)
-        assert pipe.unread == b", and more"
-        pipe.abort()
-        near.transport.abort()
-
-    run(test())
+    (_, near), (reader, far) = await connections()
+    near.write(b"hello, and more")
+    assert await reader.readexactly(5) == b"hello"
+    pipe = await Pipe.adopt(reader, far)
+    assert pipe.unread == b", and more"
+    pipe.abort()
+    near.transport.abort()
 
 
-def test_a_read_without_data_ends_at_its_deadline() -> None:
+@awaited
+async def test_a_read_without_data_ends_at_its_deadline() -> None:
     """On a connection on which nothing comes."""
-
-    async def test() -> None:
-        async with ends() as (near, _):
-            with pytest.raises(PipeStalled):
-                await near.more(0.1)
-            with pytest.raises(PipeStalled):
-                await near.read_into(memoryview(bytearray(1)), stall_s=0.1, total_s=5)
-
-    run(test())
+    async with ends() as (near, _):
+        with pytest.raises(PipeStalled):
+            await near.more(0.1)
+        with pytest.raises(PipeStalled):
+            await near.read_into(memoryview(bytearray(1)), stall_s=0.1, total_s=5)
 
 
-def test_garbage_breaks_the_connection() -> None:
+@awaited
+async def test_garbage_breaks_the_connection() -> None:
     """Bytes that aren't TLS end it, and reach no reader."""
-
-    async def test() -> None:
-        near, far = await connections()
-        pipe = await Pipe.adopt(*far)
-        os.write(sock_of(near).fileno(), os.urandom(1000))
-        with pytest.raises(PipeBroken, match="broke"):
-            await pipe.read_into(memoryview(bytearray(10)), stall_s=20, total_s=20)
-        near[1].transport.abort()
-
-    run(test())
+    near, far = await connections()
+    pipe = await Pipe.adopt(*far)
+    os.write(sock_of(near).fileno(), os.urandom(1000))
+    with pytest.raises(PipeBroken, match="broke"):
+        await pipe.read_into(memoryview(bytearray(10)), stall_s=20, total_s=20)
+    near[1].transport.abort()
 
 
 def test_no_socket_or_thread_is_left(recwarn: pytest.WarningsRecorder) -> None:
@@ -446,20 +389,17 @@ def test_no_socket_or_thread_is_left(recwarn: pytest.WarningsRecorder) -> None:
 
 
 @pytest.mark.parametrize("waits_for", ["bytes", "room"])
-def test_a_wait_that_is_cancelled_ends(waits_for: str) -> None:
+@awaited
+async def test_a_wait_that_is_cancelled_ends(waits_for: str) -> None:
     """Also when what it waits for comes at the same moment: else the task that was cancelled would go on for ever."""
-
-    async def test() -> None:
-        async with ends() as (near, _):
-            near._writable.clear()
-            waiting = asyncio.create_task(near.more(30.0) if waits_for == "bytes" else near.drain(30.0))
-            for _ in range(3):
-                await asyncio.sleep(0)
-            near._end("now")
-            if waits_for == "room":
-                await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    run(test())
+    async with ends() as (near, _):
+        near._writable.clear()
+        waiting = asyncio.create_task(near.more(30.0) if waits_for == "bytes" else near.drain(30.0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        near._end("now")
+        if waits_for == "room":
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting

@@ -16,7 +16,7 @@ from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
 from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Together, Way, connections_for
 from tests.net.direct_peers import Start, run
-from tests.net.patience import until
+from tests.net.patience import plays, until
 
 MIB = 1 << 20
 
@@ -176,99 +176,89 @@ def needed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(Together, "wanted", property(lambda _: count))
 
 
-def test_each_payload_gets_its_own_answer_on_several_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_each_payload_gets_its_own_answer_on_several_connections(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 60 payloads on four connections each third is refused, and its sender learns it; each of the rest arrives once
     with its own bytes; none goes over libp2p."""
     needed(monkeypatch, 4)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    await until(lambda: a.direct._way("b").attempt is None)
+    await a.send("b", b"second")
+    await until(lambda: len(a.direct._way("b").connections) == 4)
+    deliver = b.box.deliver
 
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        await until(lambda: a.direct._way("b").attempt is None)
-        await a.send("b", b"second")
-        await until(lambda: len(a.direct._way("b").connections) == 4)
-        deliver = b.box.deliver
+    async def refuse_some(sender: str, header: bytes, payload: memoryview | None) -> None:
+        await asyncio.sleep(0.001 * (int(header) % 7))
+        if int(header) % 3 == 0:
+            raise Refusal(f"not {int(header)}")
+        await deliver(sender, header, payload)
 
-        async def refuse_some(sender: str, header: bytes, payload: memoryview | None) -> None:
-            await asyncio.sleep(0.001 * (int(header) % 7))
-            if int(header) % 3 == 0:
-                raise Refusal(f"not {int(header)}")
-            await deliver(sender, header, payload)
-
-        b.box.deliver = refuse_some  # type: ignore[method-assign]
-        sends = (a.send("b", b"%d" % n * (1 + 50_000 * (n % 5)), b"%d" % n) for n in range(60))
-        outcomes = await asyncio.gather(*sends, return_exceptions=True)
-        assert [str(one) if one else None for one in outcomes] == [
-            f"not {n}" if n % 3 == 0 else None for n in range(60)
-        ]
-        arrived = {int(header): payload for _, header, payload in b.box.got if header != b"h"}
-        assert arrived == {n: b"%d" % n * (1 + 50_000 * (n % 5)) for n in range(60) if n % 3}
-        assert len(b.box.got) == 2 + 40
-        assert len(b.direct.listener._serving) == 4
-        assert a.libp2p_streams == 0
-
-    run(test)
+    b.box.deliver = refuse_some  # type: ignore[method-assign]
+    sends = (a.send("b", b"%d" % n * (1 + 50_000 * (n % 5)), b"%d" % n) for n in range(60))
+    outcomes = await asyncio.gather(*sends, return_exceptions=True)
+    assert [str(one) if one else None for one in outcomes] == [f"not {n}" if n % 3 == 0 else None for n in range(60)]
+    arrived = {int(header): payload for _, header, payload in b.box.got if header != b"h"}
+    assert arrived == {n: b"%d" % n * (1 + 50_000 * (n % 5)) for n in range(60) if n % 3}
+    assert len(b.box.got) == 2 + 40
+    assert len(b.direct.listener._serving) == 4
+    assert a.libp2p_streams == 0
 
 
-def test_payloads_begin_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_payloads_begin_in_the_order_of_the_calls(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they wait for a free connection."""
     needed(monkeypatch, 2)
+    a, b = start("a"), start("b")
+    await asyncio.gather(*(a.send("b", b"x") for _ in range(3)))
+    await until(lambda: len(a.direct._way("b").connections) == 2)
+    begun, admit = list[bytes](), b.box.admit
+    take = a.direct.take
 
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await asyncio.gather(*(a.send("b", b"x") for _ in range(3)))
-        await until(lambda: len(a.direct._way("b").connections) == 2)
-        begun, admit = list[bytes](), b.box.admit
-        take = a.direct.take
+    async def noted(peer: str) -> Any:
+        lent = await take(peer)
+        begun.append(b"taken")
+        return lent
 
-        async def noted(peer: str) -> Any:
-            lent = await take(peer)
-            begun.append(b"taken")
-            return lent
-
-        a.direct.take = noted  # type: ignore[method-assign]
-        b.box.admit = lambda sender, header: begun.append(header) or admit(sender, header)  # type: ignore[func-returns-value,method-assign]
-        await asyncio.gather(*(a.send("b", bytes(3 * MIB), b"%d" % n) for n in range(6)))
-        admitted = [int(header) for header in begun if header != b"taken"]
-        assert sorted(admitted) == list(range(6))
-        assert all(abs(at - n) <= 1 for at, n in enumerate(admitted)), admitted  # two connections may swap neighbours
-
-    run(test)
+    a.direct.take = noted  # type: ignore[method-assign]
+    b.box.admit = lambda sender, header: begun.append(header) or admit(sender, header)  # type: ignore[func-returns-value,method-assign]
+    await asyncio.gather(*(a.send("b", bytes(3 * MIB), b"%d" % n) for n in range(6)))
+    admitted = [int(header) for header in begun if header != b"taken"]
+    assert sorted(admitted) == list(range(6))
+    assert all(abs(at - n) <= 1 for at, n in enumerate(admitted)), admitted  # two connections may swap neighbours
 
 
-def test_a_broken_connection_of_several_loses_no_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_broken_connection_of_several_loses_no_payload(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The payloads on it go over libp2p; the rest arrives on the other connections."""
     needed(monkeypatch, 3)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"x")
-        await a.send("b", b"x")
-        await until(lambda: len(a.direct._way("b").connections) == 3)
-        sends = [asyncio.create_task(a.send("b", bytes([n]) * MIB)) for n in range(12)]
-        await until(lambda: len(b.box.got) > 3)
-        next(iter(b.direct.listener._serving)).abort()
-        await asyncio.gather(*sends)
-        assert {payload[0] for _, _, payload in b.box.got if len(payload) == MIB} == set(range(12))
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"x")
+    await a.send("b", b"x")
+    await until(lambda: len(a.direct._way("b").connections) == 3)
+    sends = [asyncio.create_task(a.send("b", bytes([n]) * MIB)) for n in range(12)]
+    await until(lambda: len(b.box.got) > 3)
+    next(iter(b.direct.listener._serving)).abort()
+    await asyncio.gather(*sends)
+    assert {payload[0] for _, _, payload in b.box.got if len(payload) == MIB} == set(range(12))
 
 
-def test_further_connections_that_fail_leave_the_first_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_further_connections_that_fail_leave_the_first_in_use(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are tried again after `RETRY_S`, and no payload goes over libp2p meanwhile."""
     monkeypatch.setattr(direct_module, "RETRY_S", 1000.0)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        needed(monkeypatch, 3)
-        b.direct._closing = True  # offers no further connection
-        for n in range(5):
-            await a.send("b", b"%d" % n)
-            await until(lambda: a.direct._way("b").attempt is None)
-        b.direct._closing = False
-        assert (len(a.direct._way("b").connections), a.libp2p_streams) == (1, 0)
-        assert a.talks == 1 + 2 * 2  # two further ones, each asked for in both directions
-        assert len(b.box.got) == 6
-
-    run(test)
+    a, b = start("a"), start("b")
+    await a.send("b", b"first")
+    needed(monkeypatch, 3)
+    b.direct._closing = True  # offers no further connection
+    for n in range(5):
+        await a.send("b", b"%d" % n)
+        await until(lambda: a.direct._way("b").attempt is None)
+    b.direct._closing = False
+    assert (len(a.direct._way("b").connections), a.libp2p_streams) == (1, 0)
+    assert a.talks == 1 + 2 * 2  # two further ones, each asked for in both directions
+    assert len(b.box.got) == 6

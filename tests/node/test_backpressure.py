@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from p2p_diloco.node.backpressure import Backpressure
+from tests.net.patience import plays
 
 PATIENCE_S = 60.0
 
@@ -67,48 +68,39 @@ def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
     asyncio.run(life())
 
 
-def test_a_contribution_with_room_does_not_wait() -> None:
+@plays(at_table)
+async def test_a_contribution_with_room_does_not_wait(table: Table) -> None:
     """Nor does a contribution to the shard that makes room. Others wait until room is made, and keep waiting while more
     is held."""
-
-    async def test(table: Table) -> None:
-        assert await table.come(1, 0, 2) == [0]
-        assert await table.hold(4) == [0]
-        assert await table.hold(3) == [0]
-        assert await table.hold(2) == [0, 1, 2]
-        assert await table.come(3) == [0, 1, 2, 3]
-
-    at_table(test)
+    assert await table.come(1, 0, 2) == [0]
+    assert await table.hold(4) == [0]
+    assert await table.hold(3) == [0]
+    assert await table.hold(2) == [0, 1, 2]
+    assert await table.come(3) == [0, 1, 2, 3]
 
 
-def test_patience_ends_for_all_until_there_is_room_again() -> None:
+@plays(at_table)
+async def test_patience_ends_for_all_until_there_is_room_again(table: Table) -> None:
     """One that waited long goes on, and so do those that came after it; once room was made, the next ones wait anew."""
-
-    async def test(table: Table) -> None:
-        await table.come(1)
-        await table.wait(0.9 * PATIENCE_S)
-        assert await table.come(2) == []
-        assert sorted(await table.wait(0.2 * PATIENCE_S)) == [1, 2]
-        assert len(await table.come(3)) == 3
-        await table.hold(5)
-        assert len(await table.come(4)) == 4
-        await table.hold(4)
-        assert len(await table.come(5)) == 4
-
-    at_table(test)
+    await table.come(1)
+    await table.wait(0.9 * PATIENCE_S)
+    assert await table.come(2) == []
+    assert sorted(await table.wait(0.2 * PATIENCE_S)) == [1, 2]
+    assert len(await table.come(3)) == 3
+    await table.hold(5)
+    assert len(await table.come(4)) == 4
+    await table.hold(4)
+    assert len(await table.come(5)) == 4
 
 
-def test_patience_counts_from_when_room_was_made_last() -> None:
+@plays(at_table)
+async def test_patience_counts_from_when_room_was_made_last(table: Table) -> None:
     """While rounds end, contributions go on waiting for their turn; other events don't extend the wait."""
-
-    async def test(table: Table) -> None:
-        await table.hold(100)
-        await table.come(1)
-        for held in range(99, 91, -1):
-            await table.wait(0.9 * PATIENCE_S)
-            assert await table.hold(held) == []
+    await table.hold(100)
+    await table.come(1)
+    for held in range(99, 91, -1):
         await table.wait(0.9 * PATIENCE_S)
-        assert await table.hold(92) == []
-        assert await table.wait(0.2 * PATIENCE_S) == [1]
-
-    at_table(test)
+        assert await table.hold(held) == []
+    await table.wait(0.9 * PATIENCE_S)
+    assert await table.hold(92) == []
+    assert await table.wait(0.2 * PATIENCE_S) == [1]

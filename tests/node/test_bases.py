@@ -14,6 +14,7 @@ from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
 
@@ -91,84 +92,74 @@ def test_what_is_mended_while_its_trainer_stands_is_its_base_again() -> None:
 
 
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
+@awaited
+async def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
     """A trainer that stands still during its exchange needs no memory beside θ; one that trains finds the old base in
     `base`, once."""
-
-    async def story() -> None:
-        peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
-        await peer.enter(theta=5.0)
-        first = await peer.merge()
-        assert (first["kept"], first["takes"]) == ([], [[0, "sent"]])
-        await peer.exchange(1.0, stands=stands)
-        loads = [message for message in peer.said if message["kind"] == "load"]
-        assert loads[-1]["takes"]
-        assert loads[-1]["kept"] == ([] if stands else [0])
-        assert peer.memory.theta.tolist() != [5.0, 5.0]
-        assert peer.memory.base.tolist() == ([0.0, 0.0] if stands else [5.0, 5.0])
-        later = await peer.merge()
-        assert (later["kept"], later["takes"]) == ([], [])
-        await peer.stop()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+    peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
+    await peer.enter(theta=5.0)
+    first = await peer.merge()
+    assert (first["kept"], first["takes"]) == ([], [[0, "sent"]])
+    await peer.exchange(1.0, stands=stands)
+    loads = [message for message in peer.said if message["kind"] == "load"]
+    assert loads[-1]["takes"]
+    assert loads[-1]["kept"] == ([] if stands else [0])
+    assert peer.memory.theta.tolist() != [5.0, 5.0]
+    assert peer.memory.base.tolist() == ([0.0, 0.0] if stands else [5.0, 5.0])
+    later = await peer.merge()
+    assert (later["kept"], later["takes"]) == ([], [])
+    await peer.stop()
 
 
-def test_reading_theta_does_not_count_as_loading(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_reading_theta_does_not_count_as_loading(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A look at the global values moves no base."""
+    peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
+    await peer.enter()
+    await peer.ask("read", "readable")
+    peer.tell("have read", loaded=[], torn=False)
+    assert (await peer.merge())["takes"] == [[0, "sent"]]
+    await peer.stop()
 
-    async def story() -> None:
-        peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
-        await peer.enter()
-        await peer.ask("read", "readable")
-        peer.tell("have read", loaded=[], torn=False)
-        assert (await peer.merge())["takes"] == [[0, "sent"]]
+
+@awaited
+async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """The base is repaired before a pseudo-gradient is computed from it, so no progress is lost."""
+    network = MemoryNetwork()
+    a, b = (memory_peer(network, name, {**quick, "start_peers": 2}, sizes=(3,)) for name in "ab")
+    await asyncio.gather(a.enter(), b.enter())
+    await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+    true = a.memory.theta.tolist()
+    assert b.memory.theta.tolist() == true
+    b.memory.theta[1] += 1.0
+    load = await b.merge()
+    assert b.memory.theta.tolist() != true  # nothing is measured
+    load = await b.merge(measures=True)
+    assert b.memory.theta.tolist() == true
+    assert (load["kept"], load["takes"], load["due"]) == ([], [], [0])
+    for peer in (a, b):
         await peer.stop()
 
-    asyncio.run(asyncio.wait_for(story(), 60))
 
-
-def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """The base is repaired before a pseudo-gradient is computed from it, so no progress is lost."""
-
-    async def story() -> None:
-        network = MemoryNetwork()
-        a, b = (memory_peer(network, name, {**quick, "start_peers": 2}, sizes=(3,)) for name in "ab")
-        await asyncio.gather(a.enter(), b.enter())
-        await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
-        true = a.memory.theta.tolist()
-        assert b.memory.theta.tolist() == true
-        b.memory.theta[1] += 1.0
-        load = await b.merge()
-        assert b.memory.theta.tolist() != true  # nothing is measured
-        load = await b.merge(measures=True)
-        assert b.memory.theta.tolist() == true
-        assert (load["kept"], load["takes"], load["due"]) == ([], [], [0])
-        for peer in (a, b):
-            await peer.stop()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
-
-
-def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
+    memory_peer: Any, quick: dict[str, Any]
+) -> None:
     """Their commit is computed on what was changed, found wrong, and fetched; what was trained can't be told then."""
-
-    async def story() -> None:
-        network = MemoryNetwork()
-        config = {**quick, "start_peers": 2, "round_timeout": 1.0}
-        a, b = (memory_peer(network, name, config, sizes=(3,)) for name in "ab")
-        await asyncio.gather(a.enter(), b.enter())
-        await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
-        b.memory.theta[1] += 1.0
-        await a.exchange(1.0)  # b trains
-        while b.memory.theta.tolist() != a.memory.theta.tolist():
-            await asyncio.sleep(0.02)
-        load = await b.merge(measures=True)
-        assert (load["kept"], load["takes"]) == ([], [[0, "forget"]])
-        assert not b.memory.base.any()
-        for peer in (a, b):
-            await peer.stop()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+    network = MemoryNetwork()
+    config = {**quick, "start_peers": 2, "round_timeout": 1.0}
+    a, b = (memory_peer(network, name, config, sizes=(3,)) for name in "ab")
+    await asyncio.gather(a.enter(), b.enter())
+    await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+    b.memory.theta[1] += 1.0
+    await a.exchange(1.0)  # b trains
+    while b.memory.theta.tolist() != a.memory.theta.tolist():
+        await asyncio.sleep(0.02)
+    load = await b.merge(measures=True)
+    assert (load["kept"], load["takes"]) == ([], [[0, "forget"]])
+    assert not b.memory.base.any()
+    for peer in (a, b):
+        await peer.stop()
 
 
 def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(

@@ -25,6 +25,7 @@ from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork, signed
+from tests.net.patience import awaited
 
 STOP = 3
 FOUNDING = Founding("r", "founder", 1.0)
@@ -104,29 +105,26 @@ def signed_end(
 # -- what is left behind
 
 
-def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
+@awaited
+async def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
     the last checkpoint, though `save_every` doesn't divide the last epoch."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        await to_the_end(memory_peer, quick, tmp_path, network=network)
-        founding = founding_in(network)
-        onlooker = network.join("onlooker", Inbox())
-        found = await unowned.read(onlooker, "r/end", End)
-        assert {end.signer for end in found} == {"a", "b"}
-        (model,) = {end.model for end in found}
-        assert (model.generation, model.epochs) == (0, STOP)
-        rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
-        for name in "ab":
-            kept = ends.load(tmp_path / name, onlooker, founding, rules)
-            assert kept is not None
-            assert (kept.model, kept.signer) == (model, name)
-            assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    await to_the_end(memory_peer, quick, tmp_path, network=network)
+    founding = founding_in(network)
+    onlooker = network.join("onlooker", Inbox())
+    found = await unowned.read(onlooker, "r/end", End)
+    assert {end.signer for end in found} == {"a", "b"}
+    (model,) = {end.model for end in found}
+    assert (model.generation, model.epochs) == (0, STOP)
+    rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
+    for name in "ab":
+        kept = ends.load(tmp_path / name, onlooker, founding, rules)
+        assert kept is not None
+        assert (kept.model, kept.signer) == (model, name)
+        assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
 
 
 def test_who_leaves_at_once_leaves_the_record(
@@ -148,40 +146,34 @@ def test_who_leaves_at_once_leaves_the_record(
     asyncio.run(life())
 
 
-def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A peer that stays for long after the end, for example to evaluate, keeps the record too."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", {**quick, "stop_after_epochs": 1})
-        await a.enter()
-        await a.exchange(1.0)
-        while "r/end" not in network.records:
-            await asyncio.sleep(0.01)
-        await a.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 20.0))
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 1})
+    await a.enter()
+    await a.exchange(1.0)
+    while "r/end" not in network.records:
+        await asyncio.sleep(0.01)
+    await a.stop()
 
 
 # -- who starts afterwards
 
 
-def test_late_peers_fetch_the_last_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_late_peers_fetch_the_last_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """Of three, two come back with an older checkpoint, before the one that holds the last: neither trains, and all end
     with the same state."""
-
-    async def life() -> None:
-        last = await to_the_end(memory_peer, quick, tmp_path, "abc")
-        for name in "ab":
-            step_back(tmp_path, name)
-        network = MemoryNetwork()
-        a, b, c = (memory_peer(network, name, **disk(tmp_path, name)) for name in "abc")
-        late = [asyncio.create_task(its_end(peer)) for peer in (a, b)]
-        await asyncio.wait(late, timeout=0.5)
-        assert not any(task.done() for task in late)
-        assert await asyncio.gather(*late, its_end(c)) == [last] * 3
-
-    asyncio.run(life())
+    last = await to_the_end(memory_peer, quick, tmp_path, "abc")
+    for name in "ab":
+        step_back(tmp_path, name)
+    network = MemoryNetwork()
+    a, b, c = (memory_peer(network, name, **disk(tmp_path, name)) for name in "abc")
+    late = [asyncio.create_task(its_end(peer)) for peer in (a, b)]
+    await asyncio.wait(late, timeout=0.5)
+    assert not any(task.done() for task in late)
+    assert await asyncio.gather(*late, its_end(c)) == [last] * 3
 
 
 def test_a_peer_that_can_not_get_the_last_state_ends_with_an_error(
@@ -205,125 +197,109 @@ def test_a_peer_that_can_not_get_the_last_state_ends_with_an_error(
         assert "stop_after_epochs" in sentence
 
 
-def test_one_peer_that_knows_of_the_end_tells_the_others(
+@awaited
+async def test_one_peer_that_knows_of_the_end_tells_the_others(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """A peer that was absent at the end, and has no record on its disk, is bound by a record that another peer keeps in
     the DHT; it doesn't write that record to its own disk."""
-
-    async def life() -> None:
-        await to_the_end(memory_peer, quick, tmp_path)
-        for name in "ab":
-            step_back(tmp_path, name)
-        (tmp_path / "a" / ends.FILE).unlink()
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
-        b = memory_peer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=2.0))
-        sentences = await asyncio.gather(gives_up(a), gives_up(b))
-        assert all("signed by b" in sentence for sentence in sentences)
-        assert not (tmp_path / "a" / ends.FILE).exists()
-
-    asyncio.run(life())
+    await to_the_end(memory_peer, quick, tmp_path)
+    for name in "ab":
+        step_back(tmp_path, name)
+    (tmp_path / "a" / ends.FILE).unlink()
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
+    b = memory_peer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=2.0))
+    sentences = await asyncio.gather(gives_up(a), gives_up(b))
+    assert all("signed by b" in sentence for sentence in sentences)
+    assert not (tmp_path / "a" / ends.FILE).exists()
 
 
-def test_a_newcomer_does_not_found_a_run_that_has_ended(
+@awaited
+async def test_a_newcomer_does_not_found_a_run_that_has_ended(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """The run's record is there, but no peer holds its state: founding again would start another lineage. The newcomer
     doesn't train on from a waiting peer's older state either."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        await to_the_end(memory_peer, quick, tmp_path, network=network)
-        patience_s = 2 * quick["heartbeat_timeout"] + 0.5
-        sentence = await gives_up(memory_peer(network, "new"), Refused)  # long before its wait_timeout
-        assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
-        assert "choose another run id" in sentence
-        step_back(tmp_path, "a")
-        a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
-        sentences = await asyncio.gather(gives_up(a), gives_up(memory_peer(network, "newer", wait_timeout=patience_s)))
-        assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    await to_the_end(memory_peer, quick, tmp_path, network=network)
+    patience_s = 2 * quick["heartbeat_timeout"] + 0.5
+    sentence = await gives_up(memory_peer(network, "new"), Refused)  # long before its wait_timeout
+    assert sentence.startswith("run_id=r has ended at epoch 3 (digest ")
+    assert "choose another run id" in sentence
+    step_back(tmp_path, "a")
+    a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
+    sentences = await asyncio.gather(gives_up(a), gives_up(memory_peer(network, "newer", wait_timeout=patience_s)))
+    assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize("role", ["founder", "joiner", "aggregator"])
-def test_a_newcomer_founds_no_run_in_an_ended_runs_name(memory_peer: Any, quick: dict[str, Any], role: str) -> None:
+@awaited
+async def test_a_newcomer_founds_no_run_in_an_ended_runs_name(
+    memory_peer: Any, quick: dict[str, Any], role: str
+) -> None:
     """Only the record of the end is left in the swarm. A peer without a checkpoint ends with the epoch, the reason and
     the mend, whether it could found the run or not; one with a checkpoint of that run is not refused."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", {**quick, "stop_after_epochs": STOP})
-        await a.enter()
-        while not a.memory.finished:
-            await a.exchange(1.0)
-        await a.stop()
-        del network.records["r/config"]
-        sizes = None if role == "aggregator" else (4,)
-        new = memory_peer(network, "new", quick if role == "founder" else {}, sizes=sizes)
-        await new.start()
-        with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
-            await new.hear("run", timeout_s=20.0)
-        await new.stop()
-        assert "r/config" not in network.records
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", {**quick, "stop_after_epochs": STOP})
+    await a.enter()
+    while not a.memory.finished:
+        await a.exchange(1.0)
+    await a.stop()
+    del network.records["r/config"]
+    sizes = None if role == "aggregator" else (4,)
+    new = memory_peer(network, "new", quick if role == "founder" else {}, sizes=sizes)
+    await new.start()
+    with pytest.raises(Refused, match=rf"run_id=r has ended at epoch {STOP} .* choose another run id"):
+        await new.hear("run", timeout_s=20.0)
+    await new.stop()
+    assert "r/config" not in network.records
 
 
-def test_a_forged_end_keeps_no_run_from_being_founded(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_forged_end_keeps_no_run_from_being_founded(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A record in the DHT that its signer has not signed is left out."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        stranger = network.join("stranger", Inbox())
-        await ends.store(stranger, FOUNDING, dataclasses.replace(signed_end(LAST), proof="forged"))
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    stranger = network.join("stranger", Inbox())
+    await ends.store(stranger, FOUNDING, dataclasses.replace(signed_end(LAST), proof="forged"))
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    await a.stop()
 
 
-def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
+@awaited
+async def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """The others are out of its reach while they train, and gone when they are through."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", {**quick, "stop_after_epochs": 30}, **disk(tmp_path, "a"))
-        await a.enter()
-        network.cut("a", "new")
-        sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
-        while not a.memory.finished:
-            await a.exchange(1.0)
-            await asyncio.sleep(0.02)
-        await a.stop()
-        assert "no peer here has its last state" in await sentence
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 30}, **disk(tmp_path, "a"))
+    await a.enter()
+    network.cut("a", "new")
+    sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
+    while not a.memory.finished:
+        await a.exchange(1.0)
+        await asyncio.sleep(0.02)
+    await a.stop()
+    assert "no peer here has its last state" in await sentence
 
 
-def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """Whoever comes back with it waits for as many peers as the last round had, `restart_wait` at most, and ends as it
     had ended."""
-
-    async def life() -> None:
-        last = await to_the_end(memory_peer, quick, tmp_path)
-        began = time.monotonic()
-        alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=1.5))
-        await alone.enter()
-        assert time.monotonic() - began >= 1.5
-        await alone.stop()
-        assert alone.memory.theta.tolist() == last
-        network = MemoryNetwork()
-        began = time.monotonic()
-        both = [memory_peer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
-        assert await asyncio.gather(*map(its_end, both)) == [last] * 2
-        assert time.monotonic() - began < 30.0
-
-    asyncio.run(life())
+    last = await to_the_end(memory_peer, quick, tmp_path)
+    began = time.monotonic()
+    alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=1.5))
+    await alone.enter()
+    assert time.monotonic() - began >= 1.5
+    await alone.stop()
+    assert alone.memory.theta.tolist() == last
+    network = MemoryNetwork()
+    began = time.monotonic()
+    both = [memory_peer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
+    assert await asyncio.gather(*map(its_end, both)) == [last] * 2
+    assert time.monotonic() - began < 30.0
 
 
 HAS, LACKS = LAST, ModelVersion(0, 4, 2, "x")
@@ -364,26 +340,23 @@ def test_who_has_the_last_state_waits_for_those_that_lack_it(
     assert (asyncio.run(wait()) < 0.4) == through
 
 
-def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
+@awaited
+async def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
     """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
+    transport = MemoryNetwork().join("x", Inbox())
+    ends.save(tmp_path, signed_end(LAST))
+    greater = dataclasses.replace(LAST, samples=99)
+    roster = SimpleNamespace(mine=SimpleNamespace(model=greater))
+    replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES, ended_by=FOUNDED)
 
-    async def life() -> None:
-        transport = MemoryNetwork().join("x", Inbox())
-        ends.save(tmp_path, signed_end(LAST))
-        greater = dataclasses.replace(LAST, samples=99)
-        roster = SimpleNamespace(mine=SimpleNamespace(model=greater))
-        replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES, ended_by=FOUNDED)
+    async def nobody() -> dict[str, float]:
+        return {}
 
-        async def nobody() -> dict[str, float]:
-            return {}
-
-        await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), tmp_path).leave(5.0)
-        found = await ends.read(transport, FOUNDING, RULES)
-        assert found is not None
-        assert (found.model, found.signer) == (greater, "x")
-        assert ends.load(tmp_path, transport, FOUNDING, RULES) == found
-
-    asyncio.run(life())
+    await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), tmp_path).leave(5.0)
+    found = await ends.read(transport, FOUNDING, RULES)
+    assert found is not None
+    assert (found.model, found.signer) == (greater, "x")
+    assert ends.load(tmp_path, transport, FOUNDING, RULES) == found
 
 
 # -- where an end means nothing
@@ -421,69 +394,64 @@ def test_a_record_does_not_end_a_run_that_goes_on(
     assert caplog.text.count("because another peer still trains in it") == 1
 
 
-def test_a_newer_generation_is_bound_by_no_older_end(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_a_newer_generation_is_bound_by_no_older_end(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
     """Who sets the run back from an older checkpoint trains, and so do those that come to it or to its checkpoints."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        await to_the_end(memory_peer, quick, tmp_path, network=network)
-        for name in "ab":
-            step_back(tmp_path, name)
-        a = memory_peer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
-        b = memory_peer(network, "b", **disk(tmp_path, "b"))
-        await a.enter()
-        await b.enter()
-        assert [p.memory.epoch for p in (a, b)] == [0, 0]
-        for _ in range(2):
-            await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
-        for peer in (a, b):
-            await peer.stop()
-        again = memory_peer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
-        await again.enter()
-        assert again.memory.finished == 0
-        await again.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
+    network = MemoryNetwork()
+    await to_the_end(memory_peer, quick, tmp_path, network=network)
+    for name in "ab":
+        step_back(tmp_path, name)
+    a = memory_peer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
+    b = memory_peer(network, "b", **disk(tmp_path, "b"))
+    await a.enter()
+    await b.enter()
+    assert [p.memory.epoch for p in (a, b)] == [0, 0]
+    for _ in range(2):
+        await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
+    for peer in (a, b):
+        await peer.stop()
+    again = memory_peer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
+    await again.enter()
+    assert again.memory.finished == 0
+    await again.stop()
 
 
-def test_who_sets_a_run_back_is_bound_by_no_record(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_who_sets_a_run_back_is_bound_by_no_record(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
     """Whatever generation a stranger's record names: it is the way out."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        await to_the_end(memory_peer, quick, tmp_path, "a", network)
-        stranger, founding = network.join("stranger", Inbox()), founding_in(network)
-        await ends.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
-        local = disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True, wait_timeout=0.3)
-        a = memory_peer(network, "a", **local)
-        await a.enter()
-        assert a.memory.epoch == 0
-        await a.exchange(1.0)
-        await a.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
+    network = MemoryNetwork()
+    await to_the_end(memory_peer, quick, tmp_path, "a", network)
+    stranger, founding = network.join("stranger", Inbox()), founding_in(network)
+    await ends.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
+    local = disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True, wait_timeout=0.3)
+    a = memory_peer(network, "a", **local)
+    await a.enter()
+    assert a.memory.epoch == 0
+    await a.exchange(1.0)
+    await a.stop()
 
 
-def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """Once its record is gone from the DHT, a run that is started with a greater `stop_after_epochs` has not ended,
     also for those that don't ask for it and have an older checkpoint."""
-
-    async def life() -> None:
-        await to_the_end(memory_peer, quick, tmp_path)
-        step_back(tmp_path, "b")
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
-        b = memory_peer(network, "b", **disk(tmp_path, "b"))
-        entering = asyncio.create_task(a.enter())
-        await asyncio.sleep(0.3)
-        await b.enter()
-        await entering
-        assert [p.memory.epoch for p in (a, b)] == [STOP, STOP]
-        await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
-        for peer in (a, b):
-            await peer.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
+    await to_the_end(memory_peer, quick, tmp_path)
+    step_back(tmp_path, "b")
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
+    b = memory_peer(network, "b", **disk(tmp_path, "b"))
+    entering = asyncio.create_task(a.enter())
+    await asyncio.sleep(0.3)
+    await b.enter()
+    await entering
+    assert [p.memory.epoch for p in (a, b)] == [STOP, STOP]
+    await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
+    for peer in (a, b):
+        await peer.stop()
 
 
 # -- records
@@ -504,23 +472,20 @@ def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, An
         signed_end(dataclasses.replace(LAST, generation=-1)),
     ],
 )
-def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> None:
+@awaited
+async def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> None:
     """Of the DHT and of the disk alike; beside it the true one is found."""
-
-    async def look() -> None:
-        transport = MemoryNetwork().join("x", Inbox())
-        await ends.store(transport, FOUNDING, bad)
-        await transport.store("r/end", "0" * 32, unowned.pack(signed_end(LAST)), 100.0, owned=False)  # not its name
-        assert await ends.read(transport, FOUNDING, RULES) is None
-        good = signed_end(LAST, "a")
-        await ends.store(transport, FOUNDING, good)
-        assert await ends.read(transport, FOUNDING, RULES) == good
-        ends.save(tmp_path, bad)
-        assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
-        ends.save(tmp_path, good)
-        assert ends.load(tmp_path, transport, FOUNDING, RULES) == good
-
-    asyncio.run(look())
+    transport = MemoryNetwork().join("x", Inbox())
+    await ends.store(transport, FOUNDING, bad)
+    await transport.store("r/end", "0" * 32, unowned.pack(signed_end(LAST)), 100.0, owned=False)  # not its name
+    assert await ends.read(transport, FOUNDING, RULES) is None
+    good = signed_end(LAST, "a")
+    await ends.store(transport, FOUNDING, good)
+    assert await ends.read(transport, FOUNDING, RULES) == good
+    ends.save(tmp_path, bad)
+    assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
+    ends.save(tmp_path, good)
+    assert ends.load(tmp_path, transport, FOUNDING, RULES) == good
 
 
 def test_invalid_records_under_the_key_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -539,25 +504,22 @@ def test_invalid_records_under_the_key_are_ignored(tmp_path: Path, caplog: pytes
     assert caplog.text.count("can't be read as the record of a run") == 5
 
 
-def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may leave records; of those that are ends the highest are tried, and then no more."""
-
-    async def look() -> None:
-        transport, tried = MemoryNetwork().join("x", Inbox()), list[str]()
-        for number in range(2 * ends.TRIED_MAX):
-            early = signed_end(ModelVersion(9, number, 2 * STOP - 1, "d" * 32))
-            await ends.store(transport, FOUNDING, early)
-        await ends.store(transport, FOUNDING, good := signed_end(LAST))
-        assert await ends.read(transport, FOUNDING, RULES) == good
-        for number in range(3 * ends.TRIED_MAX):
-            forged = dataclasses.replace(signed_end(dataclasses.replace(LAST, samples=100 + number)), proof="forged")
-            await ends.store(transport, FOUNDING, forged)
-        signed_by = transport.signed_by
-        monkeypatch.setattr(transport, "signed_by", lambda *a: tried.append(a[0]) or signed_by(*a))
-        assert await ends.read(transport, FOUNDING, RULES) is None
-        assert len(tried) == ends.TRIED_MAX
-
-    asyncio.run(look())
+    transport, tried = MemoryNetwork().join("x", Inbox()), list[str]()
+    for number in range(2 * ends.TRIED_MAX):
+        early = signed_end(ModelVersion(9, number, 2 * STOP - 1, "d" * 32))
+        await ends.store(transport, FOUNDING, early)
+    await ends.store(transport, FOUNDING, good := signed_end(LAST))
+    assert await ends.read(transport, FOUNDING, RULES) == good
+    for number in range(3 * ends.TRIED_MAX):
+        forged = dataclasses.replace(signed_end(dataclasses.replace(LAST, samples=100 + number)), proof="forged")
+        await ends.store(transport, FOUNDING, forged)
+    signed_by = transport.signed_by
+    monkeypatch.setattr(transport, "signed_by", lambda *a: tried.append(a[0]) or signed_by(*a))
+    assert await ends.read(transport, FOUNDING, RULES) is None
+    assert len(tried) == ends.TRIED_MAX
 
 
 def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -623,29 +585,27 @@ def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("because another peer still trains in it") == 1
 
 
-def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
+@awaited
+async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
     """A newcomer has looked and found none; then the record shows, and an older state comes."""
+    transport = MemoryNetwork().join("x", Inbox())
+    roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=list)
+    replica: Any = SimpleNamespace(me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES)
 
-    async def life() -> None:
-        transport = MemoryNetwork().join("x", Inbox())
-        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=list)
-        replica: Any = SimpleNamespace(me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES)
+    async def nobody() -> dict[str, float]:
+        return {}
 
-        async def nobody() -> dict[str, float]:
-            return {}
-
-        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
-        waiting = asyncio.create_task(made.until_it_may_train(0.5, 9.0, lambda text: None))
-        await asyncio.sleep(0.05)
-        await ends.store(transport, FOUNDING, signed_end(LAST))
-        replica.has_state = True
-        with pytest.raises(GaveUpWaiting):
-            await waiting
-
-    asyncio.run(life())
+    made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
+    waiting = asyncio.create_task(made.until_it_may_train(0.5, 9.0, lambda text: None))
+    await asyncio.sleep(0.05)
+    await ends.store(transport, FOUNDING, signed_end(LAST))
+    replica.has_state = True
+    with pytest.raises(GaveUpWaiting):
+        await waiting
 
 
-def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
+@awaited
+async def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
     """Who can't be told by the DHT goes by its disk; and storing is tried again."""
 
     class Broken:
@@ -663,27 +623,24 @@ def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
         def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
             return proof == signed(peer, kind, statement)
 
-    async def life() -> None:
-        ends.save(tmp_path, signed_end(LAST))
-        model = ModelVersion(0, 4, 2, "x")
-        roster = SimpleNamespace(mine=SimpleNamespace(model=model), summaries=dict, alive=list)
-        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES, ended_by=FOUNDED)
-        broken: Any = Broken()
+    ends.save(tmp_path, signed_end(LAST))
+    model = ModelVersion(0, 4, 2, "x")
+    roster = SimpleNamespace(mine=SimpleNamespace(model=model), summaries=dict, alive=list)
+    replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES, ended_by=FOUNDED)
+    broken: Any = Broken()
 
-        async def nobody() -> dict[str, float]:
-            return {}
+    async def nobody() -> dict[str, float]:
+        return {}
 
-        made = ending.Ending(broken, FOUNDING, replica, GoesOn(replica, nobody), tmp_path)
-        await made.begin(1.0)
-        assert broken.calls == 1
-        assert await made.look()
-        task, before = asyncio.create_task(made.keep()), broken.calls
-        await asyncio.wait({task}, timeout=0.05)
-        assert broken.calls > before
-        assert not task.done()
-        task.cancel()
-        replica.finished, before = True, broken.calls
-        await made.leave(1.0)
-        assert broken.calls > before
-
-    asyncio.run(life())
+    made = ending.Ending(broken, FOUNDING, replica, GoesOn(replica, nobody), tmp_path)
+    await made.begin(1.0)
+    assert broken.calls == 1
+    assert await made.look()
+    task, before = asyncio.create_task(made.keep()), broken.calls
+    await asyncio.wait({task}, timeout=0.05)
+    assert broken.calls > before
+    assert not task.done()
+    task.cancel()
+    replica.finished, before = True, broken.calls
+    await made.leave(1.0)
+    assert broken.calls > before

@@ -35,6 +35,7 @@ from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.run_inbox import REMEMBERED_BYTES_MAX, RunInbox
 from p2p_diloco.node.seals import Seals
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
 ID = ContributionId(1, 1)
@@ -134,28 +135,26 @@ def test_messages_of_the_runs_shape_fit() -> None:
         assert misfit(message, 3, 2) == ""
 
 
-def test_before_the_run_is_known_everything_is_refused() -> None:
+@awaited
+async def test_before_the_run_is_known_everything_is_refused() -> None:
     """While a description of its model is waited for, that alone is let in, from the peer that was asked."""
-
-    async def life() -> None:
-        inbox, token = Inbox(), b"t" * 16
-        with pytest.raises(Refusal, match="not in a run yet"):
-            inbox.admit("stranger", wire.pack(Probe(summary()), token))
-        inbox.handler = DescriptionInbox(token, "friend")
-        with pytest.raises(Refusal, match="still waits for the description"):
-            inbox.admit("friend", wire.pack(Probe(summary()), token))
-        with pytest.raises(Refusal, match="the description is longer than allowed"):
-            inbox.admit("friend", wire.pack(wire.Description(2**40), token))
-        header = wire.pack(wire.Description(1), token)
-        with pytest.raises(Refusal, match="did not ask for a description"):
-            await inbox.deliver("stranger", header, memoryview(b"\x80"))
-        with pytest.raises(Refusal, match="the description of the model can't be read"):
-            await inbox.deliver("friend", header, memoryview(b"\x80"))
-
-    asyncio.run(life())
+    inbox, token = Inbox(), b"t" * 16
+    with pytest.raises(Refusal, match="not in a run yet"):
+        inbox.admit("stranger", wire.pack(Probe(summary()), token))
+    inbox.handler = DescriptionInbox(token, "friend")
+    with pytest.raises(Refusal, match="still waits for the description"):
+        inbox.admit("friend", wire.pack(Probe(summary()), token))
+    with pytest.raises(Refusal, match="the description is longer than allowed"):
+        inbox.admit("friend", wire.pack(wire.Description(2**40), token))
+    header = wire.pack(wire.Description(1), token)
+    with pytest.raises(Refusal, match="did not ask for a description"):
+        await inbox.deliver("stranger", header, memoryview(b"\x80"))
+    with pytest.raises(Refusal, match="the description of the model can't be read"):
+        await inbox.deliver("friend", header, memoryview(b"\x80"))
 
 
-def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """When it comes; with its payload it is known. What it was judged by is looked at again: another token, another
     verdict."""
     seen, unpack = list[bytes](), wire.unpack
@@ -164,23 +163,20 @@ def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypa
         seen.append(header)
         return unpack(header, token)
 
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", quick)
-        await peer.enter()
-        stranger = network.join("stranger", Inbox())
-        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        ids = [ContributionId(1, n) for n in range(5)]
-        headers = [sealed(stranger, peer, Contribution(0, base, id, id, 7.25, 1, floats(1, 2, 3, 4))) for id in ids]
-        monkeypatch.setattr(wire, "unpack", counting)
-        await asyncio.gather(*(stranger.send("a", header, floats(1, 2, 3, 4)) for header in headers))
-        assert sorted(seen) == sorted(headers)
-        peer.inbox.handler._token = b"x" * 16
-        with pytest.raises(Refusal, match="wrong run token"):
-            await stranger.send("a", headers[0], floats(1, 2, 3, 4))
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", quick)
+    await peer.enter()
+    stranger = network.join("stranger", Inbox())
+    base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+    ids = [ContributionId(1, n) for n in range(5)]
+    headers = [sealed(stranger, peer, Contribution(0, base, id, id, 7.25, 1, floats(1, 2, 3, 4))) for id in ids]
+    monkeypatch.setattr(wire, "unpack", counting)
+    await asyncio.gather(*(stranger.send("a", header, floats(1, 2, 3, 4)) for header in headers))
+    assert sorted(seen) == sorted(headers)
+    peer.inbox.handler._token = b"x" * 16
+    with pytest.raises(Refusal, match="wrong run token"):
+        await stranger.send("a", headers[0], floats(1, 2, 3, 4))
+    await peer.stop()
 
 
 def test_a_long_header_is_not_remembered() -> None:
@@ -194,51 +190,45 @@ def test_a_long_header_is_not_remembered() -> None:
         assert run_inbox._read_once.cache_info().misses - before == asked
 
 
-def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Payloads too short, too long, absent, not finite or huge are refused, and the run goes on unharmed."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", quick)
-        await peer.enter()
-        stranger = network.join("stranger", Inbox())
-        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token_of(peer))
-        for payload, reason in [
-            (floats(1, 2, 3), "must have 16 bytes, but 12 came"),
-            (floats(1, 2, 3, 4, 5), "at most 16"),
-            (None, "must have 16 bytes, but 0 came"),
-            (floats(1, 2, 3, float("nan")), "not finite"),
-            (floats(1, 2, 3, float("inf")), "not finite"),
-            (floats(1, 2, 3, 1e30), "too large"),
-            (floats(1, 2, 3, 4), "isn't sealed"),
-        ]:
-            with pytest.raises(Refusal, match=reason):
-                await stranger.send("a", header, payload)
-        with pytest.raises(Refusal, match="wrong run token"):
-            await stranger.send("a", wire.pack(Probe(summary()), b"x" * 16))
-        assert peer.transport.traffic.refused == 8
-        before = peer.memory.theta.clone()
-        assert (await peer.exchange(1.0))["sent"]
-        assert peer.memory.theta.tolist() == pytest.approx((before - 1.9).tolist())
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", quick)
+    await peer.enter()
+    stranger = network.join("stranger", Inbox())
+    base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+    header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token_of(peer))
+    for payload, reason in [
+        (floats(1, 2, 3), "must have 16 bytes, but 12 came"),
+        (floats(1, 2, 3, 4, 5), "at most 16"),
+        (None, "must have 16 bytes, but 0 came"),
+        (floats(1, 2, 3, float("nan")), "not finite"),
+        (floats(1, 2, 3, float("inf")), "not finite"),
+        (floats(1, 2, 3, 1e30), "too large"),
+        (floats(1, 2, 3, 4), "isn't sealed"),
+    ]:
+        with pytest.raises(Refusal, match=reason):
+            await stranger.send("a", header, payload)
+    with pytest.raises(Refusal, match="wrong run token"):
+        await stranger.send("a", wire.pack(Probe(summary()), b"x" * 16))
+    assert peer.transport.traffic.refused == 8
+    before = peer.memory.theta.clone()
+    assert (await peer.exchange(1.0))["sent"]
+    assert peer.memory.theta.tolist() == pytest.approx((before - 1.9).tolist())
+    await peer.stop()
 
 
-def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
     """The same message with a right payload is averaged: refusals above are not for another reason."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", {**quick, "start_peers": 2, "outer_momentum": 0.0})
-        await peer.enter()
-        stranger = network.join("stranger", Inbox())
-        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        header = sealed(stranger, peer, Contribution(0, base, ID, ID, 3.0, 1, floats(1, 2, 3, 4)))
-        await stranger.send("a", header, floats(1, 2, 3, 4))
-        await peer.exchange(0.0, weight=1.0)
-        assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", {**quick, "start_peers": 2, "outer_momentum": 0.0})
+    await peer.enter()
+    stranger = network.join("stranger", Inbox())
+    base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+    header = sealed(stranger, peer, Contribution(0, base, ID, ID, 3.0, 1, floats(1, 2, 3, 4)))
+    await stranger.send("a", header, floats(1, 2, 3, 4))
+    await peer.exchange(0.0, weight=1.0)
+    assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
+    await peer.stop()

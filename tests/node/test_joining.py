@@ -18,6 +18,7 @@ from p2p_diloco.node.records import key_of, look_around, publish, read_peers
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.unowned import name_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
+from tests.net.patience import awaited
 
 
 def test_a_lone_peer_founds_and_steps(memory_peer: Any, quick: dict[str, Any]) -> None:
@@ -68,91 +69,79 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
     asyncio.run(life())
 
 
-def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
+@awaited
+async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two peers found a run at once, and a third comes when it can see only the record that loses. It waits as they
     do, and takes the one that they take: signatures and histories are of one founding."""
     monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        founder, later = (memory_peer(network, name, quick) for name in "ab")
-        joining = [Joining(peer.setup, peer.transport, peer.inbox, lambda text: None) for peer in (founder, later)]
-        found = (await joining[0].find_run(founder.setup.asked)).record
-        other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
-        wins, loses = sorted((found, other), key=name_of)
-        network.records["r/config"].clear()
-        await store_record(founder.transport, "r", loses)
-        joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
-        await asyncio.sleep(0.2)
-        await store_record(founder.transport, "r", wins)
-        assert (await joined).record == wins
-        for peer in (founder, later):
-            await peer.transport.close()
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
+    network = MemoryNetwork()
+    founder, later = (memory_peer(network, name, quick) for name in "ab")
+    joining = [Joining(peer.setup, peer.transport, peer.inbox, lambda text: None) for peer in (founder, later)]
+    found = (await joining[0].find_run(founder.setup.asked)).record
+    other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
+    wins, loses = sorted((found, other), key=name_of)
+    network.records["r/config"].clear()
+    await store_record(founder.transport, "r", loses)
+    joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
+    await asyncio.sleep(0.2)
+    await store_record(founder.transport, "r", wins)
+    assert (await joined).record == wins
+    for peer in (founder, later):
+        await peer.transport.close()
 
 
 @pytest.mark.parametrize("told", [{"found": True}, {"initial_peers": ()}, {"config": {"outer_lr": 0.5}}])
-def test_a_peer_without_settings_waits_for_a_founder(memory_peer: Any, quick: dict[str, Any], told: Any) -> None:
+@awaited
+async def test_a_peer_without_settings_waits_for_a_founder(memory_peer: Any, quick: dict[str, Any], told: Any) -> None:
     """A peer that joins through others and has no settings of the run founds nothing. It says so, and takes the
     settings of the peer that is told to found: by `found`, by having no initial peers, or by settings."""
     somewhere = {"initial_peers": "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"}
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        waiting = memory_peer(network, "waiting", **somewhere)
-        entering = asyncio.create_task(waiting.enter(theta=1.0))
-        while not any("neither settings" in message.get("text", "") for message in waiting.said):
-            await asyncio.sleep(0.01)
-        assert "r/config" not in network.records
-        options = {**somewhere, "config": {}, **told}
-        config = {**options.pop("config"), **(quick if "found" not in told else {})}
-        founder = memory_peer(network, "founder", config, **options)
-        await founder.enter(theta=2.0)
-        await entering
-        assert waiting.memory.theta[0].item() == 2.0
-        for peer in (waiting, founder):
-            await peer.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
-
-
-def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any) -> None:
-    """After `wait_timeout` it ends with the reason and the mend."""
-
-    async def life() -> None:
-        initial = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
-        peer = memory_peer(MemoryNetwork(), "a", wait_timeout=0.3, initial_peers=initial)
-        await peer.start()
-        with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0.3 is over: no peer has founded the run r.*--found"):
-            await peer.hear("run")
+    network = MemoryNetwork()
+    waiting = memory_peer(network, "waiting", **somewhere)
+    entering = asyncio.create_task(waiting.enter(theta=1.0))
+    while not any("neither settings" in message.get("text", "") for message in waiting.said):
+        await asyncio.sleep(0.01)
+    assert "r/config" not in network.records
+    options = {**somewhere, "config": {}, **told}
+    config = {**options.pop("config"), **(quick if "found" not in told else {})}
+    founder = memory_peer(network, "founder", config, **options)
+    await founder.enter(theta=2.0)
+    await entering
+    assert waiting.memory.theta[0].item() == 2.0
+    for peer in (waiting, founder):
         await peer.stop()
 
-    asyncio.run(life())
+
+@awaited
+async def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any) -> None:
+    """After `wait_timeout` it ends with the reason and the mend."""
+    initial = "/ip4/127.0.0.1/tcp/9/p2p/QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
+    peer = memory_peer(MemoryNetwork(), "a", wait_timeout=0.3, initial_peers=initial)
+    await peer.start()
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0.3 is over: no peer has founded the run r.*--found"):
+        await peer.hear("run")
+    await peer.stop()
 
 
-def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> None:
     """One that comes later takes the run's settings and its state, and the two then step alike."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", quick, sizes=(4, 3)), memory_peer(network, "b", sizes=(4, 3))
-        await a.enter(theta=1.0)
-        await a.exchange(2.0)
-        await b.enter(theta=99.0)
-        assert b.memory.theta.tolist() == a.memory.theta.tolist()
-        for _ in range(3):  # once a commit has named it, b is waited for
-            await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
-        digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
-        assert digests[0] == digests[1]
-        assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
-        await b.stop()
-        await a.exchange(1.0)  # alone again, at once: b said that it left
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a, b = memory_peer(network, "a", quick, sizes=(4, 3)), memory_peer(network, "b", sizes=(4, 3))
+    await a.enter(theta=1.0)
+    await a.exchange(2.0)
+    await b.enter(theta=99.0)
+    assert b.memory.theta.tolist() == a.memory.theta.tolist()
+    for _ in range(3):  # once a commit has named it, b is waited for
+        await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
+    digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
+    assert digests[0] == digests[1]
+    assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
+    await b.stop()
+    await a.exchange(1.0)  # alone again, at once: b said that it left
+    await a.stop()
 
 
 @pytest.mark.parametrize(
@@ -163,23 +152,20 @@ def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> 
         ({}, (4, 2), ModelMismatch, "p1: not in the run, 2 here"),
     ],
 )
-def test_a_misfit_is_told_why(
+@awaited
+async def test_a_misfit_is_told_why(
     memory_peer: Any, quick: dict[str, Any], config: dict[str, Any], sizes: tuple[int, ...], error: Any, sentence: str
 ) -> None:
     """Who explicitly asks for other settings, or brings another model, is refused with both sides shown."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", quick), memory_peer(network, "b", config, sizes=sizes)
-        await a.enter()
-        await b.start()
-        with pytest.raises(error, match=sentence):
-            await b.hear("run")
-        await b.stop()
-        await a.exchange(1.0)
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a, b = memory_peer(network, "a", quick), memory_peer(network, "b", config, sizes=sizes)
+    await a.enter()
+    await b.start()
+    with pytest.raises(error, match=sentence):
+        await b.hear("run")
+    await b.stop()
+    await a.exchange(1.0)
+    await a.stop()
 
 
 @pytest.mark.parametrize(("founders", "joiners", "warns"), [("f", "f", 0), ("f", "g", 1), ("", "g", 0), ("f", "", 0)])
@@ -201,55 +187,46 @@ def test_a_joiner_with_another_base_is_warned(
     assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
 
 
-def test_settings_that_may_change_do_not_refuse(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_settings_that_may_change_do_not_refuse(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Another learning rate is no ground for refusal: the run's is used."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", quick), memory_peer(network, "b", {"outer_lr": 0.1})
-        await a.enter()
-        await b.enter()
-        assert next(m for m in b.said if m["kind"] == "run")["config"]["outer_lr"] == 1.0
-        await b.stop()
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a, b = memory_peer(network, "a", quick), memory_peer(network, "b", {"outer_lr": 0.1})
+    await a.enter()
+    await b.enter()
+    assert next(m for m in b.said if m["kind"] == "run")["config"]["outer_lr"] == 1.0
+    await b.stop()
+    await a.stop()
 
 
-def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A peer without a model gets the layout from the others, and holds the state."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        helper = memory_peer(network, "h", sizes=None)
-        await helper.start()
-        await helper.hear("progress")
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        assert len((await helper.hear("run"))["layout"]["params"]) == 1
-        await helper.hear("ready")
-        await a.exchange(1.0)
-        await helper.stop()
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    helper = memory_peer(network, "h", sizes=None)
+    await helper.start()
+    await helper.hear("progress")
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    assert len((await helper.hear("run"))["layout"]["params"]) == 1
+    await helper.hear("ready")
+    await a.exchange(1.0)
+    await helper.stop()
+    await a.stop()
 
 
-def test_a_run_whose_peers_are_all_gone_is_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_run_whose_peers_are_all_gone_is_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
     """If only the record is left, the lowest of those that wait founds the run after a while; the others follow."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        first = memory_peer(network, "first", quick)
-        await first.enter()
-        await first.stop()
-        a, b = memory_peer(network, "a"), memory_peer(network, "b")
-        await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
-        assert [peer.memory.theta[0].item() for peer in (a, b)] == [1.0, 1.0]
-        await b.stop()
-        await a.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    first = memory_peer(network, "first", quick)
+    await first.enter()
+    await first.stop()
+    a, b = memory_peer(network, "a"), memory_peer(network, "b")
+    await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
+    assert [peer.memory.theta[0].item() for peer in (a, b)] == [1.0, 1.0]
+    await b.stop()
+    await a.stop()
 
 
 def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,102 +262,86 @@ def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch
     asyncio.run(no_state())
 
 
-def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A record that isn't named by its content can't take over a run; garbage under the key harms nobody."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        forger = memory_peer(network, "forger", quick)
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        (real,) = [value for value, _ in network.records["r/config"].values()]
-        forged = real.replace(b"fp32", b"bf16")
-        await forger.transport.store("r/config", "0" * 32, forged, 100.0, owned=False)
-        await forger.transport.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
-        b = memory_peer(network, "b")
-        await b.enter()
-        assert next(m for m in b.said if m["kind"] == "run")["config"]["codec"] == "fp32"
-        for peer in (b, a):
-            await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    forger = memory_peer(network, "forger", quick)
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    (real,) = [value for value, _ in network.records["r/config"].values()]
+    forged = real.replace(b"fp32", b"bf16")
+    await forger.transport.store("r/config", "0" * 32, forged, 100.0, owned=False)
+    await forger.transport.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
+    b = memory_peer(network, "b")
+    await b.enter()
+    assert next(m for m in b.said if m["kind"] == "run")["config"]["codec"] == "fp32"
+    for peer in (b, a):
+        await peer.stop()
 
 
 @pytest.mark.parametrize(
     ("life", "after_s", "refused"),
     [(-1, 2 * LIVES_ON_S, True), (-1, LIVES_ON_S / 2, False), (1, 2 * LIVES_ON_S, False), (0, 2 * LIVES_ON_S, False)],
 )
-def test_the_second_process_with_an_identity_is_refused(
-    memory_peer: Any,
-    quick: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    life: int,
-    after_s: float,
-    refused: bool,
+@awaited
+async def test_the_second_process_with_an_identity_is_refused(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, life: int, after_s: float, refused: bool
 ) -> None:
     """A record of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
     life has left behind, or a later one writes, is no reason."""
     monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
-
-    async def found() -> None:
-        peer = memory_peer(MemoryNetwork(), "a", quick)
-        await peer.enter()
-        while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
-            await asyncio.sleep(0.01)
-        assert own.incarnation is not None
-        later = {"incarnation": own.incarnation + life, "time": own.time + after_s, "host": "elsewhere"}
-        record = dataclasses.replace(own, **later)
-        until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
-        while not peer.task.done() and asyncio.get_running_loop().time() < until:
-            await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
-            await asyncio.sleep(0.02)
-        ended = peer.task.done()
-        await peer.stop()
-        assert ended == refused
-        if refused:
-            with pytest.raises(Refused, match=r"identity_path.*in the run already, on the machine elsewhere"):
-                peer.task.result()
-
-    asyncio.run(found())
+    peer = memory_peer(MemoryNetwork(), "a", quick)
+    await peer.enter()
+    while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
+        await asyncio.sleep(0.01)
+    assert own.incarnation is not None
+    later = {"incarnation": own.incarnation + life, "time": own.time + after_s, "host": "elsewhere"}
+    record = dataclasses.replace(own, **later)
+    until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
+    while not peer.task.done() and asyncio.get_running_loop().time() < until:
+        await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
+        await asyncio.sleep(0.02)
+    ended = peer.task.done()
+    await peer.stop()
+    assert ended == refused
+    if refused:
+        with pytest.raises(Refused, match=r"identity_path.*in the run already, on the machine elsewhere"):
+            peer.task.result()
 
 
-def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Its deadlines are steps of the run's ladder as soon as a peer is in; what it allows others is as it was."""
-
-    async def life() -> None:
-        peer = memory_peer(MemoryNetwork(), "a", quick)
-        before = peer.transport.limits
-        await peer.enter()
-        timeout_s = quick["heartbeat_timeout"]
-        waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
-        assert peer.transport.limits == dataclasses.replace(before, **waits)
-        await peer.stop()
-
-    asyncio.run(life())
+    peer = memory_peer(MemoryNetwork(), "a", quick)
+    before = peer.transport.limits
+    await peer.enter()
+    timeout_s = quick["heartbeat_timeout"]
+    waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
+    assert peer.transport.limits == dataclasses.replace(before, **waits)
+    await peer.stop()
 
 
 @pytest.mark.parametrize(
     ("limits", "mend"), [({"payload_bytes_max": 31}, "smaller"), ({"header_bytes_max": 64 * 3}, "larger")]
 )
-def test_shards_that_cant_be_sent_are_a_config_error(
+@awaited
+async def test_shards_that_cant_be_sent_are_a_config_error(
     memory_peer: Any, quick: dict[str, Any], limits: dict[str, int], mend: str
 ) -> None:
     """A cut whose states or whose list of shards no message carries is refused before anything is founded."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", {**quick, "shard_elements": 4}, sizes=(8,))
-        peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
-        await peer.start()
-        with pytest.raises(ConfigError, match=f"shard_elements=4 .*{mend}"):
-            await peer.hear("run")
-        assert "r/config" not in network.records
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", {**quick, "shard_elements": 4}, sizes=(8,))
+    peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
+    await peer.start()
+    with pytest.raises(ConfigError, match=f"shard_elements=4 .*{mend}"):
+        await peer.hear("run")
+    assert "r/config" not in network.records
+    await peer.stop()
 
 
-def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@awaited
+async def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever publishes, looks around or keeps the record goes on after anything that a transport raises."""
 
     class Broken:
@@ -393,19 +354,16 @@ def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: 
 
         store = fetch = introduce = fail
 
-    async def life() -> None:
-        broken: Any = Broken()
-        record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
-        joined: Any = SimpleNamespace(run=SimpleNamespace(run_id="r"), record=b"x")
-        for loop in (
-            publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
-            look_around(broken, "r", lambda peer, name: None, lambda: 0),
-            keep_record(broken, joined),
-        ):
-            task, before = asyncio.create_task(loop), broken.calls
-            await asyncio.wait({task}, timeout=0.05)
-            assert broken.calls > before
-            assert not task.done(), task.exception()
-            task.cancel()
-
-    asyncio.run(life())
+    broken: Any = Broken()
+    record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
+    joined: Any = SimpleNamespace(run=SimpleNamespace(run_id="r"), record=b"x")
+    for loop in (
+        publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
+        look_around(broken, "r", lambda peer, name: None, lambda: 0),
+        keep_record(broken, joined),
+    ):
+        task, before = asyncio.create_task(loop), broken.calls
+        await asyncio.wait({task}, timeout=0.05)
+        assert broken.calls > before
+        assert not task.done(), task.exception()
+        task.cancel()

@@ -43,6 +43,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import plays
 
 PLAN = Plan(("a",), ("a",))
 
@@ -241,156 +242,135 @@ def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture)
     assert "can't be encoded" in caplog.text
 
 
-def test_a_wakeup_that_waits_for_its_turn_is_not_doubled() -> None:
+@plays(at_table)
+async def test_a_wakeup_that_waits_for_its_turn_is_not_doubled(table: Table) -> None:
     """However many events come before it; once it is fed, the next one may come."""
-
-    async def test(table: Table) -> None:
-        replica = table.replica
-        replica.next_wakeup = lambda: math.inf if len(replica.answers(Wakeup)) == 2 else 0.0  # type: ignore[method-assign]
-        for _ in range(20):
-            table.events.post(Stepped(0.1))
-        await table.events.feed(Stepped(0.1))
-        for _ in range(60):
-            await asyncio.sleep(0.0)
-        assert len(replica.answers(Stepped)) == 21
-        assert len(replica.answers(Wakeup)) == 2
-
-    at_table(test)
+    replica = table.replica
+    replica.next_wakeup = lambda: math.inf if len(replica.answers(Wakeup)) == 2 else 0.0  # type: ignore[method-assign]
+    for _ in range(20):
+        table.events.post(Stepped(0.1))
+    await table.events.feed(Stepped(0.1))
+    for _ in range(60):
+        await asyncio.sleep(0.0)
+    assert len(replica.answers(Stepped)) == 21
+    assert len(replica.answers(Wakeup)) == 2
 
 
-def test_a_state_leaves_as_it_is_then() -> None:
+@plays(at_table)
+async def test_a_state_leaves_as_it_is_then(table: Table) -> None:
     """States wait for their turn without memory of their own; asked for twice they go once, with the version and the
     tensors of the moment, and never while the two disagree.
     """
-
-    async def test(table: Table) -> None:
-        table.wires.gate.clear()
-        await table.carry_out(*(Send("b", Leave(1)) for _ in range(9)))  # no payloads: they hold nothing up
-        table.outbox._rounds.__enter__()  # a payload of a round is under way
-        await table.carry_out(Send("b", state(0)), Send("b", state(0)))
-        assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
-        proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
-        table.work._proposals[0, "new"] = proposal
-        table.replica.epoch = 1
-        accepting = asyncio.create_task(table.carry_out(Accept(((0, "new"),))))
-        await asyncio.sleep(0.01)
-        table.outbox._rounds.__exit__()
-        await asyncio.sleep(0.01)
-        assert table.states() == []
-        table.trainer.reading.set()
-        await accepting
-        table.wires.gate.set()
-        await table.answered(Delivered, 10)
-        assert table.states() == [(1, proposal.theta.tolist())]
-        table.wires.gate.clear()
-        await table.carry_out(Send("b", state(1)))
-        await asyncio.sleep(0.01)
-        await table.carry_out(Send("b", state(1)))  # the first is on its way
-        assert await table.answered(SendFailed, 2) == [SendFailed("b", state(s), gone=False) for s in (0, 1)]
-        table.wires.gate.set()
-        await table.answered(Delivered, 11)
-        await table.carry_out(Send("b", state(1)))
-        await table.answered(Delivered, 12)
-        assert len(table.states()) == 3
-
-    at_table(test)
+    table.wires.gate.clear()
+    await table.carry_out(*(Send("b", Leave(1)) for _ in range(9)))  # no payloads: they hold nothing up
+    table.outbox._rounds.__enter__()  # a payload of a round is under way
+    await table.carry_out(Send("b", state(0)), Send("b", state(0)))
+    assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
+    proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
+    table.work._proposals[0, "new"] = proposal
+    table.replica.epoch = 1
+    accepting = asyncio.create_task(table.carry_out(Accept(((0, "new"),))))
+    await asyncio.sleep(0.01)
+    table.outbox._rounds.__exit__()
+    await asyncio.sleep(0.01)
+    assert table.states() == []
+    table.trainer.reading.set()
+    await accepting
+    table.wires.gate.set()
+    await table.answered(Delivered, 10)
+    assert table.states() == [(1, proposal.theta.tolist())]
+    table.wires.gate.clear()
+    await table.carry_out(Send("b", state(1)))
+    await asyncio.sleep(0.01)
+    await table.carry_out(Send("b", state(1)))  # the first is on its way
+    assert await table.answered(SendFailed, 2) == [SendFailed("b", state(s), gone=False) for s in (0, 1)]
+    table.wires.gate.set()
+    await table.answered(Delivered, 11)
+    await table.carry_out(Send("b", state(1)))
+    await table.answered(Delivered, 12)
+    assert len(table.states()) == 3
 
 
-def test_a_commit_leaves_first_for_those_that_take_part() -> None:
+@plays(at_table)
+async def test_a_commit_leaves_first_for_those_that_take_part(table: Table) -> None:
     """A peer that the plan does not name, and that holds no state, still catches up: what it is sent gives way to the
     payloads of rounds. One that works is about to take part, and its commit does not."""
-
-    async def test(table: Table) -> None:
-        table.wires.gate.clear()
-        base, version = state(0).version, state(1).version
-        commit = Commit(0, base, version, 0, "me", (), Plan(("a", "b"), ("c",)), memoryview(b"p"))
-        await table.carry_out(*(Send(peer, commit) for peer in ("newcomer", "a", "worker", "c")))
-        await asyncio.sleep(0.01)
-        assert [peer for peer, _, _ in table.wires.sent] == ["a", "worker", "c"]
-        table.wires.gate.set()
-        await table.answered(Delivered, 4)
-        assert [(peer, payload) for peer, _, payload in table.wires.sent][3:] == [("newcomer", b"p")]
-
-    at_table(test)
+    table.wires.gate.clear()
+    base, version = state(0).version, state(1).version
+    commit = Commit(0, base, version, 0, "me", (), Plan(("a", "b"), ("c",)), memoryview(b"p"))
+    await table.carry_out(*(Send(peer, commit) for peer in ("newcomer", "a", "worker", "c")))
+    await asyncio.sleep(0.01)
+    assert [peer for peer, _, _ in table.wires.sent] == ["a", "worker", "c"]
+    table.wires.gate.set()
+    await table.answered(Delivered, 4)
+    assert [(peer, payload) for peer, _, payload in table.wires.sent][3:] == [("newcomer", b"p")]
 
 
-def test_no_more_commits_wait_for_a_slow_peer_than_it_would_keep() -> None:
+@plays(at_table)
+async def test_no_more_commits_wait_for_a_slow_peer_than_it_would_keep(table: Table) -> None:
     """The oldest is given up for the newest, shard by shard, and the replica told; so is a commit put in twice."""
-
-    async def test(table: Table) -> None:
-        kept = table.run.rules.commits_kept
-        table.wires.gate.clear()
-        commits = [
-            Commit(0, state(n).version, state(n + 1).version, 0, "me", (), PLAN, memoryview(b"%d" % n))
-            for n in range(kept + 5)
-        ]
-        for commit in commits:
-            await table.carry_out(Send("slow", commit))
-            await asyncio.sleep(0.005)  # the first is under way
-        failed = [(f.message.base.epoch, f.gone) for f in await table.answered(SendFailed, 4)]
-        assert failed == [(n, False) for n in range(1, 5)]
-        await table.carry_out(Send("slow", commits[-1]))
-        assert (await table.answered(SendFailed, 5))[4].message == commits[-1]
-        table.wires.gate.set()
-        delivered = [d.message.base.epoch for d in await table.answered(Delivered, kept + 1)]
-        assert delivered == [0, *range(5, kept + 5)]
-
-    at_table(test)
+    kept = table.run.rules.commits_kept
+    table.wires.gate.clear()
+    commits = [
+        Commit(0, state(n).version, state(n + 1).version, 0, "me", (), PLAN, memoryview(b"%d" % n))
+        for n in range(kept + 5)
+    ]
+    for commit in commits:
+        await table.carry_out(Send("slow", commit))
+        await asyncio.sleep(0.005)  # the first is under way
+    failed = [(f.message.base.epoch, f.gone) for f in await table.answered(SendFailed, 4)]
+    assert failed == [(n, False) for n in range(1, 5)]
+    await table.carry_out(Send("slow", commits[-1]))
+    assert (await table.answered(SendFailed, 5))[4].message == commits[-1]
+    table.wires.gate.set()
+    delivered = [d.message.base.epoch for d in await table.answered(Delivered, kept + 1)]
+    assert delivered == [0, *range(5, kept + 5)]
 
 
-def test_a_contribution_is_not_on_its_way_when_the_trainer_writes_the_next_one() -> None:
+@plays(at_table)
+async def test_a_contribution_is_not_on_its_way_when_the_trainer_writes_the_next_one(table: Table) -> None:
     """It goes out from the trainer's memory; whoever takes it so late can't count it. Another shard's goes on."""
-
-    async def test(table: Table) -> None:
-        table.wires.gate.clear()
-        id = ContributionId(1, 1)
-        late, other = (Contribution(s, state(0).version, id, id, 1.0, 1, memoryview(bytes(8))) for s in (0, 1))
-        await table.carry_out(Send("a", late), Send("b", late), Send("a", other))
-        await asyncio.sleep(0.01)
-        assert table.wires.under_way == 3
-        seen: list[int] = []
-        table.trainer.on_load = lambda: seen.append(table.wires.under_way)
-        await table.carry_out(Load((), (0,)))
-        assert seen == [1]
-        assert [failed.to for failed in await table.answered(SendFailed, 2)] == ["a", "b"]
-        table.wires.gate.set()
-        assert [done.message.shard for done in await table.answered(Delivered)] == [1]
-
-    at_table(test)
+    table.wires.gate.clear()
+    id = ContributionId(1, 1)
+    late, other = (Contribution(s, state(0).version, id, id, 1.0, 1, memoryview(bytes(8))) for s in (0, 1))
+    await table.carry_out(Send("a", late), Send("b", late), Send("a", other))
+    await asyncio.sleep(0.01)
+    assert table.wires.under_way == 3
+    seen: list[int] = []
+    table.trainer.on_load = lambda: seen.append(table.wires.under_way)
+    await table.carry_out(Load((), (0,)))
+    assert seen == [1]
+    assert [failed.to for failed in await table.answered(SendFailed, 2)] == ["a", "b"]
+    table.wires.gate.set()
+    assert [done.message.shard for done in await table.answered(Delivered)] == [1]
 
 
-def test_a_damaged_state_does_not_leave() -> None:
+@plays(at_table)
+async def test_a_damaged_state_does_not_leave(table: Table) -> None:
     """Nobody could use it; the replica is told, so that it mends its state."""
-
-    async def test(table: Table) -> None:
-        table.replica.digest = "another"
-        await table.carry_out(Send("b", state(0)))
-        assert [failed.gone for failed in await table.answered(SendFailed)] == [False]
-        assert await table.answered(Damaged) == [Damaged(0, table.replica.state(0).version)]
-        assert table.states() == []
-
-    at_table(test)
+    table.replica.digest = "another"
+    await table.carry_out(Send("b", state(0)))
+    assert [failed.gone for failed in await table.answered(SendFailed)] == [False]
+    assert await table.answered(Damaged) == [Damaged(0, table.replica.state(0).version)]
+    assert table.states() == []
 
 
-def test_a_contribution_is_handed_on_once_there_is_room() -> None:
+@plays(at_table)
+async def test_a_contribution_is_handed_on_once_there_is_room(table: Table) -> None:
     """Its sender's answer waits meanwhile; whatever else comes does not."""
-
-    async def test(table: Table) -> None:
-        id = ContributionId(1, 1)
-        contribution = Contribution(0, state(0).version, id, id, 1.0, 1, memoryview(bytes(8)))
-        table.node._backpressure._patience_s = 60.0
-        table.replica.collected = table.replica.room = 3
-        waiting = asyncio.create_task(table.node.receive("b", contribution))
-        await table.node.receive("b", Leave(1))
-        await asyncio.sleep(0.01)
-        assert [r.message for r in table.replica.answers(Received)] == [Leave(1)]
-        assert not waiting.done()
-        table.replica.collected = 2
-        await table.events.feed(Stepped(0.1))
-        await waiting
-        assert [r.message for r in table.replica.answers(Received)] == [Leave(1), contribution]
-
-    at_table(test)
+    id = ContributionId(1, 1)
+    contribution = Contribution(0, state(0).version, id, id, 1.0, 1, memoryview(bytes(8)))
+    table.node._backpressure._patience_s = 60.0
+    table.replica.collected = table.replica.room = 3
+    waiting = asyncio.create_task(table.node.receive("b", contribution))
+    await table.node.receive("b", Leave(1))
+    await asyncio.sleep(0.01)
+    assert [r.message for r in table.replica.answers(Received)] == [Leave(1)]
+    assert not waiting.done()
+    table.replica.collected = 2
+    await table.events.feed(Stepped(0.1))
+    await waiting
+    assert [r.message for r in table.replica.answers(Received)] == [Leave(1), contribution]
 
 
 def test_who_waits_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic, Written, unnotice
 from p2p_diloco.node import outbox as outboxes
 from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
 from tests.net.clocks import ByHand, by_hand
+from tests.net.patience import plays
 
 
 class Slow:
@@ -60,7 +61,10 @@ def state(header: bytes) -> Callable[[], Awaitable[tuple[bytes, memoryview]]]:
 PAYLOAD, STATE = memoryview(b"payload"), memoryview(b"state")
 
 
-def test_who_wants_to_know_is_told_while_a_rounds_payload_goes() -> None:
+@plays(played, 3)
+async def test_who_wants_to_know_is_told_while_a_rounds_payload_goes(
+    box: Outbox, wires: Slow, answers: list[Any]
+) -> None:
     """From when it is put here until it is taken; not of words, nor of what is for somebody who catches up."""
     going = 0
 
@@ -71,85 +75,75 @@ def test_who_wants_to_know_is_told_while_a_rounds_payload_goes() -> None:
         yield
         going -= 1
 
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        box._sending = sending
-        box.put("a", b"words", None, answers.append)
-        box.put_late("a", state(b"state"), answers.append)
-        await wires.clock.passes(0.01)
-        assert (len(wires.under_way), going) == (2, 0)
-        for n in range(BULK_AT_ONCE + 1):
-            box.put("b", b"%d" % n, PAYLOAD, answers.append)
-        await wires.clock.passes(0.01)
-        assert going == BULK_AT_ONCE + 1
-        wires.let_go.set()
-        await box.emptied(1.0)
-        assert going == 0
-
-    played(test)
+    box._sending = sending
+    box.put("a", b"words", None, answers.append)
+    box.put_late("a", state(b"state"), answers.append)
+    await wires.clock.passes(0.01)
+    assert (len(wires.under_way), going) == (2, 0)
+    for n in range(BULK_AT_ONCE + 1):
+        box.put("b", b"%d" % n, PAYLOAD, answers.append)
+    await wires.clock.passes(0.01)
+    assert going == BULK_AT_ONCE + 1
+    wires.let_go.set()
+    await box.emptied(1.0)
+    assert going == 0
 
 
-def test_so_many_payloads_go_to_a_peer_at_once() -> None:
+@plays(played, 3)
+async def test_so_many_payloads_go_to_a_peer_at_once(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """The rest waits for its turn; words without a payload pass it, and so do payloads to others."""
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        for n in range(BULK_AT_ONCE + 1):
-            box.put("a", b"%d" % n, PAYLOAD, answers.append)
-        box.put("a", b"word", None, answers.append)
-        box.put("b", b"other", PAYLOAD, answers.append)
-        await wires.clock.passes(0.01)
-        bulk = [("a", b"%d" % n) for n in range(BULK_AT_ONCE)]
-        assert sorted(wires.under_way) == [*bulk, ("a", b"word"), ("b", b"other")]
-        draining = asyncio.ensure_future(box.drained(0.01))
-        await wires.clock.over(draining, step_s=0.01)
-        assert not draining.result()
-        wires.let_go.set()
-        assert await box.drained(1.0)
-        await box.emptied(1.0)
-        assert answers == [None] * (BULK_AT_ONCE + 3)
-
-    played(test)
+    for n in range(BULK_AT_ONCE + 1):
+        box.put("a", b"%d" % n, PAYLOAD, answers.append)
+    box.put("a", b"word", None, answers.append)
+    box.put("b", b"other", PAYLOAD, answers.append)
+    await wires.clock.passes(0.01)
+    bulk = [("a", b"%d" % n) for n in range(BULK_AT_ONCE)]
+    assert sorted(wires.under_way) == [*bulk, ("a", b"word"), ("b", b"other")]
+    draining = asyncio.ensure_future(box.drained(0.01))
+    await wires.clock.over(draining, step_s=0.01)
+    assert not draining.result()
+    wires.let_go.set()
+    assert await box.drained(1.0)
+    await box.emptied(1.0)
+    assert answers == [None] * (BULK_AT_ONCE + 3)
 
 
-def test_written_payloads_keep_no_others_waiting() -> None:
+@plays(played, 3)
+async def test_written_payloads_keep_no_others_waiting(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """Once the transport has written a payload the next one may leave, though none is answered yet."""
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        wires.writes = True
-        for n in range(3 * BULK_AT_ONCE):
-            box.put("a", b"%d" % n, PAYLOAD, answers.append)
-        await wires.clock.passes(0.01)
-        assert wires.under_way == [("a", b"%d" % n) for n in range(3 * BULK_AT_ONCE)]
-        assert answers == []
-
-    played(test)
+    wires.writes = True
+    for n in range(3 * BULK_AT_ONCE):
+        box.put("a", b"%d" % n, PAYLOAD, answers.append)
+    await wires.clock.passes(0.01)
+    assert wires.under_way == [("a", b"%d" % n) for n in range(3 * BULK_AT_ONCE)]
+    assert answers == []
 
 
-def test_a_state_gives_way_to_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(played, 3)
+async def test_a_state_gives_way_to_rounds(
+    box: Outbox, wires: Slow, answers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It leaves once no round's payload is under way; to each peer one at a time if they are long, and none waits for
     another's.
     """
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        monkeypatch.setattr(outboxes, "LATE_BYTES", len(STATE))
-        box.put("a", b"round", PAYLOAD, answers.append)
-        box.put_late("b", state(b"one"), answers.append)
-        box.put_late("b", state(b"two"), answers.append)
-        box.put_late("c", state(b"other"), answers.append)
-        await wires.clock.passes(0.01)
-        assert wires.under_way == [("a", b"round")]
-        wires.let_go.set()
-        await asyncio.sleep(0)
-        wires.let_go.clear()
-        await wires.clock.passes(0.01)
-        assert wires.under_way == [("b", b"one"), ("c", b"other")]
-        draining = asyncio.ensure_future(box.drained(0.01))
-        await wires.clock.over(draining, step_s=0.01)
-        assert not draining.result()
-        wires.let_go.set()
-        assert await box.drained(1.0)
-        assert answers == [None] * 4
-
-    played(test)
+    monkeypatch.setattr(outboxes, "LATE_BYTES", len(STATE))
+    box.put("a", b"round", PAYLOAD, answers.append)
+    box.put_late("b", state(b"one"), answers.append)
+    box.put_late("b", state(b"two"), answers.append)
+    box.put_late("c", state(b"other"), answers.append)
+    await wires.clock.passes(0.01)
+    assert wires.under_way == [("a", b"round")]
+    wires.let_go.set()
+    await asyncio.sleep(0)
+    wires.let_go.clear()
+    await wires.clock.passes(0.01)
+    assert wires.under_way == [("b", b"one"), ("c", b"other")]
+    draining = asyncio.ensure_future(box.drained(0.01))
+    await wires.clock.over(draining, step_s=0.01)
+    assert not draining.result()
+    wires.let_go.set()
+    assert await box.drained(1.0)
+    assert answers == [None] * 4
 
 
 def test_short_states_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,111 +174,95 @@ def test_short_states_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
     played(test)
 
 
-def test_a_newer_queued_message_replaces_an_older_one() -> None:
+@plays(played, 3)
+async def test_a_newer_queued_message_replaces_an_older_one(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """Under one key one waits, the newest, behind what came before it; who put the older is told."""
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        for n in range(9):
-            box.put_late("a", state(b"%d" % n), lambda outcome, n=n: answers.append((n, outcome)), key=n % 2)
-            await wires.clock.passes(0.01)  # the first is under way
-        box.put_late("a", state(b"last"), lambda outcome: answers.append(("last", outcome)))
-        assert [n for n, outcome in answers if isinstance(outcome, Refusal)] == [1, 2, 3, 4, 5, 6]
-        answers.clear()
-        wires.let_go.set()
-        assert await box.drained(1.0)
-        assert answers == [(0, None), (7, None), (8, None), ("last", None)]
-        assert not box._lines
-
-    played(test)
+    for n in range(9):
+        box.put_late("a", state(b"%d" % n), lambda outcome, n=n: answers.append((n, outcome)), key=n % 2)
+        await wires.clock.passes(0.01)  # the first is under way
+    box.put_late("a", state(b"last"), lambda outcome: answers.append(("last", outcome)))
+    assert [n for n, outcome in answers if isinstance(outcome, Refusal)] == [1, 2, 3, 4, 5, 6]
+    answers.clear()
+    wires.let_go.set()
+    assert await box.drained(1.0)
+    assert answers == [(0, None), (7, None), (8, None), ("last", None)]
+    assert not box._lines
 
 
-def test_a_state_does_not_give_way_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(played, 3)
+async def test_a_state_does_not_give_way_for_ever(
+    box: Outbox, wires: Slow, answers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rounds without a gap don't shut a newcomer out."""
     monkeypatch.setattr(outboxes, "GIVE_WAY_S", 0.05)
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        box.put("a", b"round", PAYLOAD, answers.append)
-        box.put_late("b", state(b"state"), answers.append)
-        await wires.clock.passes(0.2)
-        assert sorted(wires.under_way) == [("a", b"round"), ("b", b"state")]
-
-    played(test)
+    box.put("a", b"round", PAYLOAD, answers.append)
+    box.put_late("b", state(b"state"), answers.append)
+    await wires.clock.passes(0.2)
+    assert sorted(wires.under_way) == [("a", b"round"), ("b", b"state")]
 
 
-def test_a_state_gives_way_by_its_share() -> None:
+@plays(played, 3)
+async def test_a_state_gives_way_by_its_share(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """What went fast waits for a short time only, so that a newcomer has a share of any link."""
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        box.put_late("b", state(b"first"), answers.append)
-        await wires.clock.passes(0.05)
-        wires.let_go.set()
-        await box.emptied(1.0)
-        wires.let_go.clear()
-        box.put("a", b"round", PAYLOAD, answers.append)
-        box.put_late("b", state(b"second"), answers.append)
-        await wires.clock.passes(0.01)
-        assert wires.under_way == [("a", b"round")]
-        await wires.clock.passes(0.5)
-        assert sorted(wires.under_way) == [("a", b"round"), ("b", b"second")]
-
-    played(test)
+    box.put_late("b", state(b"first"), answers.append)
+    await wires.clock.passes(0.05)
+    wires.let_go.set()
+    await box.emptied(1.0)
+    wires.let_go.clear()
+    box.put("a", b"round", PAYLOAD, answers.append)
+    box.put_late("b", state(b"second"), answers.append)
+    await wires.clock.passes(0.01)
+    assert wires.under_way == [("a", b"round")]
+    await wires.clock.passes(0.5)
+    assert sorted(wires.under_way) == [("a", b"round"), ("b", b"second")]
 
 
-def test_what_is_withdrawn_is_on_its_way_no_more() -> None:
+@plays(played, 3)
+async def test_what_is_withdrawn_is_on_its_way_no_more(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """Nor waits for its turn; each is answered for once. What goes under another key goes on, and so does what comes
     later."""
-
-    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        others: list[Any] = []
-        for n in range(BULK_AT_ONCE + 1):
-            box.put("a", b"%d" % n, PAYLOAD, answers.append, 7)
-        box.put("b", b"other", PAYLOAD, others.append, 8)
-        await wires.clock.passes(0.01)
-        assert len(wires.under_way) == BULK_AT_ONCE + 1
-        await box.withdraw(7)
-        assert wires.under_way == [("b", b"other")]
-        assert [type(answer) for answer in answers] == [Refusal] * (BULK_AT_ONCE + 1)
-        box.put("a", b"later", PAYLOAD, others.append, 7)
-        await wires.clock.passes(0.01)
-        assert ("a", b"later") in wires.under_way
-        wires.let_go.set()
-        await box.emptied(1.0)
-        assert others == [None, None]
-        assert len(answers) == BULK_AT_ONCE + 1
-
-    played(test)
+    others: list[Any] = []
+    for n in range(BULK_AT_ONCE + 1):
+        box.put("a", b"%d" % n, PAYLOAD, answers.append, 7)
+    box.put("b", b"other", PAYLOAD, others.append, 8)
+    await wires.clock.passes(0.01)
+    assert len(wires.under_way) == BULK_AT_ONCE + 1
+    await box.withdraw(7)
+    assert wires.under_way == [("b", b"other")]
+    assert [type(answer) for answer in answers] == [Refusal] * (BULK_AT_ONCE + 1)
+    box.put("a", b"later", PAYLOAD, others.append, 7)
+    await wires.clock.passes(0.01)
+    assert ("a", b"later") in wires.under_way
+    wires.let_go.set()
+    await box.emptied(1.0)
+    assert others == [None, None]
+    assert len(answers) == BULK_AT_ONCE + 1
 
 
-def test_what_makes_one_answer_stays_in_order() -> None:
+@plays(played, 3)
+async def test_what_makes_one_answer_stays_in_order(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """Payloads of one line to a peer go one at a time, each after the answer to the one before; those of other lines
     don't wait for them."""
-
-    async def life(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        for header in (b"1", b"2", b"3"):
-            box.put("b", header, PAYLOAD, answers.append, line=0)
-        box.put("b", b"other shard", PAYLOAD, answers.append, line=1)
-        box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
-        await wires.clock.passes(0.05)
-        assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other shard"), ("c", b"other peer")]
-        wires.let_go.set()
-        await box.emptied(1.0)
-        assert answers == [None] * 5
-
-    played(life)
+    for header in (b"1", b"2", b"3"):
+        box.put("b", header, PAYLOAD, answers.append, line=0)
+    box.put("b", b"other shard", PAYLOAD, answers.append, line=1)
+    box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
+    await wires.clock.passes(0.05)
+    assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other shard"), ("c", b"other peer")]
+    wires.let_go.set()
+    await box.emptied(1.0)
+    assert answers == [None] * 5
 
 
-def test_what_has_to_be_held_waits_for_no_other_payload() -> None:
+@plays(played, 3)
+async def test_what_has_to_be_held_waits_for_no_other_payload(box: Outbox, wires: Slow, answers: list[Any]) -> None:
     """However many payloads wait for their turn."""
-
-    async def life(box: Outbox, wires: Slow, answers: list[Any]) -> None:
-        for number in range(BULK_AT_ONCE + 3):
-            box.put("b", str(number).encode(), PAYLOAD, answers.append)
-        box.put("b", b"urgent", PAYLOAD, answers.append, line=0, urgent=True)
-        await wires.clock.passes(0.05)
-        assert ("b", b"urgent") in wires.under_way
-        assert len(wires.under_way) == BULK_AT_ONCE + 1
-
-    played(life)
+    for number in range(BULK_AT_ONCE + 3):
+        box.put("b", str(number).encode(), PAYLOAD, answers.append)
+    box.put("b", b"urgent", PAYLOAD, answers.append, line=0, urgent=True)
+    await wires.clock.passes(0.05)
+    assert ("b", b"urgent") in wires.under_way
+    assert len(wires.under_way) == BULK_AT_ONCE + 1
 
 
 def test_without_rounds_a_state_does_not_wait_for_payloads() -> None:

@@ -18,6 +18,7 @@ from p2p_diloco.node import privacy, revoking
 from p2p_diloco.node.joining import store_record
 from p2p_diloco.node.setup import Setup
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
+from tests.net.patience import awaited
 from tests.node.conftest import specs
 
 KEY, OTHER = RunKey(b"k" * 32), RunKey(b"o" * 32)
@@ -60,74 +61,59 @@ def setup(model: bool = True, **local: Any) -> Setup:
         ({"initial_peers": [FAR.replace("192.0.2.1", "127.0.0.1")], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}, False),
     ],
 )
-def test_a_run_that_other_machines_can_reach_is_private(local: dict[str, Any], private: bool) -> None:
+@awaited
+async def test_a_run_that_other_machines_can_reach_is_private(local: dict[str, Any], private: bool) -> None:
     """Unless it shall be open. A run on loopback alone is open. A peer that trains nothing, or is not told to found the
     run, founds none."""
-
-    async def test() -> None:
-        assert await privacy.founds_privately(setup(**local), join(MemoryNetwork(), "a")) is private
-
-    run(test())
+    assert await privacy.founds_privately(setup(**local), join(MemoryNetwork(), "a")) is private
 
 
-def test_a_run_of_that_name_is_not_founded_again() -> None:
+@awaited
+async def test_a_run_of_that_name_is_not_founded_again() -> None:
     """Not if it is open; and if it is private, the peer is told to ask for an invitation."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        await store_record(join(network, "open"), "r", b"the record of an open run")
-        newcomer = join(network, "newcomer")
-        assert not await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
-        await privacy.claim(join(network, "founder"), "r", KEY.public)
-        with pytest.raises(Refused, match=r"run_id=r is the name of a private run; ask for an invitation.*--invite r"):
-            await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
-
-    run(test())
+    network = MemoryNetwork()
+    await store_record(join(network, "open"), "r", b"the record of an open run")
+    newcomer = join(network, "newcomer")
+    assert not await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
+    await privacy.claim(join(network, "founder"), "r", KEY.public)
+    with pytest.raises(Refused, match=r"run_id=r is the name of a private run; ask for an invitation.*--invite r"):
+        await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
 
 
-def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() -> None:
+@awaited
+async def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() -> None:
     """The one with the lowest public key goes on."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        keys = sorted([KEY, OTHER], key=lambda key: key.public)
-        claims = [privacy.claim(join(network, str(place)), "r", key.public) for place, key in enumerate(keys)]
-        first, second = await asyncio.gather(*claims, return_exceptions=True)
-        assert first is None
-        assert isinstance(second, Refused)
-        assert "ask that peer's user for an invitation" in second.sentence
-
-    run(test())
+    network = MemoryNetwork()
+    keys = sorted([KEY, OTHER], key=lambda key: key.public)
+    claims = [privacy.claim(join(network, str(place)), "r", key.public) for place, key in enumerate(keys)]
+    first, second = await asyncio.gather(*claims, return_exceptions=True)
+    assert first is None
+    assert isinstance(second, Refused)
+    assert "ask that peer's user for an invitation" in second.sentence
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"\x81\xa3key\xa1x", b"\x01"])
-def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
+@awaited
+async def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
     """Strangers may store any bytes there."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        await privacy.unowned.store(join(network, "eve"), "r/private", value, 60.0)
-        await privacy.refuse_if_private(join(network, "a"), "r")
-
-    run(test())
+    network = MemoryNetwork()
+    await privacy.unowned.store(join(network, "eve"), "r/private", value, 60.0)
+    await privacy.refuse_if_private(join(network, "a"), "r")
 
 
-def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows the public key and nothing else."""
     monkeypatch.setattr(privacy, "NOTICE_EVERY_S", 0.01)
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        keeping = asyncio.create_task(privacy.keep_notice(join(network, "a"), "r", KEY.public))
-        await until(lambda: bool(network.records.get("r/private")))
-        keeping.cancel()
-        [(name, (value, expires))] = network.records["r/private"].items()
-        assert name[1] == "", "no peer owns it, so it shows no peer's id"
-        assert KEY.public in value
-        assert len(value) < 64
-        assert expires > time.time() + privacy.NOTICE_TTL_S - 1
-
-    run(test())
+    network = MemoryNetwork()
+    keeping = asyncio.create_task(privacy.keep_notice(join(network, "a"), "r", KEY.public))
+    await until(lambda: bool(network.records.get("r/private")))
+    keeping.cancel()
+    [(name, (value, expires))] = network.records["r/private"].items()
+    assert name[1] == "", "no peer owns it, so it shows no peer's id"
+    assert KEY.public in value
+    assert len(value) < 64
+    assert expires > time.time() + privacy.NOTICE_TTL_S - 1
 
 
 def member(dht: MemoryTransport, name: str) -> tuple[Membership, SealedRecords]:
@@ -136,57 +122,48 @@ def member(dht: MemoryTransport, name: str) -> tuple[Membership, SealedRecords]:
     return mine, SealedRecords(dht, mine)
 
 
-def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
+@awaited
+async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
     """The others refuse its certificate from then on."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        (alice, a), (bob, b), (_, c) = (member(join(network, name), name) for name in ("alice", "bob", "carol"))
-        watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
-        await asyncio.sleep(0.05)
-        assert not any(task.done() for task in watching)
-        await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.grant_id]))
-        with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
-            await asyncio.wait_for(watching[1], 5)
-        await until(lambda: alice.banned == {bob.own.grant_id})
-        assert not watching[0].done()
-        watching[0].cancel()
-
-    run(test())
+    network = MemoryNetwork()
+    (alice, a), (bob, b), (_, c) = (member(join(network, name), name) for name in ("alice", "bob", "carol"))
+    watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in watching)
+    await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.grant_id]))
+    with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
+        await asyncio.wait_for(watching[1], 5)
+    await until(lambda: alice.banned == {bob.own.grant_id})
+    assert not watching[0].done()
+    watching[0].cancel()
 
 
-def test_a_peer_ends_when_its_invitation_expires() -> None:
+@awaited
+async def test_a_peer_ends_when_its_invitation_expires() -> None:
     """It says why; the others would only turn it away."""
-
-    async def test() -> None:
-        dht = join(MemoryNetwork(), "alice")
-        granted, seed = KEY.grant("worker", "alice", time.time() + 2)
-        alice = Membership(Invitation("r", (), granted, seed, KEY.secret), "alice", time.time())
-        with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
-            await revoking.watch(SealedRecords(dht, alice), "r", alice)
-
-    run(test())
+    dht = join(MemoryNetwork(), "alice")
+    granted, seed = KEY.grant("worker", "alice", time.time() + 2)
+    alice = Membership(Invitation("r", (), granted, seed, KEY.secret), "alice", time.time())
+    with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
+        await revoking.watch(SealedRecords(dht, alice), "r", alice)
 
 
-def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that comes when all copies were lost finds it; a forged one is ignored."""
     monkeypatch.setattr(revoking, "KEEP_EVERY_S", 60.0)
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        (alice, a), (bob, b) = (member(join(network, name), name) for name in ("alice", "bob"))
-        alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
-        watching = asyncio.create_task(revoking.watch(a, "r", alice))
-        await until(lambda: bool(network.records))
-        network.records.clear()
-        await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.grant_id]))
-        while not await revoking.read(b, "r", bob):
-            await asyncio.sleep(0.01)
-        assert bob.banned == {b"12345678"}
-        assert not watching.done()
-        watching.cancel()
-
-    run(test())
+    network = MemoryNetwork()
+    (alice, a), (bob, b) = (member(join(network, name), name) for name in ("alice", "bob"))
+    alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
+    watching = asyncio.create_task(revoking.watch(a, "r", alice))
+    await until(lambda: bool(network.records))
+    network.records.clear()
+    await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.grant_id]))
+    while not await revoking.read(b, "r", bob):
+        await asyncio.sleep(0.01)
+    assert bob.banned == {b"12345678"}
+    assert not watching.done()
+    watching.cancel()
 
 
 def test_nothing_is_written_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from p2p_diloco.node.run import Run, RunRecord, signature_of
 from p2p_diloco.node.unowned import store
 from p2p_diloco.tensors.layout import Layout
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 from tests.node.conftest import QUICK, MemoryPeer, specs
 
 KEY = RunKey(b"k" * 32)
@@ -44,64 +45,55 @@ class PrivatePeer(MemoryPeer):
         plain.store, plain.fetch = sealed.store, sealed.fetch  # type: ignore[method-assign]
 
 
-def test_members_train_together_and_the_dht_shows_nothing() -> None:
+@awaited
+async def test_members_train_together_and_the_dht_shows_nothing() -> None:
     """The founder has the run key, the others don't; no key, name or value of the run can be read."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
-        await a.enter(theta=1.0)
-        await b.enter(theta=99.0)
-        assert b.memory.theta.tolist() == a.memory.theta.tolist()
-        for _ in range(2):
-            await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
-        digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
-        assert digests[0] == digests[1]
-        assert len(network.records) >= 2
-        for key, records in network.records.items():
-            assert not key.startswith("r/")
-            for (_, _), (value, _) in records.items():
-                assert b"sync_every" not in value
-                assert b"training" not in value
-        for peer in (a, b):
-            await peer.stop()
-
-    asyncio.run(life())
-
-
-def test_a_peer_without_the_run_key_founds_nothing() -> None:
-    """It waits for a worker that has the key, and says so."""
-
-    async def life() -> None:
-        peer = PrivatePeer(MemoryNetwork(), "b", wait_timeout=0.5)
-        await peer.start()
-        with pytest.raises(GaveUpWaiting):
-            await peer.hear("run")
-        assert any("a worker that has the run key" in str(message.get("text")) for message in peer.said)
+    network = MemoryNetwork()
+    a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+    await a.enter(theta=1.0)
+    await b.enter(theta=99.0)
+    assert b.memory.theta.tolist() == a.memory.theta.tolist()
+    for _ in range(2):
+        await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
+    digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
+    assert digests[0] == digests[1]
+    assert len(network.records) >= 2
+    for key, records in network.records.items():
+        assert not key.startswith("r/")
+        for (_, _), (value, _) in records.items():
+            assert b"sync_every" not in value
+            assert b"training" not in value
+    for peer in (a, b):
         await peer.stop()
 
-    asyncio.run(life())
+
+@awaited
+async def test_a_peer_without_the_run_key_founds_nothing() -> None:
+    """It waits for a worker that has the key, and says so."""
+    peer = PrivatePeer(MemoryNetwork(), "b", wait_timeout=0.5)
+    await peer.start()
+    with pytest.raises(GaveUpWaiting):
+        await peer.hear("run")
+    assert any("a worker that has the run key" in str(message.get("text")) for message in peer.said)
+    await peer.stop()
 
 
-def test_a_member_cannot_replace_the_runs_record() -> None:
+@awaited
+async def test_a_member_cannot_replace_the_runs_record() -> None:
     """A record that the run key did not sign is left out, even if its name is lower."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        mallory = PrivatePeer(network, "mallory")
-        layout = Layout.build(specs(4), 1, "contiguous", None)
-        for outer_lr in (0.1, 0.2, 0.3, 0.4, 0.5):  # five names: one of them is probably the lowest
-            run = Run("r", RunConfig(**{**QUICK, "outer_lr": outer_lr}), layout)
-            await store_record(mallory.transport, "r", RunRecord.founding(run, "mallory", 0.0).pack())
-        a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
-        await a.enter()
-        await b.enter()
-        for peer in (a, b):
-            found = next(message for message in peer.said if message["kind"] == "run")
-            assert found["config"]["outer_lr"] == QUICK["outer_lr"]
-            await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    mallory = PrivatePeer(network, "mallory")
+    layout = Layout.build(specs(4), 1, "contiguous", None)
+    for outer_lr in (0.1, 0.2, 0.3, 0.4, 0.5):  # five names: one of them is probably the lowest
+        run = Run("r", RunConfig(**{**QUICK, "outer_lr": outer_lr}), layout)
+        await store_record(mallory.transport, "r", RunRecord.founding(run, "mallory", 0.0).pack())
+    a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+    await a.enter()
+    await b.enter()
+    for peer in (a, b):
+        found = next(message for message in peer.said if message["kind"] == "run")
+        assert found["config"]["outer_lr"] == QUICK["outer_lr"]
+        await peer.stop()
 
 
 @pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2]), msgpack.packb({"v": 99}), b""])

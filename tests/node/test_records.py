@@ -23,6 +23,7 @@ from p2p_diloco.node.records import key_of, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
 from p2p_diloco.node.status import DataProgress, Event, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 VERSION = Version(0, 0, 0, "d")
 RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joined"),))
@@ -90,48 +91,42 @@ def test_other_versions_have_other_fields() -> None:
         PeerStatus.unpack(msgpack.packb({"name": "alice"}))
 
 
-def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> None:
+@awaited
+async def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> None:
     """Every peer's record is found, wherever it lies; one in another's name, or that is none, is not."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        names = [f"peer{n}" for n in range(12)]
-        transports = [network.join(name, Inbox()) for name in names]
-        for name, transport in zip(names, transports, strict=True):
-            record = dataclasses.replace(RECORD, peer_id=name)
-            await transport.store(key_of("r", name), name, record.pack(), 30.0)
-        assert len({key_of("r", name) for name in names}) > 1
-        forger = transports[0]
-        lie = dataclasses.replace(RECORD, peer_id="peer1", name="mallory").pack()
-        await forger.store(key_of("r", "peer1"), "peer1", lie, 60.0)
-        await forger.store(key_of("r", "x"), "x", lie, 30.0)
-        await forger.store(key_of("r", "y"), "y", b"\xc1 no msgpack", 30.0)
-        found = await read_peers(forger, "r")
-        assert sorted(found) == sorted(names)
-        assert found["peer1"].name == "alice"
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    names = [f"peer{n}" for n in range(12)]
+    transports = [network.join(name, Inbox()) for name in names]
+    for name, transport in zip(names, transports, strict=True):
+        record = dataclasses.replace(RECORD, peer_id=name)
+        await transport.store(key_of("r", name), name, record.pack(), 30.0)
+    assert len({key_of("r", name) for name in names}) > 1
+    forger = transports[0]
+    lie = dataclasses.replace(RECORD, peer_id="peer1", name="mallory").pack()
+    await forger.store(key_of("r", "peer1"), "peer1", lie, 60.0)
+    await forger.store(key_of("r", "x"), "x", lie, 30.0)
+    await forger.store(key_of("r", "y"), "y", b"\xc1 no msgpack", 30.0)
+    found = await read_peers(forger, "r")
+    assert sorted(found) == sorted(names)
+    assert found["peer1"].name == "alice"
 
 
-def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A node's record is there soon, tells its state, and says at the end that it left."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer, watcher = memory_peer(network, "a", quick), network.join("w", Inbox())
-        await peer.enter()
-        seen = []
-        for _ in range(100):
-            if found := await read_peers(watcher, "r"):
-                seen.append(found["a"].state)
-                break
-            await asyncio.sleep(0.05)
-        await peer.stop()
-        seen.append((await read_peers(watcher, "r"))["a"].state)
-        assert seen[0] in ("joining", "training")
-        assert seen[1] == "leaving"
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer, watcher = memory_peer(network, "a", quick), network.join("w", Inbox())
+    await peer.enter()
+    seen = []
+    for _ in range(100):
+        if found := await read_peers(watcher, "r"):
+            seen.append(found["a"].state)
+            break
+        await asyncio.sleep(0.05)
+    await peer.stop()
+    seen.append((await read_peers(watcher, "r"))["a"].state)
+    assert seen[0] in ("joining", "training")
+    assert seen[1] == "leaving"
 
 
 def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,35 +243,32 @@ def test_a_cut_heals_though_both_sides_have_forgotten_each_other(
     asyncio.run(life())
 
 
-def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addresses_change(
+@awaited
+async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addresses_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This peer itself is neither."""
     monkeypatch.setattr(records, "LOOK_EVERY_S", 0.01)
+    network = MemoryNetwork()
+    me, other = (network.join(name, Inbox()) for name in "ab")
+    introduced, reported, seen = list[Any](), list[Any](), list[Any]()
 
-    async def life() -> None:
-        network = MemoryNetwork()
-        me, other = (network.join(name, Inbox()) for name in "ab")
-        introduced, reported, seen = list[Any](), list[Any](), list[Any]()
+    async def introduce(peer: str, addresses: Any) -> None:
+        introduced.append((peer, addresses))
 
-        async def introduce(peer: str, addresses: Any) -> None:
-            introduced.append((peer, addresses))
-
-        monkeypatch.setattr(me, "introduce", introduce)
-        looking = asyncio.create_task(
-            records.look_around(me, "r", lambda *found: reported.append(found), lambda: 0, seen.append)
-        )
-        for transport, name, addresses in ((me, "a", ()), (other, "b", ("x",)), (other, "b", ("y",))):
-            record = dataclasses.replace(RECORD, peer_id=name, addresses=addresses)
-            assert await transport.store(key_of("r", name), name, record.pack(), 30.0)
-            await asyncio.sleep(0.1)
-            while name == "b" and (not seen or seen[-1] != addresses):
-                await asyncio.sleep(0.01)
-        while len(reported) <= 4:
+    monkeypatch.setattr(me, "introduce", introduce)
+    looking = asyncio.create_task(
+        records.look_around(me, "r", lambda *found: reported.append(found), lambda: 0, seen.append)
+    )
+    for transport, name, addresses in ((me, "a", ()), (other, "b", ("x",)), (other, "b", ("y",))):
+        record = dataclasses.replace(RECORD, peer_id=name, addresses=addresses)
+        assert await transport.store(key_of("r", name), name, record.pack(), 30.0)
+        await asyncio.sleep(0.1)
+        while name == "b" and (not seen or seen[-1] != addresses):
             await asyncio.sleep(0.01)
-        looking.cancel()
-        assert introduced == [("b", ("x",)), ("b", ("y",))]
-        assert seen == [("x",), ("y",)]
-        assert set(reported) == {("b", "alice")}
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
+    while len(reported) <= 4:
+        await asyncio.sleep(0.01)
+    looking.cancel()
+    assert introduced == [("b", ("x",)), ("b", ("y",))]
+    assert seen == [("x",), ("y",)]
+    assert set(reported) == {("b", "alice")}

@@ -14,6 +14,7 @@ from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.node import restart
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 
 def disk(folder: Path, name: str) -> dict[str, Any]:
@@ -42,28 +43,25 @@ async def cut(memory_peer: Any, config: dict[str, Any], folder: Path) -> list[fl
 
 
 @pytest.mark.parametrize("late", ["a", "b"])
-def test_the_greatest_version_wins_though_its_disk_comes_late(
+@awaited
+async def test_the_greatest_version_wins_though_its_disk_comes_late(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, late: str
 ) -> None:
     """Neither trains on before the other is there; then both stand where the one with more had stood."""
-
-    async def life() -> None:
-        config = {**quick, "heartbeat_timeout": 5.0}
-        last = await cut(memory_peer, config, tmp_path)
-        network = MemoryNetwork()
-        peers = {name: memory_peer(network, name, **disk(tmp_path, name)) for name in "ab"}
-        early = peers.pop("b" if late == "a" else "a")
-        entering = asyncio.create_task(early.enter())
-        # a's last round was of a alone, so a goes on at once; b's was of both
-        await asyncio.wait({entering}, timeout=1.0 if late == "a" else 60.0)
-        assert entering.done() == (late == "b")
-        (other,) = peers.values()
-        await asyncio.gather(entering, other.enter())
-        assert early.memory.theta.tolist() == other.memory.theta.tolist() == last
-        for peer in (early, other):
-            await peer.stop()
-
-    asyncio.run(life())
+    config = {**quick, "heartbeat_timeout": 5.0}
+    last = await cut(memory_peer, config, tmp_path)
+    network = MemoryNetwork()
+    peers = {name: memory_peer(network, name, **disk(tmp_path, name)) for name in "ab"}
+    early = peers.pop("b" if late == "a" else "a")
+    entering = asyncio.create_task(early.enter())
+    # a's last round was of a alone, so a goes on at once; b's was of both
+    await asyncio.wait({entering}, timeout=1.0 if late == "a" else 60.0)
+    assert entering.done() == (late == "b")
+    (other,) = peers.values()
+    await asyncio.gather(entering, other.enter())
+    assert early.memory.theta.tolist() == other.memory.theta.tolist() == last
+    for peer in (early, other):
+        await peer.stop()
 
 
 def test_waiting_for_the_others_has_an_end(

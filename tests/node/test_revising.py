@@ -32,6 +32,7 @@ from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
+from tests.net.patience import awaited
 
 
 @pytest.fixture(autouse=True)
@@ -75,118 +76,106 @@ async def both(peers: list[Any]) -> float:
     return values.pop()
 
 
-def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dict[str, Any]) -> None:
     """The asker is gone as soon as it has asked. Every outer step is taken by all with the same rates, the old ones
     until a commit brings the new ones, and these from then on; the momentum gathered so far stays. A newcomer gets
     them with the state."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        config = {**quick, "outer_momentum": 0.5, "start_peers": 2, "min_peers": 2}
-        a, b, c = (memory_peer(network, name, config if name == "a" else {}, sizes=(4, 2)) for name in "abc")
-        for peer in (a, b):
-            await peer.enter()
-        old, new = OuterOptimizer(lr=1.0, momentum=0.5), OuterOptimizer(lr=0.25, momentum=0.75)
-        theta, state, one = torch.zeros(1), {"m": torch.zeros(1)}, torch.ones(1)
-        revised = 0
-        for epoch in range(200):
-            if epoch == 3:
-                await ask(network, 1, 0.25, 0.75)
-            reached = await both([a, b])
-            steps = [optimizer.step(theta, state, one) for optimizer in (old, new)]
-            took = [value.item() for value, _ in steps].index(reached)
-            assert took >= (revised > 0)
-            theta, state = steps[took]
-            revised += took
-            if revised == 4:
-                break
-        assert revised == 4
-        for peer in (a, b):
-            assert peer.memory.revision == 1
-            assert peer.memory.outer_lr == 0.25
-            assert peer.memory.outer_momentum == 0.75
-        await a.stop()
-        await c.enter()
-        assert c.memory.revision == 1
-        await asyncio.gather(b.stop(), c.stop())
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    config = {**quick, "outer_momentum": 0.5, "start_peers": 2, "min_peers": 2}
+    a, b, c = (memory_peer(network, name, config if name == "a" else {}, sizes=(4, 2)) for name in "abc")
+    for peer in (a, b):
+        await peer.enter()
+    old, new = OuterOptimizer(lr=1.0, momentum=0.5), OuterOptimizer(lr=0.25, momentum=0.75)
+    theta, state, one = torch.zeros(1), {"m": torch.zeros(1)}, torch.ones(1)
+    revised = 0
+    for epoch in range(200):
+        if epoch == 3:
+            await ask(network, 1, 0.25, 0.75)
+        reached = await both([a, b])
+        steps = [optimizer.step(theta, state, one) for optimizer in (old, new)]
+        took = [value.item() for value, _ in steps].index(reached)
+        assert took >= (revised > 0)
+        theta, state = steps[took]
+        revised += took
+        if revised == 4:
+            break
+    assert revised == 4
+    for peer in (a, b):
+        assert peer.memory.revision == 1
+        assert peer.memory.outer_lr == 0.25
+        assert peer.memory.outer_momentum == 0.75
+    await a.stop()
+    await c.enter()
+    assert c.memory.revision == 1
+    await asyncio.gather(b.stop(), c.stop())
 
 
-def test_only_the_founders_signature_counts(
+@awaited
+async def test_only_the_founders_signature_counts(
     memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What another peer signs, or the founder for another founding, is refused in the log, and the run goes on."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        await ask(network, 7, 0.25, 0.75, who="b")
-        founding = founding_in(network)
-        earlier = dataclasses.replace(founding, time=founding.time - 60)
-        stale = Revision(6, 0.25, 0.75)
-        stale = dataclasses.replace(stale, proof=signed("a", revising.KIND, earlier.statement(stale)))
-        assert await revising.store(a.transport, founding, stale)
-        while caplog.text.count("the founder has not signed it") < 2:
-            await asyncio.sleep(0.01)
-        for _ in range(3):
-            await a.exchange(1.0)
-        assert a.memory.revision == 0
-        await ask(network, 1, 0.5, 0.0)
-        while a.memory.revision == 0:
-            await a.exchange(1.0)
-        await a.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    await ask(network, 7, 0.25, 0.75, who="b")
+    founding = founding_in(network)
+    earlier = dataclasses.replace(founding, time=founding.time - 60)
+    stale = Revision(6, 0.25, 0.75)
+    stale = dataclasses.replace(stale, proof=signed("a", revising.KIND, earlier.statement(stale)))
+    assert await revising.store(a.transport, founding, stale)
+    while caplog.text.count("the founder has not signed it") < 2:
+        await asyncio.sleep(0.01)
+    for _ in range(3):
+        await a.exchange(1.0)
+    assert a.memory.revision == 0
+    await ask(network, 1, 0.5, 0.0)
+    while a.memory.revision == 0:
+        await a.exchange(1.0)
+    await a.stop()
 
 
-def test_one_peer_that_knows_is_enough(
+@awaited
+async def test_one_peer_that_knows_is_enough(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The DHT has lost the record; who has read it tells the other with its probes, and keeps it there anew."""
+    network = MemoryNetwork()
+    config = {**quick, "start_peers": 2, "min_peers": 2}
+    a = memory_peer(network, "a", config)
+    b = memory_peer(network, "b", {})
+    read = revising.read
 
-    async def life() -> None:
-        network = MemoryNetwork()
-        config = {**quick, "start_peers": 2, "min_peers": 2}
-        a = memory_peer(network, "a", config)
-        b = memory_peer(network, "b", {})
-        read = revising.read
+    async def only_a(transport: Any, founding: Founding) -> Revision:
+        return FOUNDED if transport is b.transport else await read(transport, founding)
 
-        async def only_a(transport: Any, founding: Founding) -> Revision:
-            return FOUNDED if transport is b.transport else await read(transport, founding)
-
-        monkeypatch.setattr(revising, "read", only_a)
-        await asyncio.gather(a.enter(), b.enter())
-        asked = await ask(network, 1, 0.5, 0.0)
-        while b.memory.revision == 0:
-            await both([a, b])
-        network.records["r/revisions"].clear()
-        while (await read(a.transport, founding_in(network))) != asked:
-            await asyncio.sleep(0.01)
-        await asyncio.gather(a.stop(), b.stop())
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
+    monkeypatch.setattr(revising, "read", only_a)
+    await asyncio.gather(a.enter(), b.enter())
+    asked = await ask(network, 1, 0.5, 0.0)
+    while b.memory.revision == 0:
+        await both([a, b])
+    network.records["r/revisions"].clear()
+    while (await read(a.transport, founding_in(network))) != asked:
+        await asyncio.sleep(0.01)
+    await asyncio.gather(a.stop(), b.stop())
 
 
-def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Whatever else lies under the key: what is no record, or higher and not the founder's."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        await a.stop()
-        watcher, founding = network.join("w", Inbox()), founding_in(network)
-        assert await revising.read(watcher, founding) == FOUNDED
-        await ask(network, 2, 0.5, 0.0)
-        await ask(network, 1, 0.9, 0.0)
-        await ask(network, 9, 0.1, 0.0, who="w")
-        for number, junk in enumerate((b"\xc1", b"\x90", b"\x95\x02\x01\x02\x03\x04", b"x" * 1000)):
-            await watcher.store("r/revisions", f"junk{number}", junk, 600.0, owned=False)
-        assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    await a.stop()
+    watcher, founding = network.join("w", Inbox()), founding_in(network)
+    assert await revising.read(watcher, founding) == FOUNDED
+    await ask(network, 2, 0.5, 0.0)
+    await ask(network, 1, 0.9, 0.0)
+    await ask(network, 9, 0.1, 0.0, who="w")
+    for number, junk in enumerate((b"\xc1", b"\x90", b"\x95\x02\x01\x02\x03\x04", b"x" * 1000)):
+        await watcher.store("r/revisions", f"junk{number}", junk, 600.0, owned=False)
+    assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
 
 
 def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,41 +315,38 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
 
 
 @pytest.mark.parametrize("variant", ["paper", "buffered"])
-def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict[str, Any], variant: str) -> None:
+@awaited
+async def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict[str, Any], variant: str) -> None:
     """Asynchronous: each submission is a step of the formula with the old rates or the new ones, the new ones from some
     submission on, wherever in a buffer that is; the successor, who submits nothing, holds the same."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        config = {**quick, "mode": "async", "dn_buffer_size": 3, "dn_variant": variant, "outer_momentum": 0.5}
-        a, b = memory_peer(network, "a", config), memory_peer(network, "b", {})
-        for peer in (a, b):
-            await peer.enter()
-        outer = OuterOptimizer(lr=1.0, momentum=0.5)
-        old = DelayedNesterov(outer, 3, variant)
-        new = old.revised(0.25, 0.75)
-        theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
-        state = old.init_state(1)
-        while revised < 7:
-            if submission == 4:
-                await ask(network, 1, 0.25, 0.75)
-            await a.exchange(1.0)
-            reached = a.memory.theta[0].item()
-            steps = [dn.step(theta, state, one, 1, submission % 3) for dn in (old, new)]
-            found = [value.item() for value, _ in steps]
-            if reached == theta.item():  # a commit that only names other successors
-                continue
-            took = 1 if revised and reached == found[1] else found.index(reached)
-            assert took >= (revised > 0)
-            theta, state = steps[took]
-            revised, submission = revised + took, submission + 1
-            assert submission < 200
-        while b.memory.theta[0].item() != theta.item():
-            await asyncio.sleep(0.01)
-        assert a.memory.revision == b.memory.revision == 1
-        await asyncio.gather(a.stop(), b.stop())
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
+    network = MemoryNetwork()
+    config = {**quick, "mode": "async", "dn_buffer_size": 3, "dn_variant": variant, "outer_momentum": 0.5}
+    a, b = memory_peer(network, "a", config), memory_peer(network, "b", {})
+    for peer in (a, b):
+        await peer.enter()
+    outer = OuterOptimizer(lr=1.0, momentum=0.5)
+    old = DelayedNesterov(outer, 3, variant)
+    new = old.revised(0.25, 0.75)
+    theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
+    state = old.init_state(1)
+    while revised < 7:
+        if submission == 4:
+            await ask(network, 1, 0.25, 0.75)
+        await a.exchange(1.0)
+        reached = a.memory.theta[0].item()
+        steps = [dn.step(theta, state, one, 1, submission % 3) for dn in (old, new)]
+        found = [value.item() for value, _ in steps]
+        if reached == theta.item():  # a commit that only names other successors
+            continue
+        took = 1 if revised and reached == found[1] else found.index(reached)
+        assert took >= (revised > 0)
+        theta, state = steps[took]
+        revised, submission = revised + took, submission + 1
+        assert submission < 200
+    while b.memory.theta[0].item() != theta.item():
+        await asyncio.sleep(0.01)
+    assert a.memory.revision == b.memory.revision == 1
+    await asyncio.gather(a.stop(), b.stop())
 
 
 def test_a_stopped_run_stays_stopped_and_goes_on_as_another(

@@ -16,6 +16,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
 CONTRIBUTION = Contribution(0, V, ID, ID, 1.0, 1)
@@ -44,47 +45,41 @@ def test_a_role_allows_these_messages(role: str | None, allowed: list[Any]) -> N
     assert [message for message in [*ALL, CONTRIBUTION] if not forbidden(role, message)] == allowed
 
 
-def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A contribution of an observer is refused before its payload is received, and so is a State."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", quick)
-        await peer.enter()
-        peer.inbox.role_of = {"observer": "observer", "worker": "worker"}.get
-        token, base = peer.inbox.handler._token, Version(*(await peer.ask("ask", "told"))["versions"][0])
-        contribution = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token)
-        with pytest.raises(Refusal, match="no Contribution"):
-            peer.inbox.admit("observer", contribution)
-        assert peer.inbox.admit("worker", contribution) == 16
-        observer = network.join("observer", Inbox())
-        for message in (probe("worker"), probe("aggregator"), Nudge(1), Versions((base,), False)):
-            with pytest.raises(Refusal, match="an observer's invitation allows no"):
-                await observer.send("a", wire.pack(message, token))
-        assert peer.inbox.handler._replica.roster.summary("observer") is None
-        await observer.send("a", wire.pack(Describe(), token))
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", quick)
+    await peer.enter()
+    peer.inbox.role_of = {"observer": "observer", "worker": "worker"}.get
+    token, base = peer.inbox.handler._token, Version(*(await peer.ask("ask", "told"))["versions"][0])
+    contribution = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token)
+    with pytest.raises(Refusal, match="no Contribution"):
+        peer.inbox.admit("observer", contribution)
+    assert peer.inbox.admit("worker", contribution) == 16
+    observer = network.join("observer", Inbox())
+    for message in (probe("worker"), probe("aggregator"), Nudge(1), Versions((base,), False)):
+        with pytest.raises(Refusal, match="an observer's invitation allows no"):
+            await observer.send("a", wire.pack(message, token))
+    assert peer.inbox.handler._replica.roster.summary("observer") is None
+    await observer.send("a", wire.pack(Describe(), token))
+    await peer.stop()
 
 
-def test_requests_for_states_are_limited_for_each_peer(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_requests_for_states_are_limited_for_each_peer(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A flood is refused; another peer is not affected."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peer = memory_peer(network, "a", quick)
-        await peer.enter()
-        flooder, other = network.join("flooder", Inbox()), network.join("other", Inbox())
-        header = wire.pack(Fetch((None,)), peer.inbox.handler._token)
-        answers = [await asyncio.gather(flooder.send("a", header), return_exceptions=True) for _ in range(40)]
-        refused = [answer for (answer,) in answers if isinstance(answer, Refusal)]
-        assert 1 <= len(refused) <= 40 - FETCHES_AT_ONCE
-        assert "too many states" in refused[0].reason
-        await other.send("a", header)
-        await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peer = memory_peer(network, "a", quick)
+    await peer.enter()
+    flooder, other = network.join("flooder", Inbox()), network.join("other", Inbox())
+    header = wire.pack(Fetch((None,)), peer.inbox.handler._token)
+    answers = [await asyncio.gather(flooder.send("a", header), return_exceptions=True) for _ in range(40)]
+    refused = [answer for (answer,) in answers if isinstance(answer, Refusal)]
+    assert 1 <= len(refused) <= 40 - FETCHES_AT_ONCE
+    assert "too many states" in refused[0].reason
+    await other.send("a", header)
+    await peer.stop()
 
 
 def test_a_newcomer_may_ask_for_everything_many_times() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from p2p_diloco.node import participation, records
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 WITHIN_S = 10.0
 
@@ -34,95 +35,83 @@ def planned_s(peer: Any) -> float:
     return float(peer.memory.trains_for_s)
 
 
-def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+@awaited
+async def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str, Any]) -> None:
     """As soon as its speed is known, and again when it changes or has paused for long; an aggregator without a trainer
     has none."""
-
-    async def scenario() -> None:
-        network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 20, "pause_timeout": 0.1}
-        peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
-        for peer in peers:
-            await peer.enter()
-        aggregator = memory_peer(network, "carl", sizes=None)
-        await aggregator.enter()
-        fast, slow = peers
-        assert [planned_s(peer) for peer in peers] == [math.inf] * 2
-        trains(slow, 40.0)
-        await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
-        trains(fast, 10.0)
-        await until(lambda: [planned_s(peer) for peer in peers] == [200.0] * 2)
-        trains(fast, 20.0)
-        await until(lambda: [planned_s(peer) for peer in peers] == [400.0] * 2)
-        fast.tell("pause", on=True)
-        await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
-        for peer in (*peers, aggregator):
-            await peer.stop()
-
-    asyncio.run(scenario())
+    network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 20, "pause_timeout": 0.1}
+    peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
+    for peer in peers:
+        await peer.enter()
+    aggregator = memory_peer(network, "carl", sizes=None)
+    await aggregator.enter()
+    fast, slow = peers
+    assert [planned_s(peer) for peer in peers] == [math.inf] * 2
+    trains(slow, 40.0)
+    await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
+    trains(fast, 10.0)
+    await until(lambda: [planned_s(peer) for peer in peers] == [200.0] * 2)
+    trains(fast, 20.0)
+    await until(lambda: [planned_s(peer) for peer in peers] == [400.0] * 2)
+    fast.tell("pause", on=True)
+    await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
+    for peer in (*peers, aggregator):
+        await peer.stop()
 
 
-def test_a_slow_link_takes_its_time_off_the_training(
+@awaited
+async def test_a_slow_link_takes_its_time_off_the_training(
     memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fragment of two elements in fp32 is 8 bytes there and 8 back: a second on one link, 8 on the other."""
     monkeypatch.setattr(participation, "MEASURE_EVERY_S", 0.05)
-
-    async def scenario() -> None:
-        network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 40, "num_fragments": 2}
-        peers = [memory_peer(network, name, config, (2, 2)) for name in ("anna", "bert")]
-        for peer, rate in zip(peers, (16.0, 2.0), strict=True):
-            peer.transport.traffic.bandwidth = SimpleNamespace(rate=rate)
-            await peer.enter()
-            trains(peer, 10.0)
-        await until(lambda: [planned_s(peer) for peer in peers] == [200.0, 200.0 + 1.0 - 8.0])
-        for peer in peers:
-            await peer.stop()
-
-    asyncio.run(scenario())
+    network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 40, "num_fragments": 2}
+    peers = [memory_peer(network, name, config, (2, 2)) for name in ("anna", "bert")]
+    for peer, rate in zip(peers, (16.0, 2.0), strict=True):
+        peer.transport.traffic.bandwidth = SimpleNamespace(rate=rate)
+        await peer.enter()
+        trains(peer, 10.0)
+    await until(lambda: [planned_s(peer) for peer in peers] == [200.0, 200.0 + 1.0 - 8.0])
+    for peer in peers:
+        await peer.stop()
 
 
-def test_dynamic_local_updates_follow_what_probes_tell(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+@awaited
+async def test_dynamic_local_updates_follow_what_probes_tell(memory_peer: type[Any], quick: dict[str, Any]) -> None:
     """Asynchronous mode: the next submission's steps, of a peer that is five times slower than the other."""
-
-    async def scenario() -> None:
-        network, config = MemoryNetwork(), {**quick, "mode": "async", "dylu": True, "sync_every": 100}
-        peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
-        for peer in peers:
-            await peer.enter()
-        assert (await peers[1].exchange(1.0))["steps"] == 100
-        trains(peers[0], 10.0)
-        trains(peers[1], 50.0)
-        steps, give_up_at = 100, time.monotonic() + WITHIN_S
-        while steps != 20:
-            assert time.monotonic() < give_up_at
-            steps = (await peers[1].exchange(1.0))["steps"]
-        assert (await peers[0].exchange(1.0))["steps"] == 100
-        for peer in peers:
-            await peer.stop()
-
-    asyncio.run(scenario())
+    network, config = MemoryNetwork(), {**quick, "mode": "async", "dylu": True, "sync_every": 100}
+    peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
+    for peer in peers:
+        await peer.enter()
+    assert (await peers[1].exchange(1.0))["steps"] == 100
+    trains(peers[0], 10.0)
+    trains(peers[1], 50.0)
+    steps, give_up_at = 100, time.monotonic() + WITHIN_S
+    while steps != 20:
+        assert time.monotonic() < give_up_at
+        steps = (await peers[1].exchange(1.0))["steps"]
+    assert (await peers[0].exchange(1.0))["steps"] == 100
+    for peer in peers:
+        await peer.stop()
 
 
-def test_a_peers_record_tells_the_steps_it_has_made(
+@awaited
+async def test_a_peers_record_tells_the_steps_it_has_made(
     memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`h`: the run's until its first exchange, then what that one had."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.05)
+    peer = memory_peer(MemoryNetwork(), "anna", {**quick, "pace": "time", "sync_every": 20})
+    await peer.enter()
+    told: list[int] = []
 
-    async def scenario() -> None:
-        peer = memory_peer(MemoryNetwork(), "anna", {**quick, "pace": "time", "sync_every": 20})
-        await peer.enter()
-        told: list[int] = []
+    async def tells(steps: int) -> None:
+        while not told or told[-1] != steps:
+            told.append(getattr((await records.read_peers(peer.transport, "r")).get("anna"), "sync_every", None))
+            await asyncio.sleep(0.01)
 
-        async def tells(steps: int) -> None:
-            while not told or told[-1] != steps:
-                told.append(getattr((await records.read_peers(peer.transport, "r")).get("anna"), "sync_every", None))
-                await asyncio.sleep(0.01)
-
-        await asyncio.wait_for(tells(20), WITHIN_S)
-        due = (await peer.merge(measures=True))["due"]
-        await peer.ask("contribute", "release", shards=due, weight=4.0, samples=4, stands=True, every=4)
-        await asyncio.wait_for(tells(4), WITHIN_S)
-        await peer.stop()
-
-    asyncio.run(scenario())
+    await asyncio.wait_for(tells(20), WITHIN_S)
+    due = (await peer.merge(measures=True))["due"]
+    await peer.ask("contribute", "release", shards=due, weight=4.0, samples=4, stands=True, every=4)
+    await asyncio.wait_for(tells(4), WITHIN_S)
+    await peer.stop()

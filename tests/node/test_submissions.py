@@ -19,6 +19,7 @@ from p2p_diloco.core.submitting import ENDED, LEFT
 from p2p_diloco.node import trainer
 from p2p_diloco.node.submissions import STALENESS_FROM, SubmissionLog
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 ASYNC = {
     "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
@@ -45,142 +46,123 @@ async def stopped(peers: Iterable[Any]) -> None:
     ("count", "each"),
     [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
 )
-def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: int, each: int) -> None:
+@awaited
+async def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: int, each: int) -> None:
     """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every shard."""
+    draw = random.Random(int(os.environ.get("SEED", "7")))
+    peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "shard_elements": 2})
+    submitted = 0
 
-    async def scenario() -> None:
-        draw = random.Random(int(os.environ.get("SEED", "7")))
-        peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "shard_elements": 2})
-        submitted = 0
+    async def train(peer: Any, deltas: list[int]) -> None:
+        nonlocal submitted
+        for delta in deltas:
+            release = await peer.exchange(float(delta))
+            assert release["sent"]
+            assert release["refused"] == 0
+            submitted += delta
 
-        async def train(peer: Any, deltas: list[int]) -> None:
-            nonlocal submitted
-            for delta in deltas:
-                release = await peer.exchange(float(delta))
-                assert release["sent"]
-                assert release["refused"] == 0
-                submitted += delta
-
-        await asyncio.gather(*(train(peer, [draw.randint(1, 9) for _ in range(each)]) for peer in peers))
-        newest = torch.stack([peer.memory.theta for peer in peers]).amin(0)  # every submission lowers θ
-        assert newest.tolist() == [-submitted] * 4
-        await stopped(peers)
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(train(peer, [draw.randint(1, 9) for _ in range(each)]) for peer in peers))
+    newest = torch.stack([peer.memory.theta for peer in peers]).amin(0)  # every submission lowers θ
+    assert newest.tolist() == [-submitted] * 4
+    await stopped(peers)
 
 
-def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
+@awaited
+async def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
     """While a peer trains, what the others commit reaches its node, if that has to hold it, and not its model: it is
     merged with the answer to the peer's own submission, whose staleness it is."""
-
-    async def scenario() -> None:
-        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", ASYNC)
-        await one.exchange(1.0)
-        before = [peer.memory.changed for peer in peers]
-        for _ in range(3):
-            release = await other.exchange(1.0)
-        assert release["staleness"] <= 1  # one that counts nothing may have named a successor
-        assert (await one.merge())["takes"] == []
-        assert [peer.memory.changed for peer in peers] == before
-        release = await one.exchange(1.0)
-        assert release["staleness"] == 3
-        load = await one.merge()
-        assert (load["trained"], load["workers"]) == (5, 2)
-        await stopped(peers)
-
-    asyncio.run(scenario())
+    one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", ASYNC)
+    await one.exchange(1.0)
+    before = [peer.memory.changed for peer in peers]
+    for _ in range(3):
+        release = await other.exchange(1.0)
+    assert release["staleness"] <= 1  # one that counts nothing may have named a successor
+    assert (await one.merge())["takes"] == []
+    assert [peer.memory.changed for peer in peers] == before
+    release = await one.exchange(1.0)
+    assert release["staleness"] == 3
+    load = await one.merge()
+    assert (load["trained"], load["workers"]) == (5, 2)
+    await stopped(peers)
 
 
-def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: pytest.LogCaptureFixture) -> None:
+@awaited
+async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: pytest.LogCaptureFixture) -> None:
     """A submission further behind than max_staleness is answered with the newest value, and not counted. With the next
     one it is refused again, for its oldest base is older still; then nothing of it is left, and the third counts."""
     caplog.set_level(logging.INFO)
-
-    async def scenario() -> None:
-        config = {**ASYNC, "max_staleness": 2, "merge": "rebase"}
-        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
-        for _ in range(3):
-            await other.exchange(1.0)
-        takes = []
-        for delta in (100.0, 1000.0, 1.0):
-            due = (await one.merge())["due"]
-            one.memory.delta.fill_(delta)
-            release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1)
-            one.memory.steps += 1
-            takes.append([take for _, take in (await one.merge())["takes"]])
-            assert release["sent"]
-        assert (
-            caplog.text.count("not counted in 1 of its 1 shards: the submission was further behind than max_staleness")
-            == 2
-        )
-        assert takes == [["keep"], ["drop"], ["subtract"]]
-        assert release["refused"] == 2
-        assert one.memory.theta.tolist() == [-4.0] * 4
-        await stopped(peers)
-
-    asyncio.run(scenario())
+    config = {**ASYNC, "max_staleness": 2, "merge": "rebase"}
+    one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
+    for _ in range(3):
+        await other.exchange(1.0)
+    takes = []
+    for delta in (100.0, 1000.0, 1.0):
+        due = (await one.merge())["due"]
+        one.memory.delta.fill_(delta)
+        release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1)
+        one.memory.steps += 1
+        takes.append([take for _, take in (await one.merge())["takes"]])
+        assert release["sent"]
+    assert (
+        caplog.text.count("not counted in 1 of its 1 shards: the submission was further behind than max_staleness") == 2
+    )
+    assert takes == [["keep"], ["drop"], ["subtract"]]
+    assert release["refused"] == 2
+    assert one.memory.theta.tolist() == [-4.0] * 4
+    await stopped(peers)
 
 
-def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(memory_peer: type[Any], tmp_path: Path) -> None:
+@awaited
+async def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(memory_peer: type[Any], tmp_path: Path) -> None:
     """Delayed Nesterov, N = 3: after four submissions both peers end, and start again from their checkpoints. θ,
     momentum, the buffer with one submission in it, its count and what is counted of whom are there again."""
     numbers = [-1 / 3, -2 / 3, -1.9, -1.9 - 1 / 3, -1.9 - 2 / 3, -4.61]
     config = {**ASYNC, "outer_momentum": 0.9, "dn_buffer_size": 3}
-
-    async def scenario() -> None:
-        found: list[float] = []
-        for life in range(2):
-            network = MemoryNetwork()
-            peers = [
-                memory_peer(network, name, config, checkpoint_dir=tmp_path / name, save_every=1, restart_wait=5.0)
-                for name in "ab"
-            ]
-            await asyncio.gather(*(peer.enter() for peer in peers))
-            for peer in peers:
-                await peer.merge()
-            for number in range(4) if life == 0 else range(4, 6):
-                release = await peers[number % 2].exchange(1.0)
-                assert release["refused"] == 0
-                found.append(peers[number % 2].memory.theta[0].item())
-            await stopped(peers)
-        assert found == pytest.approx(numbers, rel=1e-6)
-
-    asyncio.run(scenario())
-
-
-def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer: type[Any]) -> None:
-    """Epochs of fragments say nothing of what a peer has to send: each sends its own in turn."""
-
-    async def scenario() -> None:
-        one, other = peers = await entered(
-            MemoryNetwork(), memory_peer, "ab", {**ASYNC, "num_fragments": 2, "sync_every": 2}, 2, 2
-        )
-        for _ in range(3):
-            await other.exchange(1.0)
-        assert [(await peer.merge())["due"] for peer in peers] == [[0], [1]]
-        await one.exchange(10.0)
-        assert (await one.merge())["due"] == [1]
+    found: list[float] = []
+    for life in range(2):
+        network = MemoryNetwork()
+        peers = [
+            memory_peer(network, name, config, checkpoint_dir=tmp_path / name, save_every=1, restart_wait=5.0)
+            for name in "ab"
+        ]
+        await asyncio.gather(*(peer.enter() for peer in peers))
+        for peer in peers:
+            await peer.merge()
+        for number in range(4) if life == 0 else range(4, 6):
+            release = await peers[number % 2].exchange(1.0)
+            assert release["refused"] == 0
+            found.append(peers[number % 2].memory.theta[0].item())
         await stopped(peers)
+    assert found == pytest.approx(numbers, rel=1e-6)
 
-    asyncio.run(scenario())
+
+@awaited
+async def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer: type[Any]) -> None:
+    """Epochs of fragments say nothing of what a peer has to send: each sends its own in turn."""
+    one, other = peers = await entered(
+        MemoryNetwork(), memory_peer, "ab", {**ASYNC, "num_fragments": 2, "sync_every": 2}, 2, 2
+    )
+    for _ in range(3):
+        await other.exchange(1.0)
+    assert [(await peer.merge())["due"] for peer in peers] == [[0], [1]]
+    await one.exchange(10.0)
+    assert (await one.merge())["due"] == [1]
+    await stopped(peers)
 
 
-def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a submission waits for is no news where it is answered at once, as most are."""
     monkeypatch.setattr(trainer, "TELL_EVERY_S", 0.2)
-
-    async def scenario() -> None:
-        (one,) = peers = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
-        due = (await one.merge())["due"]
-        one.memory.stands_since = time.monotonic() + 1.0
-        one.memory.stands = 1
-        one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
-        told = await one.hear("waiting")
-        assert time.monotonic() >= one.memory.stands_since + 0.2
-        assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are alive"
-        await stopped(peers)
-
-    asyncio.run(scenario())
+    (one,) = peers = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
+    due = (await one.merge())["due"]
+    one.memory.stands_since = time.monotonic() + 1.0
+    one.memory.stands = 1
+    one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
+    told = await one.hear("waiting")
+    assert time.monotonic() >= one.memory.stands_since + 0.2
+    assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are alive"
+    await stopped(peers)
 
 
 def test_staleness_is_counted_by_bins() -> None:
