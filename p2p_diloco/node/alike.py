@@ -81,7 +81,7 @@ class Alike:
         cosines = rows @ rows.T
         pairs = combinations(range(len(made)), 2)
         same = [(made[i][0], made[j][0]) for i, j in pairs if cosines[i, j] > SAME_WAY]
-        self._rounds = {pair: self._rounds.get(pair, 0) + 1 for pair in same}
+        self._rounds = {pair: self._rounds.get(pair, 0) + 1 for pair in same if pair[0] != pair[1]}
         return next((pair for pair, rounds in self._rounds.items() if rounds >= ROUNDS), None)
 
 

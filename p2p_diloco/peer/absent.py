@@ -18,6 +18,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
+from p2p_diloco.peer.untraced import after_each_step
 from p2p_diloco.tensors.layout import FragmentPlan
 
 
@@ -39,7 +40,7 @@ class AbsentPeer:
         self._shards: dict[str, Shard] = {}
         self._sinks = Sinks()
         self.sinks = self._sinks.all
-        self._handle = None if optimizer is None else optimizer.register_step_post_hook(self._count)
+        self._stop = None if optimizer is None else after_each_step(optimizer, self._count)
 
     @property
     def plan(self) -> FragmentPlan | None:
@@ -96,8 +97,8 @@ class AbsentPeer:
 
     def close(self) -> None:
         """Stop counting steps."""
-        if self._handle is not None:
-            self._handle.remove()
+        if self._stop is not None:
+            self._stop()
 
     def __enter__(self) -> AbsentPeer:
         return self
@@ -107,7 +108,7 @@ class AbsentPeer:
     ) -> None:
         self.close()
 
-    def _count(self, *_: object) -> None:
+    def _count(self) -> None:
         for shard in self._shards.values():
             shard.stepped()
         self.global_step += 1

@@ -14,11 +14,12 @@ import secrets
 import selectors
 import socket
 import tempfile
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 
 import psutil
 import torch
@@ -32,12 +33,14 @@ PLACE_BYTES = 2048
 """Length of the message that says where rank 0 listens."""
 ADDRESSES_MAX = 24
 """The most addresses of rank 0's host in that message."""
-COME_S = 30.0
-"""Deadline for all ranks to connect."""
+BEGIN_S = 60.0
+"""Deadline for the first bytes over a Unix socket, and over each connection once it is made."""
+LOOK_EVERY_S = 0.1
+"""Seconds after which rank 0 looks whether it waits in vain."""
 DIAL_S = 3.0
 """Deadline for a connection to one address, and for what its first bytes tell rank 0."""
 ANSWER_S = 10.0
-"""Deadline for rank 0's answer to them."""
+"""Deadline for rank 0's answer to them over TCP, where another program may listen."""
 SILENT_S = 30.0
 """Seconds after which a host that acknowledges nothing counts as gone."""
 _SECRET_BYTES, _RANK_BYTES = 16, 4
@@ -68,14 +71,14 @@ def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
 
     Raises:
         ConfigError: some of them can't reach rank 0.
-        RankDied: not all of them connected.
+        RankDied: rank 0 takes no connections.
     """
     if group is None or group.rank.count == 1:
         yield []
         return
     made = _opened(group) if group.rank.index == 0 else [_to_rank_0(group)]
     for sock in made:
-        sock.settimeout(COME_S)
+        sock.settimeout(BEGIN_S)
     try:
         yield made
     except BaseException:
@@ -106,14 +109,17 @@ def _opened(group: Group) -> list[socket.socket]:
         addresses = _addresses()
         place = Place(near.getsockname(), addresses, far.getsockname()[1], secrets.token_hex(2 * _SECRET_BYTES))
         _broadcast(group, place)
-        found = _accepted((near, far), group.rank.count, place)
-        try:
-            _all_have_come(group, set(range(1, group.rank.count)) - found.keys(), place)
-        except BaseException:
-            for sock in found.values():
-                sock.close()
-            raise
-        return [found[rank] for rank in range(1, group.rank.count)]
+        given_up = Event()
+        with ThreadPoolExecutor(1) as beside:  # the collective ends only when each rank has been answered, or gives up
+            accepted = beside.submit(_accepted, (near, far), group.rank.count, place, given_up)
+            try:
+                _all_have_come(group, True, place)
+            except BaseException:
+                given_up.set()
+                for sock in accepted.result().values():
+                    sock.close()
+                raise
+            return [sock for _, sock in sorted(accepted.result().items())]
 
 
 def _addresses() -> tuple[str, ...]:
@@ -123,16 +129,17 @@ def _addresses() -> tuple[str, ...]:
     return tuple([address for address in found if not address.startswith("127.")] or found)[:ADDRESSES_MAX]
 
 
-def _accepted(listeners: Sequence[socket.socket], count: int, place: Place) -> dict[int, socket.socket]:
-    """Accept one connection from each other rank. Returns their sockets by rank; ranks that don't come in time are
-    missing."""
+def _accepted(
+    listeners: Sequence[socket.socket], count: int, place: Place, given_up: Event
+) -> dict[int, socket.socket]:
+    """Accept one connection from each other rank, until all have come, or the event `given_up` is set. Returns their
+    sockets by rank."""
     found: dict[int, socket.socket] = {}
-    give_up_at = time.monotonic() + COME_S
     with selectors.DefaultSelector() as ready:
         for listener in listeners:
             ready.register(listener, selectors.EVENT_READ)
-        while len(found) < count - 1 and (left_s := give_up_at - time.monotonic()) > 0:
-            for key, _ in ready.select(left_s):
+        while len(found) < count - 1 and not given_up.is_set():
+            for key, _ in ready.select(LOOK_EVERY_S):
                 sock, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 rank = _greeted(sock, place)
                 if rank is None or not 0 < rank < count or rank in found:
@@ -164,7 +171,7 @@ def _to_rank_0(group: Group) -> socket.socket:
         raise RankDied("rank 0 takes no connections", mend="see the log of rank 0")
     sock = _reached(place, group.rank.index)
     try:
-        _all_have_come(group, {group.rank.index} if sock is None else set(), place)
+        _all_have_come(group, sock is not None, place)
     except BaseException:
         if sock is not None:
             sock.close()
@@ -183,7 +190,7 @@ def _reached(place: Place, rank: int) -> socket.socket | None:
             sock.connect(address if family == socket.AF_UNIX else (address, place.port))
             _set_up(sock)
             sock.sendall(ours + rank.to_bytes(_RANK_BYTES, "big"))
-            sock.settimeout(ANSWER_S)
+            sock.settimeout(BEGIN_S if shareable(sock) else ANSWER_S)
             if hmac.compare_digest(_received(sock, _SECRET_BYTES), theirs):  # or another program listens there
                 return sock
         sock.close()
@@ -220,14 +227,14 @@ def _broadcast(group: Group, place: Place | None) -> Place | None:
     return None if told is None else Place(**told)
 
 
-def _all_have_come(group: Group, missing: Collection[int], place: Place) -> None:
+def _all_have_come(group: Group, here: bool, place: Place) -> None:
     """Let all ranks know which of them have not met rank 0. If there are any, all ranks raise the same error. Every
-    rank calls this at the same time. `missing`: the ranks of which this rank knows that they have not."""
-    lacks = torch.zeros(group.rank.count, dtype=torch.int32)
-    lacks[sorted(missing)] = 1
-    lacks = lacks.to(group.device)
-    torch.distributed.all_reduce(lacks)
-    away = [rank for rank, lack in enumerate(lacks.tolist()) if lack]
+    rank calls this at the same time. `here`: whether this rank has met rank 0."""
+    missing = torch.zeros(group.rank.count, dtype=torch.int32)
+    missing[group.rank.index] = int(not here)
+    missing = missing.to(group.device)
+    torch.distributed.all_reduce(missing)
+    away = [rank for rank, gone in enumerate(missing.tolist()) if gone]
     if away:
         raise ConfigError(
             f"can't reach rank 0 at TCP port {place.port} of {' or '.join(place.addresses) or 'its host'}",

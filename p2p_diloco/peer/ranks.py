@@ -60,17 +60,14 @@ def group_of(model: nn.Module | None) -> Group | None:
     Raises:
         ConfigError: the model is sharded in an unsupported way.
     """
-    distributed = torch.distributed
-    for layer in () if model is None else _layers(model):
-        if isinstance(layer, DistributedDataParallel):
-            count = distributed.get_world_size(layer.process_group)
-            return _whole_world(count, next(layer.parameters()).device, type(layer).__name__)
-        if isinstance(layer, Replicated):
-            count = distributed.get_world_size()
+    if model is None:
+        return None
+    for layer in _layers(model):
+        if isinstance(layer, (DistributedDataParallel, Replicated)):
+            count = torch.distributed.get_world_size(getattr(layer, "process_group", None))
             return _whole_world(count, next(layer.parameters()).device, type(layer.module).__name__)
-    if model is not None:
-        reshard(model)
-    sharded = {} if model is None else {n: p for n, p in trainable(model).items() if is_sharded(p)}
+    reshard(model)
+    sharded = {name: param for name, param in trainable(model).items() if is_sharded(param)}
     if not sharded:
         return None
     meshes = [mesh_of(name, param) for name, param in sharded.items()]

@@ -37,6 +37,7 @@ from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
+from p2p_diloco.peer.untraced import after_each_step
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.frozen import fingerprint
@@ -292,11 +293,11 @@ def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> 
     """Have torch call `step` after each step of the last optimizer. In a forked process nothing is called."""
     owner = os.getpid()
 
-    def stepped(*_: object) -> None:
+    def stepped() -> None:
         if os.getpid() == owner:
             step()
 
-    stack.callback(trainee.optimizers[-1].register_step_post_hook(stepped).remove)
+    stack.callback(after_each_step(trainee.optimizers[-1], stepped))
 
 
 def _session(

@@ -1,4 +1,4 @@
-"""A model inside torch.compile has the names of the plain one, so both fit into one run."""
+"""A model inside torch.compile has the names of the plain one, so both fit into one run; a compiled step works, too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import distributed, nn
 
 from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.ranks import bare, group_of
+from p2p_diloco.peer.untraced import after_each_step
 from p2p_diloco.tensors.layout import specs_of, trainable
 
 
@@ -39,6 +40,21 @@ def test_a_compiled_model_has_the_plain_names(make: Any) -> None:
     reference = plain()
     reference.load_state_dict(state)
     assert all((parameter == 7.0).all() for parameter in reference.parameters())
+
+
+def test_a_compiled_step_does_not_trace_what_happens_after_it() -> None:
+    """Otherwise torch.compile would compile the exchange, and warn of each call that it can't trace."""
+    model = plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    traced: list[bool] = []
+    stop = after_each_step(optimizer, lambda: traced.append(torch.compiler.is_compiling()))
+    model(torch.ones(4, 2)).sum().backward()
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    step()
+    step()
+    stop()
+    step()
+    assert traced == [False, False]
 
 
 def test_wrappers_may_stand_in_any_order(tmp_path: Path) -> None:

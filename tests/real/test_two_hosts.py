@@ -12,7 +12,7 @@ from internet import Internet, missing
 from swarm import Swarm, until
 from test_ranks import CONFIG, Reference, meet, start_group
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(500)]
 
 ROUNDS = 3
 
