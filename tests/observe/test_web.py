@@ -105,12 +105,10 @@ def browser() -> Browser:
 
 def test_without_the_link_there_is_nothing(browser: Browser) -> None:
     """Neither the page nor its data, nor whether a path exists."""
-    for path in ("/", "/events"):
+    for path in ("/", "/events", "/change", "/nothing"):
         for query, headers in (("", {}), ("token=wrong", {}), ("", {"cookie": f"{COOKIE.format(port=9465)}=wrong"})):
             status, _, text = browser.get(path, query, **headers)
-            assert status == 401
-            assert "alice" not in text
-            assert "svg" not in text
+            assert (status, text) == (401, "open the link that `p2p-diloco dashboard` printed last; each works once")
 
 
 def test_a_link_works_once_and_leaves_a_cookie(browser: Browser) -> None:
@@ -274,9 +272,10 @@ def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Pa
         done = shown(link(), width, tmp_path)
     assert "<title>main: outer step 3</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
-    for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every=20"):
+    for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every <b>20</b>", ">90.0%<"):
         assert told in done.stdout
     assert done.stdout.count("<polyline") == 2 * 3
     assert "Stop for all" in done.stdout
     assert done.stdout.count("<circle") == 3
     assert done.stdout.count("<rect") == 3 * 6
+    assert done.stdout.count('class="hidden"') == 3
