@@ -244,8 +244,8 @@ def test_fifty_peers_are_drawn_in_few_points(browser: Browser, tmp_path: Path) -
     for second in range(400):
         peers = [
             PeerStatus(
-                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training", epoch=3,
-                step=second, loss=2.5 + number / 50, samples=second,
+                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training", epoch=second,
+                step=9 * second, loss=2.5 + number / 50, samples=second,
                 last_round=replace(last, ended=90.0 + second // 40),
             )
             for number in range(50)
