@@ -244,8 +244,8 @@ def test_fifty_peers_are_drawn_in_few_points(browser: Browser, tmp_path: Path) -
     for second in range(400):
         peers = [
             PeerStatus(
-                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training", epoch=second,
-                step=9 * second, loss=2.5 + number / 50, samples=second,
+                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training",
+                epoch=second, step=9 * second, loss=2.5 + number / 50, samples=second,
                 last_round=replace(last, ended=90.0 + second // 40),
             )
             for number in range(50)
@@ -272,7 +272,8 @@ def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Pa
         done = shown(link(), width, tmp_path)
     assert "<title>main: outer step 3</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
-    for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every <b>20</b>", ">90.0%<"):
+    waits = "waiting for the contributions of carol"
+    for told in (">alice<", ">bob<", waits, "sync_every <b>20</b>", ">90.0%<"):
         assert told in done.stdout
     assert done.stdout.count("<polyline") == 2 * 3
     assert "Stop for all" in done.stdout
