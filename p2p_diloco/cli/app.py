@@ -24,6 +24,9 @@ from p2p_diloco.cli.options import (
     INITIAL_PEERS,
     INVITE,
     LOGS,
+    METRICS_HOST,
+    METRICS_PORT,
+    OTLP_ENDPOINT,
     TOKENS_PER_SAMPLE,
 )
 from p2p_diloco.cli.plan.flags import plan
@@ -129,11 +132,9 @@ def status(
     baseline: Path | None = BASELINE,
     baseline_bound: float = BASELINE_BOUND,
     tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
-    metrics_port: int | None = Option(
-        None, min=0, max=65535, help="Tell Prometheus of all peers at this TCP port; 0: any.", metavar="N"
-    ),
-    metrics_host: str = Option("127.0.0.1", help="Address at which metrics-port listens.", metavar="ADDR"),
-    otlp_endpoint: str | None = Option(None, help="Tell an OpenTelemetry collector, too.", metavar="URL"),
+    metrics_port: int | None = METRICS_PORT,
+    metrics_host: str = METRICS_HOST,
+    otlp_endpoint: str | None = OTLP_ENDPOINT,
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -166,6 +167,9 @@ def dashboard(
         None, help="Identity file of the run's founder; with it the page can set, save and stop.", metavar="PATH"
     ),
     key: Path | None = Option(None, help="File of the run's key; with it the page can put peers out.", metavar="PATH"),
+    metrics_port: int | None = METRICS_PORT,
+    metrics_host: str = METRICS_HOST,
+    otlp_endpoint: str | None = OTLP_ENDPOINT,
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -179,8 +183,11 @@ def dashboard(
     from p2p_diloco.cli.status import beside
 
     compare = beside(baseline, baseline_bound, tokens_per_sample)
-    flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "identity_path": identity_path}
-    show(given(PeerConfig, flags), config, host=host, port=port, interval_s=interval, compare=compare, key=key)
+    own = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "identity_path": identity_path,
+           "otlp_endpoint": otlp_endpoint}  # fmt: skip
+    metrics = None if metrics_port is None else (metrics_host, metrics_port)
+    show(given(PeerConfig, own), config, host=host, port=port, interval_s=interval, compare=compare, key=key,
+         metrics=metrics)  # fmt: skip
 
 
 @app.command(cls=ListsAndCommand)

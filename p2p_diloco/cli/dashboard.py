@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import typer
 import uvicorn
 
 from p2p_diloco.cli.loop import run
-from p2p_diloco.cli.status import watch, watched
+from p2p_diloco.cli.status import Address, Compare, telling, watch, watched
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.observe.controls import Controls
@@ -48,11 +48,13 @@ def show(
     host: str,
     port: int,
     interval_s: float,
-    compare: Callable[[Snapshot], Snapshot],
+    compare: Compare,
     key: Path | None,
+    metrics: Address | None = None,
 ) -> None:
     """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With an identity in the flags
-    the page can change the run's settings, save and stop; with the run's `key` it can put peers out.
+    the page can change the run's settings, save and stop; with the run's `key` it can put peers out. `metrics`: the
+    address and port at which Prometheus may ask meanwhile.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -64,7 +66,8 @@ def show(
         wrong = "takes a page that can change the run to other machines, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
-    run(_serve(peer, host, port, interval_s, compare, controls))
+    with telling(peer, metrics, compare) as told:
+        run(_serve(peer, host, port, interval_s, told, controls))
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
@@ -92,7 +95,7 @@ async def _serve(
     host: str,
     port: int,
     interval_s: float,
-    compare: Callable[[Snapshot], Snapshot],
+    compare: Compare,
     controls: Controls,
 ) -> None:
     feed = Feed()

@@ -72,7 +72,7 @@ def invite(
     write_new(file, made.pack(), key="--out")
     issued.save()
     typer.echo(f"# {file} is a secret: give it to {name} over a safe channel, and run there:")
-    typer.echo(f"p2p-diloco join --invite {file.name}")
+    typer.echo(f"p2p-diloco {'status' if role == 'observer' else 'join'} --invite {file.name}")
 
 
 def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:

@@ -22,3 +22,8 @@ BASELINE = Option(None, help="Losses of another run, to compare at equal samples
 BASELINE_BOUND = Option(0.05, help="Warn of a loss that is higher than the baseline's by this share.", metavar="X")
 TOKENS_PER_SAMPLE = Option(None, help="For a baseline by tokens: how many one sample of the run has.", metavar="X")
 INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")
+METRICS_PORT = Option(
+    None, min=0, max=65535, help="Tell Prometheus of all peers at this TCP port; 0: any.", metavar="N"
+)
+METRICS_HOST = Option("127.0.0.1", help="Address at which metrics-port listens.", metavar="ADDR")
+OTLP_ENDPOINT = Option(None, help="Tell an OpenTelemetry collector, too.", metavar="URL")

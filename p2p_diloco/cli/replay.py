@@ -18,7 +18,7 @@ from p2p_diloco.errors import UsageError
 from p2p_diloco.history.check import check
 from p2p_diloco.history.order import Ordered, ordered
 from p2p_diloco.history.reading import Life, naming, read
-from p2p_diloco.history.rounds import gantt, usual
+from p2p_diloco.history.rounds import gantt
 from p2p_diloco.history.story import Story
 from p2p_diloco.remembered import state_folder
 
@@ -119,8 +119,7 @@ def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], st
         last = max((one.epoch for one in story.rounds), default=0)
         raise UsageError("is not in the histories", key="--round", value=epoch, mend=f"choose 1 to {last}")
     for one in found:
-        usually = usual(story.rounds[1:])
-        yield f"{story.name(one)} took {one.took:.2f} s, usually {usually:.2f} s"
+        yield f"{story.name(one)} took {one.took:.2f} s, usually {story.usually(one):.2f} s"
         yield f"from {one.began:.2f} s to {one.ended:.2f} s after {_utc(history.began)}"
         yield ""
         peers = sorted({entry.peer for entry in history.entries}, key=named)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Compare = Callable[[Snapshot], Snapshot]
 """Makes of a snapshot the one that is shown."""
+Address = tuple[str, int]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def show(
     once: bool,
     interval_s: float,
     compare: Compare,
-    metrics: tuple[str, int] | None = None,
+    metrics: Address | None = None,
 ) -> None:
     """Show the state of a run, as `compare` makes it of each snapshot. With `once` show it one time, otherwise every
     `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus may ask meanwhile.
@@ -52,11 +53,7 @@ def show(
     peer = watched(flags, config_file, interval_s)
     from p2p_diloco.observe.view import lines
 
-    with _metrics(peer, metrics) as keep:
-
-        def told(seen: Snapshot) -> Snapshot:
-            return keep(compare(seen))
-
+    with telling(peer, metrics, compare) as told:
         if as_json or once or not sys.stdout.isatty():
             say = Snapshot.to_json if as_json else lambda seen: "\n".join(lines(seen))
             run(watch(peer, None if once else interval_s, lambda seen: typer.echo(say(told(seen)))))
@@ -109,7 +106,7 @@ def watched(flags: Mapping[str, object], config_file: Path | None, interval_s: f
     return peer
 
 
-async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot], Snapshot]) -> None:
+async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
     """Draw the run on the terminal, and follow the keys, until `q` or an interrupt."""
     from rich.live import Live
 
@@ -124,7 +121,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
     with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
-            live.update(Drawing(newest[-1], trend, browsing), refresh=True)
+            live.update(Drawing(newest[-1], trend, browsing, live.console.height), refresh=True)
 
         def saw(seen: Snapshot) -> None:
             newest[:] = [told(seen)]
@@ -148,18 +145,18 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Callable[[Snapshot]
 
 
 @contextlib.contextmanager
-def _metrics(peer: PeerConfig, metrics: tuple[str, int] | None) -> Iterator[Compare]:
-    """Within the block, Prometheus at this address and the OTLP endpoint get what the yielded function was called with
-    last. The function returns that."""
+def telling(peer: PeerConfig, metrics: Address | None, compare: Compare) -> Iterator[Compare]:
+    """Within the block, Prometheus at this address and the OTLP endpoint get what the yielded function returned last:
+    it does what `compare` does."""
+    if metrics is None and peer.otlp_endpoint is None:
+        yield compare
+        return
     newest: list[Snapshot] = []
 
     def keep(seen: Snapshot) -> Snapshot:
-        newest[:] = [seen]
-        return seen
+        newest[:] = [compare(seen)]
+        return newest[0]
 
-    if metrics is None and peer.otlp_endpoint is None:
-        yield keep
-        return
     from p2p_diloco.node.metrics import PeersCollector, told
     from p2p_diloco.observe.run_metrics import RunCollector
 

@@ -7,43 +7,23 @@ a time limit passed. Followed backwards, the causes fill the whole time, so they
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from p2p_diloco.core.events import (
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Closed,
-    Contribute,
-    Delivered,
-    Fill,
-    Filled,
-    Found,
-    Load,
-    Merge,
-    Note,
-    Pause,
-    Ready,
-    Received,
-    Release,
-    Send,
-    SendFailed,
-    Wakeup,
-)
-from p2p_diloco.core.messages import Commit, Contribution, Probe, ProbeAck, Promise, State, TakeOver, Want
+from p2p_diloco.core import events, messages
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
 
 WAYS = {
-    Commit: "the commit's way to {to}",
-    Contribution: "{sender}'s contribution's way to {to}",
-    Want: "{sender}'s request to {to}",
-    TakeOver: "{sender}'s claim's way to {to}",
-    Promise: "{sender}'s promise's way to {to}",
-    State: "the state's way to {to}",
+    messages.Commit: "the commit's way to {to}",
+    messages.Contribution: "{sender}'s contribution's way to {to}",
+    messages.Want: "{sender}'s request to {to}",
+    messages.TakeOver: "{sender}'s claim's way to {to}",
+    messages.Promise: "{sender}'s promise's way to {to}",
+    messages.State: "the state's way to {to}",
 }
 CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""
@@ -95,36 +75,37 @@ class Causes:
         """What the time before an entry is called whose cause is no other entry; empty: it has no name."""
         if entry.what in CRASHED:
             return f"before the death of {entry.peer}"
-        return f"until {entry.peer} may train" if any(isinstance(effect, Ready) for effect in entry.effects) else ""
+        begins = any(isinstance(effect, events.Ready) for effect in entry.effects)
+        return f"until {entry.peer} may train" if begins else ""
 
     def _cause(self, entry: Entry) -> tuple[int, str, str] | None:
         me = entry.peer
         match entry.what:
-            case Received(sender, message):
+            case events.Received(sender, message):
                 sent = self._sent.get((sender, me, key_of(message)))
                 if not sent:  # the sender's history is missing, or lacks its end
                     return self._at((me, "act"), "group", f"{me} waits for {sender}")
                 text = WAYS.get(type(message), "{sender}'s message's way to {to}").format(sender=sender, to=me)
                 return sent.popleft() if len(sent) > 1 else sent[0], "transfer", text
-            case Averaged(shard, base) | Applied(shard, base):
+            case events.Averaged(shard, base) | events.Applied(shard, base):
                 return self._at((me, shard, base), "outer_step", f"{me}'s outer step")
-            case Filled(shard, version):
+            case events.Filled(shard, version):
                 return self._at((me, shard, version), "transfer", f"{me} loads a state")
-            case Contribute():
-                return self._at((me, Load), "encode", f"{me} encodes")
-            case Merge():
-                return self._at((me, Release), "inner", f"{me}'s inner steps")
-            case Pause(paused):
+            case events.Contribute():
+                return self._at((me, events.Load), "encode", f"{me} encodes")
+            case events.Merge():
+                return self._at((me, events.Release), "inner", f"{me}'s inner steps")
+            case events.Pause(paused):
                 why = ("inner", f"{me}'s inner steps") if paused else ("paused", f"{me} pauses")
-                return self._at((me, Release), *why)
-            case Delivered(to, message) | SendFailed(to, message):
-                gone = isinstance(entry.what, SendFailed) and entry.what.gone
+                return self._at((me, events.Release), *why)
+            case events.Delivered(to, message) | events.SendFailed(to, message):
+                gone = isinstance(entry.what, events.SendFailed) and entry.what.gone
                 if gone and to in self._died:
                     return self._died[to], "death", f"{me} notices the death of {to}"
                 return self._at((me, to, key_of(message)), "transfer", f"the answer of {to} to {me}")
-            case Closed(peer) if peer in self._died:
+            case events.Closed(peer) if peer in self._died:
                 return self._died[peer], "death", f"{me} notices the death of {peer}"
-            case Closed() | Wakeup():
+            case events.Closed() | events.Wakeup():
                 return self._at((me, "act"), "group", f"{me} waits {self._for(entry)}")
         return None
 
@@ -132,9 +113,9 @@ class Causes:
         """What a peer has waited for in vain when it goes on by itself."""
         for effect in entry.effects:
             match effect:
-                case Note("died", text):
+                case events.Note("died", text):
                     return f"until {text}"
-                case Average(_, base, contributions):
+                case events.Average(_, base, contributions):
                     came = {peer for peer, _ in contributions}
                     if missing := [peer for peer in self._groups.get(base.digest, ()) if peer not in came]:
                         return f"in vain for {' and '.join(missing)}"
@@ -151,38 +132,31 @@ class Causes:
             self._died.pop(me, None)
         for effect in entry.effects:
             match effect:
-                case Send(to, message):
-                    if isinstance(message, Commit):
+                case events.Send(to, message):
+                    if isinstance(message, messages.Commit):
                         self._groups[message.version.digest] = message.plan.group
                     self._sent[me, to, key_of(message)].append(at)
                     last[me, to, key_of(message)] = at
-                    acts |= not isinstance(message, (Probe, ProbeAck))
-                case Average(shard, base):
+                    acts |= not isinstance(message, (messages.Probe, messages.ProbeAck))
+                case events.Average(shard, base):
                     last[me, shard, base] = at
-                case Apply(commit):
+                case events.Apply(commit):
                     self._groups[commit.version.digest] = commit.plan.group
                     last[me, commit.shard, commit.base] = at
-                case Fill(state):
+                case events.Fill(state):
                     last[me, state.shard, state.version] = at
-                case Load():
-                    last[me, Load] = at
-                case Release() | Ready():
-                    last[me, Release] = at
-        if isinstance(entry.what, Pause):
-            last[me, Release] = at  # what the trainer does from now on is another part
-        if acts or isinstance(entry.what, (Contribute, Found)):
+                case events.Load():
+                    last[me, events.Load] = at
+                case events.Release() | events.Ready():
+                    last[me, events.Release] = at
+        if isinstance(entry.what, events.Pause):
+            last[me, events.Release] = at  # what the trainer does from now on is another part
+        if acts or isinstance(entry.what, (events.Contribute, events.Found)):
             last[me, "act"] = at
 
 
-def joined(hops: Sequence[Hop]) -> Iterator[Hop]:
+def joined(hops: Iterable[Hop]) -> Iterator[Hop]:
     """The hops, with neighbours of one text made one."""
-    before: Hop | None = None
-    for hop in hops:
-        if before is not None and before.text == hop.text:
-            before = Hop(before.since, hop.until, hop.peer, hop.part, hop.text)
-            continue
-        if before is not None:
-            yield before
-        before = hop
-    if before is not None:
-        yield before
+    for _, alike in groupby(hops, attrgetter("text")):
+        first, *others = alike
+        yield replace(first, until=others[-1].until) if others else first

@@ -48,47 +48,37 @@ def ordered(lives: Sequence[Life]) -> Ordered:
     streams: dict[str, list[Entry]] = defaultdict(list)
     for life in lives:  # sorted by start, so the lives of one peer come in order
         if life.entries:
-            streams[life.peer] += [_marked(life, STARTED, life.entries[0].time), *life.entries]
+            streams[life.peer] += [Entry(life.entries[0].time, life.peer, STARTED), *life.entries]
     sent = _pairs(streams, {life.peer for life in lives if not life.whole})
     shifts, adrift = _shifts(streams, sent)
     straight = {peer: [entry.time + shifts[peer] for entry in stream] for peer, stream in streams.items()}
-    end = max((times[-1] for times in straight.values()), default=0.0)
     last = {life.peer: life for life in lives}
-    for peer, stream in streams.items():
-        if last[peer].left:
-            continue
-        if straight[peer][-1] < end - DEAD_AFTER_S or _is_mourned(peer, streams, straight):
-            straight[peer].append(max(straight[peer][-1], _last_heard(peer, streams, straight)))
-            stream.append(_marked(last[peer], DIED, stream[-1].time))
+    died = {
+        peer: when for peer in streams if not last[peer].left if (when := _death(peer, streams, straight)) is not None
+    }
+    for peer, when in died.items():
+        straight[peer].append(when)
+        streams[peer].append(Entry(when, peer, DIED))
     entries = list(_merged(streams, straight, {to: of for of, to, _ in sent}))
     began = entries[0].time if entries else 0.0
     return Ordered([replace(entry, time=entry.time - began) for entry in entries], began, shifts, adrift)
 
 
-def _is_mourned(peer: str, streams: Mapping[str, Sequence[Entry]], straight: Mapping[str, Sequence[float]]) -> bool:
-    """Whether another peer has noted this one's death after the last entry of this one's history."""
-    return any(
-        isinstance(effect, Note) and effect.kind == "died" and effect.text.startswith(f"{peer} ")
-        for other, stream in streams.items()
-        for entry, time in zip(stream, straight[other], strict=False)
-        if other != peer and time > straight[peer][-1]
-        for effect in entry.effects
-    )
-
-
-def _last_heard(peer: str, streams: Mapping[str, Sequence[Entry]], straight: Mapping[str, Sequence[float]]) -> float:
-    """When another peer last heard from this one, whose own history may lack its last moments."""
-    heard = (
-        time
-        for other, stream in streams.items()
-        for entry, time in zip(stream, straight[other], strict=False)
-        if isinstance(entry.what, Received) and entry.what.sender == peer
-    )
-    return max(heard, default=-math.inf)
-
-
-def _marked(life: Life, what: str, time: float) -> Entry:
-    return Entry(time, life.peer, what)
+def _death(peer: str, streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]]) -> float | None:
+    """When a peer died whose history ends without a goodbye; None: it lives. A death is told by the others: one of them
+    has noted it, or their histories go on for long. It came no earlier than they last heard from the peer, whose own
+    history may lack its last moments."""
+    end, heard, is_mourned = times[peer][-1], times[peer][-1], False
+    for other in streams.keys() - {peer}:
+        for time, entry in zip(times[other], streams[other], strict=True):
+            if isinstance(entry.what, Received) and entry.what.sender == peer:
+                heard = max(heard, time)
+            is_mourned |= time > end and any(
+                isinstance(effect, Note) and effect.kind == "died" and effect.text.startswith(f"{peer} ")
+                for effect in entry.effects
+            )
+    last = max(each[-1] for each in times.values())
+    return heard if is_mourned or end < last - DEAD_AFTER_S else None
 
 
 def key_of(message: Message) -> Hashable:

@@ -10,26 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.core.events import (
-    Accept,
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Contribute,
-    Delivered,
-    Filled,
-    Found,
-    Load,
-    Merge,
-    Pause,
-    Ready,
-    Received,
-    Release,
-    Restore,
-    Send,
-)
-from p2p_diloco.core.messages import Commit, Contribution
+from p2p_diloco.core import events, messages
 from p2p_diloco.history.causes import CRASHED, Causes, Hop, joined
 from p2p_diloco.history.entry import Entry
 
@@ -87,16 +68,16 @@ class Epochs:
         match entry.what:
             case "starts":
                 self.of = {place: epoch for place, epoch in self.of.items() if place[0] != me}
-            case Averaged(shard, base, digest) | Applied(shard, base, digest):
+            case events.Averaged(shard, base, digest) | events.Applied(shard, base, digest):
                 self._made[me, shard, digest] = base.epoch + 1
-            case Filled(shard, version, digest):
+            case events.Filled(shard, version, digest):
                 self._made[me, shard, digest] = version.epoch
-            case Found(_, digests):
+            case events.Found(_, digests):
                 moved = [(shard, 0, digest) for shard, digest in enumerate(digests)]
-            case Restore(states):
+            case events.Restore(states):
                 moved = [(state.shard, state.version.epoch, state.version.digest) for state in states]
         for effect in entry.effects:
-            if isinstance(effect, Accept):
+            if isinstance(effect, events.Accept):
                 for shard, digest in effect.proposals:
                     if (epoch := self._made.pop((me, shard, digest), None)) is not None:
                         moved.append((shard, epoch, digest))
@@ -113,13 +94,13 @@ def rounds(entries: Sequence[Entry], fragments: Fragments) -> list[Round]:
     epochs, causes = Epochs(), Causes(entries)
     fragment_of = {shard: number for number, shards in enumerate(fragments) for shard in shards}
     found: dict[tuple[int, int], Round] = {}
-    began = next((entry.time for entry in entries if isinstance(entry.what, Found)), 0.0)
+    began = next((entry.time for entry in entries if isinstance(entry.what, events.Found)), 0.0)
     for at, entry in enumerate(entries):
         for fragment in {fragment_of[shard] for shard, _, _ in epochs.feed(entry) if shard in fragment_of}:
             epoch = epochs.lowest(entry.peer, fragments[fragment])
             if epoch <= 0:
                 continue
-            if (fragment, epoch) not in found and isinstance(entry.what, (Averaged, Applied)):
+            if (fragment, epoch) not in found and isinstance(entry.what, (events.Averaged, events.Applied)):
                 found[fragment, epoch] = Round(
                     fragment, epoch, began, entry.time, at, {}, [*joined(causes.chain(at, began))]
                 )
@@ -156,11 +137,11 @@ def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
     outer step is a wait for the group."""
     training, above = list[Span](), list[Span]()
     since, part = None, ""
-    sending, stepping = dict[tuple[str, Contribution], float](), dict[int, float]()
+    sending, stepping = dict[tuple[str, messages.Contribution], float](), dict[int, float]()
     sent: dict[tuple[str, object], float] = {}
     for entry in entries:
         for effect in entry.effects:
-            if isinstance(effect, Send) and effect.to == peer and isinstance(effect.message, Commit):
+            if isinstance(effect, events.Send) and effect.to == peer and isinstance(effect.message, messages.Commit):
                 sent[entry.peer, effect.message] = entry.time
         if entry.peer != peer:
             continue
@@ -173,19 +154,19 @@ def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
                 training.append(Span(since, now, "encode" if part == "inner" and began == "group" else part))
             since, part = now, began
         match entry.what:
-            case Averaged(shard) | Applied(shard) if shard in stepping:
+            case events.Averaged(shard) | events.Applied(shard) if shard in stepping:
                 above.append(Span(stepping.pop(shard), now, "outer"))
-            case Delivered(to, Contribution() as message) if (to, message) in sending:
+            case events.Delivered(to, messages.Contribution() as message) if (to, message) in sending:
                 above.append(Span(sending.pop((to, message)), now, "transfer"))
-            case Received(sender, Commit() as message) if (sender, message) in sent:
+            case events.Received(sender, messages.Commit() as message) if (sender, message) in sent:
                 above.append(Span(sent.pop((sender, message)), now, "transfer"))
         for effect in entry.effects:
             match effect:
-                case Average(shard):
+                case events.Average(shard):
                     stepping[shard] = now
-                case Apply(commit):
+                case events.Apply(commit):
                     stepping[commit.shard] = now
-                case Send(to, Contribution() as message):
+                case events.Send(to, messages.Contribution() as message):
                     sending[to, message] = now
     if since is not None:
         training.append(Span(since, entries[-1].time, part))
@@ -195,14 +176,14 @@ def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
 
 def _begins(entry: Entry) -> str:
     """The part that begins for the trainer with this entry; empty: none."""
-    if any(isinstance(effect, Release) for effect in entry.effects):
+    if any(isinstance(effect, events.Release) for effect in entry.effects):
         return "merge"
-    if any(isinstance(effect, (Load, Ready)) for effect in entry.effects):
-        return "inner" if isinstance(entry.what, Merge) else "merge"
+    if any(isinstance(effect, (events.Load, events.Ready)) for effect in entry.effects):
+        return "inner" if isinstance(entry.what, events.Merge) else "merge"
     match entry.what:
-        case Contribute():
+        case events.Contribute():
             return "group"
-        case Pause(paused):
+        case events.Pause(paused):
             return "paused" if paused else "inner"
     return ""
 

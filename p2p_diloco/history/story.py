@@ -35,7 +35,7 @@ class Line:
     time: float
     kind: str
     text: str
-    weight: int
+    weight: float
     also: list[str] = field(default_factory=list)
     """Further words, such as which other peers noticed."""
 
@@ -50,6 +50,7 @@ class Story:
         self.entries, self.fragments = entries, fragments
         self.lines: list[Line] = []
         self.rounds = rounds(entries, fragments)
+        self._usual = [usual([one for one in self.rounds[1:] if one.fragment == of]) for of in range(len(fragments))]
         self._started: dict[str, float] = {}
         self._of: dict[tuple[str, ...], Line] = {}  # lines to which others add words
         self._epochs, self._versions = Epochs(), defaultdict[tuple[int, int], dict[str, str]](dict)
@@ -160,7 +161,7 @@ class Story:
         sides = [f"one made by {self._made.get(digest, f'{peer} or another peer')}" for digest, peer in known.items()]
         self._add(entry, "fork", f"fork: shard {shard} has two versions of epoch {epoch}, {' and '.join(sides)}", 9)
 
-    def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: int, me: str = "") -> Line:
+    def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: float, me: str = "") -> Line:
         """One line for what several peers say, which names those after the first with their delay."""
         line = self._of.get(key)
         if line is None:
@@ -169,26 +170,30 @@ class Story:
             line.also.append(f"{me} {entry.time - line.time:.2f} s later")
         return line
 
-    def _add(self, entry: Entry, kind: str, text: str, weight: int) -> Line:
+    def _add(self, entry: Entry, kind: str, text: str, weight: float) -> Line:
         self.lines.append(Line(entry.time, kind, text, weight))
         return self.lines[-1]
 
     # -- rounds
 
     def _tell_rounds(self) -> None:
-        usually = usual(self.rounds[1:])
         cuts = sorted(line.time for line in self.lines if line.weight >= 6)
         deaths = [line.time for line in self.lines if line.kind == "death"]
         calm: list[Round] = []
         for number, one in enumerate(self.rounds):
-            slow = number == 0 or is_slow(one, usually) or any(one.began <= death < one.ended for death in deaths)
-            if calm and (slow or any(calm[-1].ended <= cut < one.ended for cut in cuts)):
+            usually, bereaved = self.usually(one), any(one.began <= death < one.ended for death in deaths)
+            slow = is_slow(one, usually)
+            told = number == 0 or bereaved or slow
+            if calm and (told or any(calm[-1].ended <= cut < one.ended for cut in cuts)):
                 self._tell_calm(calm)
                 calm = []
-            if slow:
+            if told:
                 than = f", usually {usually:.2f} s" if number else ""
                 text = f"{self.name(one)} took {one.took:.2f} s{than}: {one.because() or 'no cause is recorded'}"
-                self.lines.append(Line(one.ended, "slow" if number else "first", text, 8 if number else 4))
+                weight = (
+                    8 if bereaved and slow else 5 - usually / max(one.took, 1e-9)
+                )  # the slowest rounds stay longest
+                self.lines.append(Line(one.ended, "slow" if number else "first", text, weight if number else 4))
             else:
                 calm.append(one)
         if calm:
@@ -208,6 +213,10 @@ class Story:
             which = f"{self.name(first)} to {self.name(end)}" if several else f"epochs {first.epoch} to {end.epoch}"
             text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
         self.lines.append(Line(calm[0].ended, "rounds", text, 3))
+
+    def usually(self, one: Round) -> float:
+        """The seconds that a round of the same fragment usually takes."""
+        return self._usual[one.fragment]
 
     def name(self, one: Round) -> str:
         """How a round is called."""

@@ -11,195 +11,139 @@ from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
-from p2p_diloco.core.events import (
-    Accept,
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Carry,
-    Changed,
-    Closed,
-    Complaint,
-    Contribute,
-    Damaged,
-    Delivered,
-    Depart,
-    Discovered,
-    Effect,
-    Event,
-    Expelled,
-    Fill,
-    Filled,
-    Finished,
-    Found,
-    Load,
-    Measured,
-    Merge,
-    Moving,
-    Note,
-    Pause,
-    Reachable,
-    Ready,
-    Received,
-    Release,
-    Restore,
-    Revised,
-    Send,
-    SendFailed,
-    Stepped,
-    Wakeup,
-)
+from p2p_diloco.core import events, messages
 from p2p_diloco.core.leases import WEIGHT_MIN
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Fetch,
-    Held,
-    Leave,
-    Message,
-    Outdated,
-    Probe,
-    ProbeAck,
-    Promise,
-    Stale,
-    State,
-    Summary,
-    TakeOver,
-    Versions,
-    Want,
-)
 from p2p_diloco.core.version import Version
 
 CARRIED = {
-    Carry.KEEP: "keeps its progress",
-    Carry.SUBTRACT: "its contribution is counted",
-    Carry.RESTORE: "its contribution is no longer counted and is carried again",
-    Carry.DROP: "drops its progress",
+    events.Carry.KEEP: "keeps its progress",
+    events.Carry.SUBTRACT: "its contribution is counted",
+    events.Carry.RESTORE: "its contribution is no longer counted and is carried again",
+    events.Carry.DROP: "drops its progress",
 }
 
 
-def tell(what: Event | Effect) -> str:
+def tell(what: events.Event | events.Effect) -> str:
     """Return one line of text about an event that a replica receives or an effect that it returns."""
     match what:
-        case Received(sender, message):
+        case events.Received(sender, message):
             return f"hears from {sender}: {_message(message)}"
-        case Delivered(to, message):
+        case events.Delivered(to, message):
             return f"{to} has received: {_message(message)}"
-        case SendFailed(to, message, gone):
+        case events.SendFailed(to, message, gone):
             return f"{to} {'is gone' if gone else 'does not answer'}, not delivered: {_message(message)}"
-        case Closed(peer):
+        case events.Closed(peer):
             return f"loses its connection to {peer}"
-        case Moving(peer):
+        case events.Moving(peer):
             return f"sees a transfer with {peer} go on"
-        case Discovered(peer):
+        case events.Discovered(peer):
             return f"finds {peer} in the DHT"
-        case Measured(bandwidth):
+        case events.Measured(bandwidth):
             return f"measures a bandwidth of {bandwidth:.3g}"
-        case Reachable(reachable):
+        case events.Reachable(reachable):
             return f"finds that others {'can' if reachable else 'cannot'} dial it"
-        case Stepped(step_time_s):
+        case events.Stepped(step_time_s):
             return f"makes an inner step of {step_time_s:.2f} s"
-        case Pause(paused):
+        case events.Pause(paused):
             return "pauses training" if paused else "resumes training"
-        case Merge():
+        case events.Merge():
             return "asks for newer states"
-        case Contribute(shards, weight):
+        case events.Contribute(shards, weight):
             return f"has made {_steps(weight)} for {_shards(shards)}"
-        case Averaged(shard, base, digest) | Applied(shard, base, digest):
+        case events.Averaged(shard, base, digest) | events.Applied(shard, base, digest):
             return f"has made the outer step from {_at(shard, base)}, reaching ({digest[:6]})"
-        case Filled(shard, version, digest):
+        case events.Filled(shard, version, digest):
             return f"has loaded {_at(shard, version)}, reaching ({digest[:6]})"
-        case Damaged(shard, base):
+        case events.Damaged(shard, base):
             return f"finds {_at(shard, base)} damaged"
-        case Found(generation):
+        case events.Found(generation):
             return f"founds the run, generation {generation}"
-        case Restore(states):
+        case events.Restore(states):
             return f"restores {', '.join(_at(state.shard, state.version) for state in states)}"
-        case Revised(revision):
+        case events.Revised(revision):
             return f"learns of {revision}"
-        case Expelled(peer, reason):
+        case events.Expelled(peer, reason):
             return f"expels {peer}: {reason}"
-        case Depart():
+        case events.Depart():
             return "leaves the run"
-        case Wakeup():
+        case events.Wakeup():
             return "wakes up"
         case _:
             return _effect(what)
 
 
-def _effect(effect: Effect) -> str:
+def _effect(effect: events.Effect) -> str:
     match effect:
-        case Send(to, message):
+        case events.Send(to, message):
             return f"sends {to} {_message(message)}"
-        case Average(shard, base, contributions):
+        case events.Average(shard, base, contributions):
             return f"averages {_names(peer for peer, _ in contributions)} on {_at(shard, base)}"
-        case Apply(commit):
+        case events.Apply(commit):
             return f"applies the commit of {_at(commit.shard, commit.version)}"
-        case Fill(state):
+        case events.Fill(state):
             return f"loads {_at(state.shard, state.version)}"
-        case Accept(proposals):
+        case events.Accept(proposals):
             return f"moves {', '.join(f'shard {shard} to ({digest[:6]})' for shard, digest in proposals)}"
-        case Load(shards, due):
+        case events.Load(shards, due):
             merged = [
                 f"{' and '.join(_at(one.shard, one.version) for one in same)}, {CARRIED[carry]}"
                 for carry, same in groupby(shards, attrgetter("carry"))
             ]
             return f"merges {'; '.join(merged) or 'nothing'}; due: {_shards(due)}"
-        case Release(sent):
+        case events.Release(sent):
             return "ends the exchange" if sent else "breaks off the exchange: a base has changed"
-        case Ready():
+        case events.Ready():
             return "holds all shards: training may begin"
-        case Changed():
+        case events.Changed():
             return "has a newer state for its trainer"
-        case Finished():
+        case events.Finished():
             return "reaches the end of the run"
-        case Note(kind, text):
+        case events.Note(kind, text):
             return f"notes {kind}: {text}"
-        case Complaint(peer, why):
+        case events.Complaint(peer, why):
             return f"complains of {peer}: {why}"
 
 
-def _message(message: Message) -> str:
+def _message(message: messages.Message) -> str:
     match message:
-        case Probe(summary):
+        case messages.Probe(summary):
             return f"a probe, {_summary(summary)}"
-        case ProbeAck(summary):
+        case messages.ProbeAck(summary):
             return f"an answer to a probe, {_summary(summary)}"
-        case Leave():
+        case messages.Leave():
             return "that it leaves"
-        case Contribution(shard, base, id, oldest, weight):
+        case messages.Contribution(shard, base, id, oldest, weight):
             rides = f" with the progress since {oldest}" if oldest != id else ""
             return f"contribution {id}{rides} to {_at(shard, base)}: {_steps(weight)}"
-        case Commit(shard, base, version, contributions=contributions):
+        case messages.Commit(shard, base, version, contributions=contributions):
             counted = _names(f"{one.peer} {one.id}" for one in contributions)
             revision = f" at revision {message.revision.number}" if message.revision.number else ""
             step = f"{_at(shard, version)} on ({base.digest[:6]}){revision}"
             return f"the commit of {step}: {counted}; next: {_names(message.plan.succession)}"
-        case State(shard, version):
+        case messages.State(shard, version):
             return f"the state of {_at(shard, version)}"
-        case Fetch(have, whole, shards):
+        case messages.Fetch(have, whole, shards):
             if shards == ():
                 return "a request for its versions"
             held = f"(holding {_versions(have)})"
             return f"a request for {_shards(shards) if shards else 'all shards'} {'whole' if whole else held}"
-        case Versions(versions, forked):
+        case messages.Versions(versions, forked):
             return f"its versions{', which are forked' if forked else ''}: {_versions(versions)}"
-        case TakeOver(shard, base, term):
+        case messages.TakeOver(shard, base, term):
             return f"a claim on {_at(shard, base)}, term {term}"
-        case Promise(shard, base, term):
+        case messages.Promise(shard, base, term):
             return f"the promise of {_at(shard, base)}, term {term}"
-        case Outdated(shard, base, term, holder):
+        case messages.Outdated(shard, base, term, holder):
             return f"a refusal: {holder} holds term {term} of {_at(shard, base)}"
-        case Want(shard, base):
+        case messages.Want(shard, base):
             return f"a request for a contribution to {_at(shard, base)}"
-        case Held(shard, version):
+        case messages.Held(shard, version):
             return f"that it holds {_at(shard, version)}"
-        case Stale(shard, id, version):
+        case messages.Stale(shard, id, version):
             return f"a refusal: {id} is too stale for {_at(shard, version)}"
 
 
-def _summary(summary: Summary) -> str:
+def _summary(summary: messages.Summary) -> str:
     epochs = f"at epoch {', '.join(map(str, summary.epochs))}" if summary.epochs else "without a state"
     return f"{epochs}{', idle' if summary.idle else ''}{'' if summary.eligible else ', private'}"
 

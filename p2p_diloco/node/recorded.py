@@ -41,9 +41,7 @@ class Payload:
 
 def packer() -> Callable[[object], bytes]:
     """Make the function that packs values in full."""
-    listers = _Listers(_lister)
-    pack: Callable[[object], bytes] = msgpack.Packer(default=lambda value: listers[type(value)](value)).pack
-    return pack
+    return _packer(_lister)
 
 
 def batch_packer() -> Callable[[Sequence[object]], bytes]:
@@ -51,7 +49,7 @@ def batch_packer() -> Callable[[Sequence[object]], bytes]:
     number: each message is sent and delivered, or received and applied, so this halves the work."""
     seen: dict[int, int] = {}  # by id(message): its number; the batch holds all messages, so ids are not used again
 
-    def lister(kind: type[Any]) -> Callable[[Any], Any]:
+    def lister(kind: type[Any]) -> Lister:
         whole = _lister(kind)
         if kind not in _MESSAGES:
             return whole
@@ -64,45 +62,46 @@ def batch_packer() -> Callable[[Sequence[object]], bytes]:
 
         return listed
 
-    listers = _Listers(lister)
-    packer = msgpack.Packer(default=lambda value: listers[type(value)](value))
+    pack_all = _packer(lister)
 
     def pack(records: Sequence[object]) -> bytes:
         seen.clear()
-        return bytes(packer.pack(records))
+        return pack_all(records)
 
     return pack
 
 
-class _Listers(dict[type[Any], Callable[[Any], Any]]):
-    """By type: the function that turns a value into what msgpack packs. Each is made once and does little, because it
-    is called for each part of each event."""
-
-    def __init__(self, lister: Callable[[type[Any]], Callable[[Any], Any]]) -> None:
-        self._lister = lister
-
-    def __missing__(self, kind: type[Any]) -> Callable[[Any], Any]:
-        self[kind] = self._lister(kind)
-        return self[kind]
+Lister = Callable[[Any], Any]
+"""Turns a value of one type into what msgpack packs."""
 
 
-def _lister(kind: type[Any]) -> Callable[[Any], Any]:
-    if issubclass(kind, Enum):
-        return attrgetter("value")
+def _packer(lister: Callable[[type[Any]], Lister]) -> Callable[[object], bytes]:
+    """Make a packer for which `lister` makes a function for each type, once: it is called for each part of each event,
+    so it does little."""
+    listers: dict[type[Any], Lister] = {}
+
+    def listed(value: Any) -> Any:
+        try:
+            return listers[value.__class__](value)
+        except KeyError:
+            made = listers[value.__class__] = lister(value.__class__)
+            return made(value)
+
+    pack: Callable[[object], bytes] = msgpack.Packer(default=listed).pack
+    return pack
+
+
+def _lister(kind: type[Any]) -> Lister:
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"a {kind.__name__} is not recorded")
-    names, sized = [name for name, _ in _leaves(kind)], _sized_of(kind)
-    name = _NAMED.get(kind)
-    if sized is None and len(names) > 1:
-        get = attrgetter(*names)
-        return get if name is None else lambda value: (name, *get(value))
-    head = () if name is None else (name,)
-    gets = [attrgetter(name) for name in names]
-    return lambda value: (
-        *head,
-        *[get(value) for get in gets],
-        *([_size(getattr(value, sized))] if sized else ()),
-    )
+    head, sized = (_NAMED[kind],) if kind in _NAMED else (), _sized_of(kind)
+    paths = [f"{path}.value" if _is_enum(hint) else path for path, hint in _leaves(kind)]
+    get: Lister = attrgetter(*paths) if paths else lambda value: ()
+    if sized is not None:
+        return lambda value: (*head, *get(value), _size(getattr(value, sized)))
+    if len(paths) == 1:
+        return lambda value: (*head, get(value))
+    return (lambda value: (*head, *get(value))) if head else get
 
 
 @cache
@@ -122,6 +121,10 @@ def _recorded(kind: type[Any]) -> list[tuple[str, Any]]:
     hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     return [(name, hints[name]) for name in names if name not in LEFT_OUT and name not in SIZED]
+
+
+def _is_enum(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Enum)
 
 
 def _is_flat(hint: Any) -> bool:

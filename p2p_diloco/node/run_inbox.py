@@ -28,6 +28,9 @@ from p2p_diloco.node.wire import Accusation, Audit, Copy, Describe, Description,
 
 REMEMBERED_BYTES_MAX = 16 * 2**10
 """The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
+MOVING_EVERY_S = 0.1
+"""Seconds between two reports of one peer's progress to the replica. With many shards there would be hundreds a
+second, which tell it no more."""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class RunInbox(Handler):
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
         self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
+        self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
@@ -142,7 +146,11 @@ class RunInbox(Handler):
         self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        self._node.moving(peer)
+        if (now := asyncio.get_running_loop().time()) >= self._told_until:
+            self._told, self._told_until = set(), now + MOVING_EVERY_S
+        if peer not in self._told:
+            self._told.add(peer)
+            self._node.moving(peer)
 
     def _believed(self, sender: str, message: Message) -> Message:
         """If a probe has a revision that the founder has not signed, remove the revision and keep the probe's other

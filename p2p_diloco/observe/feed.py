@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.sections import SECTIONS, TEXTS, told_of
 from p2p_diloco.observe.snapshot import Compared, Snapshot
 
 POINTS_KEPT = 2000
@@ -117,5 +118,16 @@ def _lists(of: dict[str, deque[Any]]) -> dict[str, list[Any]]:
 
 
 def _json(seen: Snapshot, **curves: object) -> str:
-    """One line of JSON."""
-    return f'{{"seen": {seen.to_json()}, "curves": {json.dumps(curves, allow_nan=False)}}}'
+    """One line of JSON: the snapshot, its tables and sentences as `status` shows them, and points of the curves."""
+    tables = [
+        {
+            "title": section.title,
+            "columns": [{"title": title, "text": title in TEXTS} for title in section.titles],
+            "rows": [cells for _, cells in rows],
+        }
+        for section in SECTIONS
+        if (rows := section.rows(seen, seen.peers))
+    ]
+    shown = {"tables": tables, "told": told_of(seen.peers), "curves": curves}
+    more = json.dumps(shown, ensure_ascii=False, allow_nan=False)
+    return f'{{"seen": {seen.to_json()}, {more[1:]}'

@@ -19,3 +19,10 @@ def bytes_of(amount: float | None, gap: str = "") -> str:
         return UNKNOWN
     power = min(4, (len(str(int(amount))) - 1) // 3)
     return f"{amount / 1000**power:.{1 if power else 0}f}{gap}{('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def seconds(value: float | None) -> str:
+    """A time as text: 599s, 10min, 3h. A dash for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min" if value < 36_000 else f"{value / 3600:.0f}h"

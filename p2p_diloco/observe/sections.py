@@ -1,17 +1,22 @@
-"""Which fields of a peer's status are shown, under which titles, and which of them a narrow screen leaves out.
+"""What of the peers' statuses is shown: tables, their titles, which columns a narrow screen leaves out, and sentences.
 
-Law: a field of `PeerStatus` is shown by one line in `SECTIONS`. The cells are texts; nothing here draws.
+Law: a field of `PeerStatus` is shown by one line in `SECTIONS`, or by a sentence in `told_of`, on the terminal and in
+the browser. Cells are texts; nothing here draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.node.status import SHARES, DataProgress, PeerStatus
-from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
+from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure, seconds
 from p2p_diloco.observe.snapshot import Snapshot
 
+NAMES = ("peer", "host")
+"""Columns whose texts may be cut."""
+TEXTS = (*NAMES, "state", "role", "reach", "behind", "data")
+"""Columns that are aligned to the left."""
 SHARDS_SHOWN = 4
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
 """The bins of a staleness histogram, in epochs."""
@@ -28,6 +33,16 @@ class Section:
     columns: Mapping[str, Cell]
     dropped: tuple[str, ...] = ()
     """The columns that drop out on a narrow screen, the least important one first."""
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The titles of the columns."""
+        return "peer", *self.columns
+
+    def rows(self, seen: Snapshot, peers: Iterable[PeerStatus]) -> list[tuple[PeerStatus, list[str]]]:
+        """The peers that have a row, each with its cells."""
+        cells = self.columns.values()
+        return [(peer, [peer.name, *(cell(seen, peer) for cell in cells)]) for peer in peers if self.shown(peer)]
 
 
 def _share(name: str) -> Cell:
@@ -48,7 +63,7 @@ SECTIONS = (
             "loss": lambda _, peer: figure(peer.loss, ".4f"),
             "held-out": lambda _, peer: figure(peer.held_out_loss, ".4f"),
             "memory": lambda _, peer: bytes_of(peer.memory_bytes),
-            "seen": lambda seen, peer: _seconds(seen.last_seen_s(peer)),
+            "seen": lambda seen, peer: seconds(seen.last_seen_s(peer)),
         },
         ("held-out", "host", "memory", "role", "seen", "step", "steps/s"),
     ),
@@ -57,7 +72,7 @@ SECTIONS = (
         lambda peer: peer.epoch is not None,
         {
             "samples": lambda _, peer: figure(peer.samples, ","),
-            "waiting": lambda _, peer: _seconds(peer.waiting_s),
+            "waiting": lambda _, peer: seconds(peer.waiting_s),
             "sent": lambda _, peer: bytes_of(peer.bytes_sent),
             "received": lambda _, peer: bytes_of(peer.bytes_received),
             "aggregates": lambda _, peer: _aggregates(peer),
@@ -75,7 +90,7 @@ SECTIONS = (
         ("reach",),
     ),
     Section(
-        "the last round: shares of its time, and of its exchange",
+        "the last round: shares of its time; hidden: of its exchange",
         lambda peer: peer.last_round is not None,
         {
             "sync_every": lambda _, peer: figure(peer.sync_every, ","),
@@ -106,6 +121,19 @@ SECTIONS = (
         ("leased", "of", "data"),
     ),
 )
+
+
+def told_of(peers: Sequence[PeerStatus]) -> list[str]:
+    """Which peers take their own machines for faulty, who waits for whom, and who has refused messages of whom."""
+    told = [f"{peer.name}: {peer.doubt}" for peer in peers if peer.doubt]
+    waiting: dict[str, list[str]] = {}
+    for peer in peers:
+        if peer.waits_for:
+            waiting.setdefault(peer.waits_for, []).append(peer.name)
+    told += [f"{', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}: {waits_for}"
+             for waits_for, names in waiting.items()]  # fmt: skip
+    return told + [f"{peer.name}: refused {one.count:,} of {one.peer}, the last one: {one.why}"
+                   for peer in peers for one in peer.refused]  # fmt: skip
 
 
 def _behind(peer: PeerStatus) -> str:
@@ -147,7 +175,3 @@ def _aggregates(peer: PeerStatus) -> str:
     there are in all."""
     first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
-
-
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min"

@@ -7,8 +7,10 @@ and what `to_json` makes of them, are documented in docs/status.md; a change of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024
 MAX_EVENTS = 20
-TRAINING = ("training", "waiting")
-"""The states of peers that train now."""
+TRAINING = ("training", "waiting", "paused")
+"""The states of peers that take part now: one that pauses evaluates or saves, and goes on."""
+LETTERS = 6
+DEAD = re.compile(r"\(…(\w{6})\)|^\w+(\w{6}) ")
+"""The last letters of the id of the peer that the text of a death names, with its name or without."""
 SILENT_S = 15.0
 """A live peer writes its record every 10 s. One that has been silent for longer than this is probably dead."""
 
@@ -99,19 +104,22 @@ class Snapshot:
     run: RunStatus
     peers: tuple[PeerStatus, ...]
     """Sorted by name, then by identity."""
+    deaths: Mapping[str, float] = field(default_factory=dict)
+    """By the last letters of a peer's id: when other peers last noticed its death, in seconds since 1970."""
 
     def last_seen_s(self, peer: PeerStatus) -> float:
         """Seconds since a peer wrote its record. 0 if the peer's clock is ahead of this machine's."""
         return round(max(0.0, self.time - peer.time), 3)
 
     def state(self, peer: PeerStatus) -> str:
-        """The peer's state, or `silent` in its place, unless it has said that it leaves."""
-        gone = self.last_seen_s(peer) > SILENT_S and peer.state not in ("leaving", "finished")
-        return "silent" if gone else peer.state
+        """What is known of the peer's state."""
+        return _seen_as(peer, self.deaths, self.time)
 
     def to_json(self) -> str:
         """The snapshot as one line of JSON, described in docs/status.md."""
-        peers = [{**asdict(peer), "last_seen_s": self.last_seen_s(peer)} for peer in self.peers]
+        peers = [
+            {**asdict(peer), "last_seen_s": self.last_seen_s(peer), "seen_as": self.state(peer)} for peer in self.peers
+        ]
         content = {"schema_version": SCHEMA_VERSION, "time": self.time, "run": asdict(self.run), "peers": peers}
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
@@ -119,7 +127,8 @@ class Snapshot:
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
     """Make the snapshot of a run from its records. `now`: the present time, in seconds since 1970."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
-    training = [peer for peer in newest if peer.state in TRAINING and now - peer.time <= SILENT_S]
+    deaths = _deaths(newest)
+    training = [peer for peer in newest if _seen_as(peer, deaths, now) in TRAINING]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
     revision, outer_lr, outer_momentum, changed = _highest(record, newest)
@@ -140,7 +149,27 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         round=_round(peer for peer in newest if (peer.epoch or 0) == epoch),
         events=_events(newest),
     )
-    return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))))
+    return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))), deaths)
+
+
+def _seen_as(peer: PeerStatus, deaths: Mapping[str, float], now: float) -> str:
+    """The peer's state. In its place, unless the peer has said that it leaves: `dead` if another one has noticed its
+    death since its record was written, `silent` if the record is old."""
+    if peer.state in ("leaving", "finished"):
+        return peer.state
+    if deaths.get(peer.peer_id[-LETTERS:], -math.inf) > peer.time:
+        return "dead"
+    return "silent" if now - peer.time > SILENT_S else peer.state
+
+
+def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
+    """When other peers last noticed a death, by the last letters of the dead peer's id, which their texts name."""
+    found = dict[str, float]()
+    for peer in peers:
+        if peer.death is not None and (dead := DEAD.search(peer.death.text)):
+            letters = dead[1] or dead[2]
+            found[letters] = max(peer.death.time, found.get(letters, -math.inf))
+    return found
 
 
 def _highest(

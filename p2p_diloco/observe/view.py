@@ -2,50 +2,41 @@
 
 Law: only draws; it uses neither DHT nor clock, and the caller chooses the terminal. Both views show the same sections.
 The tables fit any terminal of 60 columns and more: names are cut in their middle, to 8 letters at least; then whole
-columns drop out.
+columns drop out. On a terminal with few lines, whole parts drop out, the settings first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.browsing import KEYS, KEYS_OF_ONE, Browsing
-from p2p_diloco.observe.figures import figure
+from p2p_diloco.observe.figures import figure, seconds
 from p2p_diloco.observe.fitting import GAP, Widths, cut, fit, total
-from p2p_diloco.observe.sections import SECTIONS, Section
+from p2p_diloco.observe.sections import NAMES, SECTIONS, TEXTS, Section, told_of
 from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 from p2p_diloco.observe.trend import Trend, sparkline
 
-COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue",
-           "silent": "red"}  # fmt: skip
-BAR_CELLS = 20
+COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused": "magenta", "idle": "red",
+           "finished": "blue", "silent": "red", "dead": "bold red"}  # fmt: skip
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
+TOLD_SHOWN, TOLD_FEW = 12, 4
+"""Lines below the tables, and below a table in which not every peer has a row."""
 NAME_LEAST = 8
-NAMES = ("peer", "host")
-"""Columns whose texts are cut on a narrow screen."""
-TEXTS = (*NAMES, "state", "role", "behind")
-"""Columns that are aligned to the left."""
 BETWEEN = 4
 """Characters between two tables that are side by side."""
-SETTINGS_SHOWN = (
-    "sync_every",
-    "pace",
-    "num_fragments",
-    "codec",
-    "outer_optimizer",
-    "outer_lr",
-    "outer_momentum",
-    "min_peers",
-    "stop_after_epochs",
-    "stop_after_samples",
-)
+LINES_BESIDE_ROWS = 13
+"""Lines that the rows of peers leave to others: the headline, the heads of the table, the keys, and what is told."""
+ROWS_LEAST = 3
+SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer_optimizer", "outer_lr", "outer_momentum",
+                  "min_peers", "stop_after_epochs", "stop_after_samples")  # fmt: skip
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
 """Further settings, which are shown only in asynchronous mode."""
@@ -59,24 +50,52 @@ class Drawing:
     trend: Trend = field(default_factory=Trend)
     browsing: Browsing | None = None
     """What the person in front of the screen has chosen. None: there are no keys."""
+    height: int | None = None
+    """The lines of the screen. None: as many as it takes."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        browsing = self.browsing or Browsing()
-        one = browsing.chosen(self.seen.peers) if browsing.alone else None
-        yield Text(_headline(self.seen), "bold")
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        drawn = self._parts(options.max_width)
+        parts = [(rank, console.render_lines(part, options, pad=False)) for rank, part in drawn]
+        while self.height is not None and sum(len(lines) for _, lines in parts) > self.height and len(parts) > 1:
+            parts.remove(max(parts, key=lambda part: part[0]))
+        for _, lines in parts:
+            for line in lines:
+                yield from line
+                yield Segment.line()
+
+    def _parts(self, width: int) -> Iterator[tuple[int, RenderableType]]:
+        """The parts of the screen from top to bottom. Those of the highest rank drop out first."""
+        browsing, seen = self.browsing or Browsing(), self.seen
+        one = browsing.chosen(seen.peers) if browsing.alone else None
+        peers = [one] if one is not None else browsing.sort(seen.peers)
+        rows, left_out = self._window(peers, browsing.marked)
+        yield 0, Text(_headline(seen), "bold")
         if one is None:
-            yield from (Text(line, "dim") for line in _settings(self.seen.run))
-            yield from _trends(self.trend)
-            yield from (Text(line, "bold red" if above else "") for line, above in _compared(self.seen.run))
-            yield from _progress(self.seen.run)
-        rows = [one] if one is not None else browsing.sort(self.seen.peers)
-        tables = (_table(section, self.seen, rows, options.max_width, browsing.marked) for section in SECTIONS)
-        yield from _side_by_side([table for table in tables if table is not None], options.max_width)
-        yield Text()
-        below = _told_below(self.seen) if one is None else _details(self.seen, one)
-        yield from (Text(line, "dim") for line in below)
+            yield 99, Group(*(Text(line, "dim") for line in _settings(seen.run)))
+            yield 3, Group(*_trends(self.trend))
+            yield 1, Group(*(Text(line, "bold red" if above else "") for line, above in _compared(seen.run)))
+        tables = [(rank, *table) for rank, section in enumerate(SECTIONS)
+                  if (table := _table(section, seen, rows, width, browsing.marked)) is not None]  # fmt: skip
+        for row in _side_by_side(tables, width):
+            first, *_ = row
+            grid = Table.grid(padding=(0, BETWEEN, 0, 0))
+            grid.add_row(*(table for _, table, _ in row))
+            yield 4 + first[0] if first[0] else 1, Group(Text(), grid)
+        if left_out:
+            yield 1, Text(left_out, "dim")
+        told = _told_below(seen)[: TOLD_FEW if left_out else TOLD_SHOWN] if one is None else _details(seen, one)
+        yield 2, Group(Text(), *(Text(line, "dim") for line in told))
         if self.browsing is not None:
-            yield Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {browsing.order}", "dim")
+            yield 0, Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {browsing.order}", "dim")
+
+    def _window(self, peers: Sequence[PeerStatus], marked: str | None) -> tuple[Sequence[PeerStatus], str]:
+        """As many peers as there is room for, the marked one among them, and what is said of the others."""
+        most = len(peers) if self.height is None else max(ROWS_LEAST, self.height - LINES_BESIDE_ROWS)
+        if len(peers) <= most:
+            return peers, ""
+        at = next((at for at, peer in enumerate(peers) if peer.peer_id == marked), 0)
+        first = min(max(0, at - most // 2), len(peers) - most)
+        return peers[first : first + most], f"peers {first + 1} to {first + most} of {len(peers)}: ↑ ↓ shows the others"
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -96,19 +115,19 @@ def _table(
     section: Section, seen: Snapshot, peers: Iterable[PeerStatus], width: int, marked: str | None
 ) -> tuple[Table, int] | None:
     """The section's table in at most this width, and its width. None if the table would have no row."""
-    rows = [peer for peer in peers if section.shown(peer)]
-    if not rows:
+    if not (rows := section.rows(seen, peers)):
         return None
-    texts = {"peer": [peer.name for peer in rows]}
-    texts |= {title: [cell(seen, peer) for peer in rows] for title, cell in section.columns.items()}
-    widths = fit({title: _widths(title, cells) for title, cells in texts.items()}, section.dropped, width)
+    columns = zip(*(cells for _, cells in rows), strict=True)
+    whole = {title: _widths(title, texts) for title, texts in zip(section.titles, columns, strict=True)}
+    widths = fit(whole, section.dropped, width)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), title_justify="left",
                   title=section.title, title_style="dim")  # fmt: skip
     for title, room in widths.items():
         table.add_column(title, justify="left" if title in TEXTS else "right", overflow="fold", width=room)
-    for number, peer in enumerate(rows):
-        cells = [_cell(title, texts[title][number], room) for title, room in widths.items()]
-        table.add_row(*cells, style="reverse" if peer.peer_id == marked else "")
+    for peer, cells in rows:
+        texts = dict(zip(section.titles, cells, strict=True))
+        table.add_row(*(_cell(title, texts[title], room) for title, room in widths.items()),
+                      style="reverse" if peer.peer_id == marked else "")  # fmt: skip
     return table, total(widths.values())
 
 
@@ -122,20 +141,16 @@ def _cell(title: str, text: str, width: int) -> Text:
     return Text(cut(text, width) if title in NAMES else text, COLOURS.get(text, "dim") if title == "state" else "")
 
 
-def _side_by_side(tables: Iterable[tuple[Table, int]], width: int) -> Iterator[RenderableType]:
-    """The tables, as many beside each other as fit."""
-    line, used = Table.grid(padding=(0, BETWEEN, 0, 0)), 0
-    row: list[Table] = []
-    for table, room in tables:
-        if row and used + BETWEEN + room > width:
-            line.add_row(*row)
-            yield from (Text(), line)
-            line, row, used = Table.grid(padding=(0, BETWEEN, 0, 0)), [], 0
-        used += room + (BETWEEN if row else 0)
+def _side_by_side(tables: Iterable[tuple[int, Table, int]], width: int) -> Iterator[list[tuple[int, Table, int]]]:
+    """The tables (rank, table, width) in rows, in each as many as fit."""
+    row: list[tuple[int, Table, int]] = []
+    for table in tables:
+        if row and sum(room + BETWEEN for _, _, room in row) + table[2] > width:
+            yield row
+            row = []
         row.append(table)
     if row:
-        line.add_row(*row)
-        yield from (Text(), line)
+        yield row
 
 
 # -- the run
@@ -143,16 +158,14 @@ def _side_by_side(tables: Iterable[tuple[Table, int]], width: int) -> Iterator[R
 
 def _headline(snapshot: Snapshot) -> str:
     run, count = snapshot.run, len(snapshot.peers)
-    parts = [f"run {run.run_id}", f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
-    if run.mode:
-        parts.insert(1, run.mode)
+    if run.config is None and not count:
+        return f"run {run.run_id}: no peer of it is seen"
+    parts = [f"run {run.run_id}", run.mode, f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
     if run.shards is not None:
         parts.append(f"{run.shards} shard{'' if run.shards == 1 else 's'}")
     if run.round is not None:
-        parts.append(f"round {run.round.got} of {run.round.want}")
-    if run.config is None and not snapshot.peers:
-        parts = [f"run {run.run_id}: no peer has founded it yet"]
-    return ", ".join(parts)
+        parts.append(f"fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")
+    return ", ".join(filter(None, parts))
 
 
 def _settings(run: RunStatus) -> list[str]:
@@ -173,25 +186,23 @@ def _compared(run: RunStatus) -> list[tuple[str, bool]]:
     return [(f"{one.told} {one.loss:.4f}: {than}", one.above)]
 
 
-def _refused(peers: Iterable[PeerStatus]) -> list[str]:
-    """One line for each peer and each other peer of which it refused messages."""
-    told = [(peer.name, one) for peer in peers for one in peer.refused]
-    return [f"{name}: refused {one.count:,} of {one.peer}, the last one: {one.why}" for name, one in told]
+def _trends(trend: Trend) -> Iterator[Text]:
+    """A line for each value that has a history."""
+    for name, values, form in (("loss", trend.loss, ".4f"), ("held-out", trend.held_out, ".4f"),
+                               ("steps/s", trend.speed, ".2f")):  # fmt: skip
+        if bars := sparkline(values, SPARK_CELLS):
+            yield Text.assemble(f"{name:<9}", (bars, "cyan"), f" {figure(values[-1], form)}")
 
 
-def _doubts(peers: Iterable[PeerStatus]) -> list[str]:
-    """One line for each peer that takes its own machine for faulty."""
-    return [f"{peer.name}: {peer.doubt}" for peer in peers if peer.doubt]
-
-
-def _waits(peers: Iterable[PeerStatus]) -> list[str]:
-    """What the peers wait for: one line for each peer that waits for something."""
-    return [f"{peer.name}: {peer.waits_for}" for peer in peers if peer.waits_for]
+# -- what is told in whole lines
 
 
 def _told_below(seen: Snapshot) -> list[str]:
-    """What is told of the peers in whole lines."""
-    return [*_doubts(seen.peers), *_waits(seen.peers), *_refused(seen.peers), *_events(seen.run)]
+    """What is told of all peers, the gravest first."""
+    events = [f"{event.peer}: {event.text}" for event in seen.run.events[-EVENTS_SHOWN:]]
+    ages = [seconds(max(0.0, seen.time - event.time)) for event in seen.run.events[-EVENTS_SHOWN:]]
+    wide = max(map(len, ages), default=0)
+    return [*told_of(seen.peers), *(f"{age:>{wide}} ago  {event}" for age, event in zip(ages, events, strict=True))]
 
 
 def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:
@@ -199,27 +210,5 @@ def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:
     told = [f"id {peer.peer_id}", *(f"address {address}" for address in peer.addresses)]
     if peer.revision is not None:
         told.append(f"revision {peer.revision}: outer_lr={peer.outer_lr} outer_momentum={peer.outer_momentum}")
-    events = [f"{max(0.0, seen.time - event.time):.0f} s ago: {event.text}" for event in peer.events]
-    return [*told, *_doubts([peer]), *_waits([peer]), *_refused([peer]), *events]
-
-
-def _trends(trend: Trend) -> list[Text]:
-    """A line for each value that has a history."""
-    shown = (("loss", trend.loss, ".4f"), ("held-out", trend.held_out, ".4f"), ("steps/s", trend.speed, ".2f"))
-    drawn = [
-        (name, sparkline(values, SPARK_CELLS), figure(values[-1] if values else None, form))
-        for name, values, form in shown
-    ]
-    return [Text.assemble(f"{name:<9}", (bars, "cyan"), f" {now}") for name, bars, now in drawn if bars]
-
-
-def _events(run: RunStatus) -> list[str]:
-    return [f"{event.peer}: {event.text}" for event in run.events[-EVENTS_SHOWN:]]
-
-
-def _progress(run: RunStatus) -> list[Text]:
-    if run.round is None:
-        return []
-    full = round(BAR_CELLS * min(1.0, run.round.got / run.round.want))
-    bar = "█" * full + "░" * (BAR_CELLS - full)
-    return [Text(f"{bar} fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")]
+    events = [f"{seconds(max(0.0, seen.time - event.time))} ago  {event.text}" for event in peer.events]
+    return [*told, *told_of([peer]), *events]

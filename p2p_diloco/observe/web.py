@@ -18,7 +18,7 @@ from importlib.resources import files
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -28,6 +28,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.observe.controls import Controls
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    """Decides who gets in."""
+    """Decides who gets in: answers each request itself, or hands it on."""
 
     def __init__(self, told: Callable[[str], None]) -> None:
         """`told` is called with each new token for a link."""
@@ -65,8 +66,16 @@ class Door:
         self._token = secrets.token_urlsafe(24)
         self._told(self._token)
 
-    def objection(self, request: Request) -> Response | None:
-        """The refusal of a request, or None if it may go on."""
+    def before(self, app: ASGIApp) -> ASGIApp:
+        """The application, behind this door."""
+
+        async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+            await (self._answer(HTTPConnection(scope)) or app)(scope, receive, send)
+
+        return asked
+
+    def _answer(self, request: HTTPConnection) -> Response | None:
+        """What a request gets that may not go on. None: it may."""
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return PlainTextResponse("another site asked for this", 403)
         if not _is_this_machine(request.headers.get("host", "")):
@@ -83,7 +92,7 @@ class Door:
         return PlainTextResponse("open the link that `p2p-diloco dashboard` printed last; each works once", 401)
 
 
-def application(feed: Feed, door: Door, controls: Controls | None = None) -> Starlette:
+def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
     """The dashboard as an ASGI application. Without `controls` it changes nothing."""
     offered = json.dumps({"controls": controls.offered if controls else ()})
     page = files("p2p_diloco.observe").joinpath("page.html").read_text(encoding="utf-8")
@@ -93,15 +102,13 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> Sta
         headers = {"content-security-policy": POLICY.format(nonce=nonce)}
         known = feed.whole.replace("<", "\\u003c")  # no text of a peer can end the script that it stands in
         text = page.replace("NONCE", nonce).replace("OFFERED", offered).replace("KNOWN", known)
-        return door.objection(request) or HTMLResponse(text, headers={**HEADERS, **headers})
+        return HTMLResponse(text, headers={**HEADERS, **headers})
 
     async def events(request: Request) -> Response:
-        return door.objection(request) or StreamingResponse(
-            feed.follow(), media_type="text/event-stream", headers=HEADERS
-        )
+        return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=HEADERS)
 
     async def change(request: Request) -> Response:
-        objection = door.objection(request) or _objection_to_a_wish(request)
+        objection = _objection_to_a_wish(request)
         if objection is not None or controls is None:
             return objection or PlainTextResponse("this dashboard only shows the run", 403)
         try:
@@ -111,7 +118,8 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> Sta
             log.warning("refused: %s", error)
             return JSONResponse({"refused": str(error)}, 400, headers=HEADERS)
 
-    return Starlette(routes=[Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])])
+    routes = [Route("/", index), Route("/events", events), Route("/change", change, methods=["POST"])]
+    return door.before(Starlette(routes=routes))
 
 
 async def _wish(request: Request) -> object:

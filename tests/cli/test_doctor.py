@@ -8,6 +8,7 @@ import io
 import json
 import re
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -548,11 +549,17 @@ def test_env_shows_versions_and_leaves_secrets_out(monkeypatch: pytest.MonkeyPat
     for name in ("p2p_diloco: ", "python: ", "torch: ", "hivemind: ", "p2pd: ", "system: ", "memory: ", "GPU: "):
         assert name in text
     assert "P2P_DILOCO_CODEC=int4" in text
-    told = list(env.variables({"P2P_DILOCO_API_KEY": "abc", "P2P_DILOCO_RUN_ID": "r", "AWS_SECRET": "x", "RANK": "1"}))
-    assert told == ["P2P_DILOCO_API_KEY=(left out)", "P2P_DILOCO_RUN_ID=r", "RANK=1"]
+    variables = {"P2P_DILOCO_API_KEY": "abc", "P2P_DILOCO_RUN_ID": "r", "AWS_SECRET": "x", "RANK": "1",
+                 "P2P_DILOCO_OTLP_ENDPOINT": "http://me:abc@collector"}  # fmt: skip
+    told = list(env.variables(variables))
+    left_out = ["P2P_DILOCO_API_KEY=(left out)", "P2P_DILOCO_OTLP_ENDPOINT=(left out)"]
+    assert told == [*left_out, "P2P_DILOCO_RUN_ID=r", "RANK=1"]
 
 
-def test_nothing_is_left_on_the_disk_that_was_tried(tmp_path: Path) -> None:
-    """The file that tries a disk is gone at once."""
-    machine.disk(PeerConfig(checkpoint_dir=tmp_path), None)
-    assert list(tmp_path.iterdir()) == []
+def test_a_bug_report_does_not_name_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in the user's own folder begin with ~."""
+    *home, folder, program = Path(sys.executable).parts
+    monkeypatch.setenv("HOME", str(Path(*home)))
+    told = "\n".join(env.lines())
+    assert f"(~/{folder}/{program})" in told
+    assert str(Path(*home)) not in told

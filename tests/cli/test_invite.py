@@ -44,7 +44,7 @@ def test_an_invitation_says_what_it_allows(folder: Path, capsys: pytest.CaptureF
     assert made.grant.run == shared.grant.run
     assert 0 < made.grant.expires - time.time() <= 12 * 3600
     assert (folder / "alice.invite").stat().st_mode & 0o777 == 0o600
-    assert "p2p-diloco join --invite alice.invite" in capsys.readouterr().out
+    assert "p2p-diloco status --invite alice.invite" in capsys.readouterr().out
     assert made.grant.id in Issued.beside(folder / "r.key").ids_of("alice")
 
 

@@ -60,9 +60,10 @@ class RecordedWorld(World):
         self.histories[process] = history = History(lambda: 1e9 + self.now + self.wrong.get(name, 0.0))
         history.begin(self.folder / f"{name}-{self.now:07.2f}", head, self.bytes_max, now, history._wall())
 
-    def lives(self) -> list[Life]:
-        """What is read of the histories now. Those of killed processes lack what was not written yet."""
+    def lives(self, *, of_killed: bool = False) -> list[Life]:
+        """What is read of the histories now. Those of killed processes lack what was not written yet, except with
+        `of_killed`."""
         for process, history in self.histories.items():
-            if self.alive.get(process.name) is process:
+            if of_killed or self.alive.get(process.name) is process:
                 history._write_out(process.clock(self.now))
         return read([self.folder])

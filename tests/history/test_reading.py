@@ -31,7 +31,7 @@ def write(path: Path, **values: object) -> None:
 @pytest.fixture
 def world(tmp_path: Path) -> RecordedWorld:
     made = RecordedWorld(tmp_path)
-    made.run(15.0)
+    made.run(10.0)
     return made
 
 
@@ -63,9 +63,9 @@ def test_damage_is_said_and_what_comes_before_it_is_read(world: RecordedWorld, t
 def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
     """Under many events a history stays within its bound: whole files are deleted, the oldest first, and what is left
     is one piece that ends with the last event."""
-    bound = 20_000
+    bound = 10_000
     world = RecordedWorld(tmp_path, bytes_max=bound)
-    world.run(200.0)
+    world.run(60.0)
     for life in world.lives():
         paths = sorted(tmp_path.glob(f"{life.peer}-*"))
         assert 2 <= len(paths) <= FILES
@@ -79,8 +79,8 @@ def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_a_gap(tmp_path: Path) -> None:
     """If a file between two others is missing, the life says so."""
-    world = RecordedWorld(tmp_path, bytes_max=20_000)
-    world.run(200.0)
+    world = RecordedWorld(tmp_path, bytes_max=10_000)
+    world.run(40.0)
     sorted(tmp_path.glob("p0*"))[1].unlink()
     assert [life.peer for life in world.lives() if "missing" in life.gap] == ["p0"]
 

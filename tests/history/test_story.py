@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
+from p2p_diloco.core.events import Ready, Wakeup
+from p2p_diloco.history import story
+from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, ordered
+from p2p_diloco.history.rounds import Round
 from p2p_diloco.history.story import LINES_MAX, Story
 from p2p_diloco.simulate.check import check as play
 from p2p_diloco.simulate.check import drawn
@@ -88,3 +94,31 @@ def test_histories_tell_what_the_world_tells(tmp_path: Path) -> None:
     read = Story(ordered(lives).entries, lives[0].head["rules"]["fragments"])
     masked = [[re.sub(r"\d+\.\d+ s", "N s", str(line)) for line in story.lines] for story in (seen, read)]
     assert [line.replace(DIED, "crashes") for line in masked[1]] == masked[0]
+
+
+def told_of(took: Sequence[float], fragments: int, monkeypatch: pytest.MonkeyPatch) -> Story:
+    """The story of rounds that took so long, in which b joined after a second."""
+    ends = [*accumulate(took)]
+    made = [
+        Round(number % fragments, number // fragments + 1, end - long, end, number)
+        for number, (long, end) in enumerate(zip(took, ends, strict=True))
+    ]
+    monkeypatch.setattr(story, "rounds", lambda entries, fragments: made)
+    joins = Entry(1.0, "b", "starts"), Entry(1.0, "b", Wakeup(), (Ready(),))
+    return Story(joins, [[number] for number in range(fragments)])
+
+
+def test_slow_rounds_do_not_crowd_out_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a long story the least slow rounds are left out first."""
+    told = list(told_of([1.0, 1.0, *(2.0 + n / 100 for n in range(50)), *[1.0] * 60], 1, monkeypatch).text(str, WIDTH))
+    text = "\n".join(told)
+    assert len(told) <= LINES_MAX
+    assert "b joins" in text
+    assert "took 2.49 s" in text
+    assert "took 2.00 s" not in text
+
+
+def test_a_round_is_slow_beside_those_of_its_fragment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers evaluate after the same fragment each time, so its rounds are longer than others."""
+    lines = told_of([1.0, 1.0, 3.0] * 15, 3, monkeypatch).lines
+    assert [line.kind for line in lines if line.kind in ("slow", "rounds")] == ["rounds"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -231,4 +233,20 @@ async def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: 
     await stranger.send("a", header, floats(1, 2, 3, 4))
     await peer.exchange(0.0, weight=1.0)
     assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
+    await peer.stop()
+
+
+@awaited
+async def test_progress_is_told_ten_times_a_second(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """However many payloads to and from a peer are under way: each peer's progress is told at once, and then again
+    when `MOVING_EVERY_S` is over."""
+    peer = memory_peer(MemoryNetwork(), "a", quick)
+    await peer.enter()
+    inbox, told, loop = peer.inbox.handler, list[str](), asyncio.get_running_loop()
+    inbox._node = SimpleNamespace(moving=told.append)
+    now = loop.time()
+    for seconds, sender in ((0.0, "b"), (0.0, "c"), (0.01, "b"), (0.09, "c"), (0.11, "b"), (0.12, "b")):
+        with mock.patch.object(loop, "time", lambda seconds=seconds: now + seconds):
+            inbox.moving(sender)
+    assert told == ["b", "c", "b"]
     await peer.stop()

@@ -73,7 +73,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
                 "time": NOW - 1.5, "incarnation": 7, "epoch": 12, "step": 6100, "steps_per_second": 3.5,
                 "loss": 2.25, "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600,
-                "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000,
+                "last_seen_s": 1.5, "seen_as": "training", "bytes_sent": 1000, "bytes_received": 2000,
                 "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
                 "waits_for": "waiting for bob", "memory_bytes": 812,
                 "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,

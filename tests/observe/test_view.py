@@ -51,9 +51,9 @@ def seen() -> Snapshot:
     return snapshot("main", run, [alice, bob], NOW)
 
 
-def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None) -> str:
+def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None, height: int | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(Drawing(snap, browsing=browsing))
+    console.print(Drawing(snap, browsing=browsing, height=height), end="")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -61,7 +61,7 @@ def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None) ->
 def test_the_tables_show_every_peer_and_the_round() -> None:
     """Names, states, speeds, traffic, the round under way and the newest events, whole on 80 columns."""
     text = screen(seen())
-    assert "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2" in text
+    assert "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["alice", "training", "worker", "box1", "12", "6,100", "3.50", "2.2500", "1.5GB", "2s"] in rows
     assert ["[red]bob", "joining", "worker", *"------", "0s"] in rows
@@ -70,7 +70,6 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     assert ["peer", "reach", "bandwidth", "direct"] in rows
     assert ["alice", "private", "11.9MB/s", "4/7"] in rows
     assert "sync_every=500 pace=time codec=bf16 min_peers=2" in text
-    assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
     assert "…" not in text
 
 
@@ -81,6 +80,20 @@ def test_a_silent_peer_is_no_training_one() -> None:
     assert " silent " in screen(dead)
     left = snapshot("main", None, [named("alice", state="leaving", time=NOW - 16)], NOW)
     assert " state=leaving " in lines(left)[1]
+
+
+def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
+    """Until it writes a newer record: then it lives. One that has left, or of which an older death is told, is not
+    dead."""
+    death = Event(NOW - 1, "bob (…id_bob) can't be reached any more")
+    alice = named("alice", state="training", loss=3.0, death=death)
+    bob = PeerStatus(name="bob", peer_id="12D3id_bob", state="training", loss=2.0, time=NOW - 2)
+    for one, shown in ((bob, "dead"), (replace(bob, time=NOW), "training"), (replace(bob, state="leaving"), "leaving")):
+        snap = snapshot("main", None, [alice, one], NOW)
+        assert f"bob state={shown} " in lines(snap)[2]
+        assert snap.run.loss == (2.5 if shown == "training" else 3.0)
+    unnamed = replace(alice, death=Event(NOW - 1, "12D3id_bob can't be reached any more"))
+    assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 
 def test_names_are_no_markup() -> None:
@@ -94,8 +107,8 @@ def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
-    assert event == "  alice: bob has [joined]"
-    assert head == "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2"
+    assert event == "  0s ago  alice: bob has [joined]"
+    assert head == "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions"
     assert (
         bob == "  [red]bob state=joining role=worker host=- epoch=- step=- steps/s=- loss=- held-out=- memory=- seen=0s"
     )
@@ -141,7 +154,7 @@ def test_refused_messages_are_told_above_the_events() -> None:
     alice = named("alice", refused=(refused,), events=(Event(NOW, "bob joined"),))
     snap = snapshot("main", None, [alice, named("bob")], NOW)
     told = "alice: refused 1,200 of mallory (…abcdef), the last one: it was not asked for"
-    assert lines(snap)[-2:] == [f"  {told}", "  alice: bob joined"]
+    assert lines(snap)[-2:] == [f"  {told}", "  0s ago  alice: bob joined"]
     assert told in screen(snap)
     assert "refused" not in screen(seen())
 
@@ -151,7 +164,7 @@ def test_where_the_last_round_went() -> None:
     last = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
     alice, bob = named("alice", sync_every=40, last_round=last), named("bob")
     snap = snapshot("main", None, [alice, bob], NOW)
-    _, below = screen(snap).split("the last round: shares of its time, and of its exchange")
+    _, below = screen(snap).split("the last round: shares of its time; hidden: of its exchange")
     (row,) = [line for line in below.splitlines() if "alice" in line]
     assert row.split()[1:] == ["40", "90.0%", "2.0%", "4.0%", "3.0%", "0.8%", "0.2%", "25.0%"]
     assert "bob" not in below
@@ -192,7 +205,7 @@ def test_shards_are_named(aggregates: tuple[int, ...], told: str) -> None:
 
 def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
-    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer has founded it yet"]
+    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen"]
     assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 shards"]
 
 
@@ -222,7 +235,7 @@ def long_names() -> Snapshot:
         )
         for name in LONG
     ]  # fmt: skip
-    return snapshot("main", run_with(), peers, NOW)
+    return snapshot("main", run_with(sync_every=500), peers, NOW)
 
 
 def headings(text: str) -> list[str]:
@@ -254,6 +267,30 @@ def test_a_wider_screen_shows_more_columns() -> None:
             assert left == sorted(left), f"{section.title}: {section.dropped} drop out in this order"
 
 
+@pytest.mark.parametrize("height", [10, 16, 24, 40, 60])
+def test_a_low_screen_shows_what_matters(height: int) -> None:
+    """Nothing is cut at its foot. The settings drop out first, then whole tables, the last ones first; the peers, the
+    newest events and the keys stay."""
+    text = screen(long_names(), 80, Browsing(), height)
+    assert text.count("\n") <= height
+    assert "q: quit" in text
+    assert text.count(" training ") == len(LONG)
+    tables = [section.title for section in SECTIONS if section.title in text]
+    assert tables == [section.title for section in SECTIONS][: len(tables)]
+    assert ("sync_every=500" in text) <= (len(tables) == len(SECTIONS))
+
+
+@pytest.mark.parametrize(("marked", "first"), [(None, 1), ("id-peer-01", 1), ("id-peer-20", 16), ("id-peer-49", 40)])
+def test_many_peers_are_shown_in_part(marked: str | None, first: int) -> None:
+    """As many as there is room for, around the chosen one; the others are counted."""
+    peers = [named(f"peer-{number:02}", state="waiting", waits_for="waiting for bob") for number in range(50)]
+    text = screen(snapshot("main", None, peers, NOW), 80, Browsing(marked=marked), 24)
+    assert text.count("\n") <= 24
+    assert f"peers {first} to {first + 10} of 50" in text
+    assert (marked or "id-peer-00").removeprefix("id-") in text
+    assert "peer-00, peer-01, peer-02 and 47 more: waiting for bob" in text
+
+
 def test_what_a_peer_waits_for_is_told() -> None:
     """In a line of its own, whole."""
     alice = named("alice", state="waiting", waits_for="waiting for the contributions of bob, carol (paused)")
@@ -277,6 +314,6 @@ def test_the_chosen_peer_is_shown_alone() -> None:
     text = screen(snapshot("main", None, [alice, bob], NOW), browsing=Browsing(marked="id-alice", alone=True))
     assert "id id-alice" in text
     assert "address /ip4/10.0.0.1/tcp/4000" in text
-    assert "7 s ago: bob joined" in text
+    assert "7s ago  bob joined" in text
     assert "alice left" not in text
     assert "all peers" in text

@@ -7,8 +7,10 @@ import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,9 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
+from p2p_diloco.cli import dashboard
 from p2p_diloco.cli.dashboard import Server, _listening
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
@@ -105,12 +109,10 @@ def browser() -> Browser:
 
 def test_without_the_link_there_is_nothing(browser: Browser) -> None:
     """Neither the page nor its data, nor whether a path exists."""
-    for path in ("/", "/events"):
+    for path in ("/", "/events", "/change", "/nothing"):
         for query, headers in (("", {}), ("token=wrong", {}), ("", {"cookie": f"{COOKIE.format(port=9465)}=wrong"})):
             status, _, text = browser.get(path, query, **headers)
-            assert status == 401
-            assert "alice" not in text
-            assert "svg" not in text
+            assert (status, text) == (401, "open the link that `p2p-diloco dashboard` printed last; each works once")
 
 
 def test_a_link_works_once_and_leaves_a_cookie(browser: Browser) -> None:
@@ -246,8 +248,8 @@ def test_fifty_peers_are_drawn_in_few_points(browser: Browser, tmp_path: Path) -
     for second in range(400):
         peers = [
             PeerStatus(
-                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training", epoch=3,
-                step=second, loss=2.5 + number / 50, samples=second,
+                name=f"peer-{number:02}", peer_id=f"id-{number:02}", time=100.0 + second, state="training",
+                epoch=second, step=9 * second, loss=2.5 + number / 50, samples=second,
                 last_round=replace(last, ended=90.0 + second // 40),
             )
             for number in range(50)
@@ -274,9 +276,33 @@ def test_a_real_browser_shows_the_run(browser: Browser, width: int, tmp_path: Pa
         done = shown(link(), width, tmp_path)
     assert "<title>main: outer step 3</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
-    for told in (">alice<", ">bob<", "waiting for the contributions of carol", "sync_every=20"):
+    waits = "waiting for the contributions of carol"
+    for told in (">alice<", ">bob<", waits, "sync_every <b>20</b>", ">90.0%<"):
         assert told in done.stdout
     assert done.stdout.count("<polyline") == 2 * 3
     assert "Stop for all" in done.stdout
     assert done.stdout.count("<circle") == 3
     assert done.stdout.count("<rect") == 3 * 6
+    assert done.stdout.count('class="hidden"') == 3
+
+
+def test_prometheus_is_told_of_the_run_while_the_page_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its own address and port, of what the page shows: the snapshot after the comparison."""
+    alice = PeerStatus(name="alice", peer_id="id-a", time=100.0, state="training", epoch=3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    scraped = []
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20.0) as answer:
+            return str(answer.read().decode())
+
+    async def serve(*arguments: Any) -> None:
+        arguments[4](snapshot("main", None, [], 100.0))
+        scraped.append(await asyncio.to_thread(scrape))
+
+    monkeypatch.setattr(dashboard, "_serve", serve)
+    monkeypatch.setattr(dashboard, "watched", lambda *flags: PeerConfig())
+    dashboard.show({}, None, host="127.0.0.1", port=0, interval_s=1.0, key=None, metrics=("127.0.0.1", port),
+                   compare=lambda seen: replace(seen, peers=(alice,)))  # fmt: skip
+    assert 'p2p_diloco_epoch{peer="alice",peer_id="id-a",run="main"} 3.0' in scraped[0]

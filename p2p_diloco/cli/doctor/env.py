@@ -32,12 +32,18 @@ VARIABLES = (
 )  # fmt: skip
 """Environment variables that are shown in addition to those that begin with `PREFIX`."""
 GPU_S = 5.0
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE|ENDPOINT", re.IGNORECASE)
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
 def lines() -> Iterator[str]:
-    """The lines that `env` prints."""
+    """The lines that `env` prints. The user's own folder, and so the user's name, is written ~."""
+    home = os.path.expanduser("~")
+    for line in _lines():
+        yield line.replace(f"{home}/", "~/") if len(home) > 1 else line
+
+
+def _lines() -> Iterator[str]:
     yield f"p2p_diloco: {__version__}"
     yield f"python: {platform.python_implementation()} {platform.python_version()} ({sys.executable})"
     yield from (f"{package}: {version_of(package) or 'not installed'}" for package in PACKAGES)
