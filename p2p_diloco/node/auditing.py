@@ -25,6 +25,7 @@ from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases, Key
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
@@ -48,12 +49,14 @@ USUAL = 24
 fewer commits in a round, so each commit is audited more often."""
 AT_ONCE = 2
 """The most audits at a time; others wait."""
+FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
+"""How often another peer has this one do more than show its own commits once: audit another peer's commit, or send the
+copies once more. A peer that audits by lot seldom needs that."""
 STRANGERS_MAX = 16
 """An accused commit counts at most so many contributions more than this peer knows peers. Their copies are kept in
 memory until the audit is over."""
 
 log = logging.getLogger(__name__)
-
 
 EXPELLED = "this peer has expelled the sender"
 """The beginning of the refusal of an expelled peer's messages."""
@@ -78,7 +81,7 @@ class Audits:
         self._came = asyncio.Event()
         # commits that others call lies, and that this peer never saw or has forgotten
         self._alleged: dict[Key, Case] = {}
-        self._verdicts = Verdicts(PATIENCE * self._wait_s)
+        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
         self._tend_every_s = self._wait_s / 4
         self._contact = Contact(self._tend_every_s)
         self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
@@ -144,7 +147,7 @@ class Audits:
         an audit of its own, and then sends them.
 
         Raises:
-            Refusal: this peer has forgotten the commit, or is auditing another one for the sender.
+            Refusal: this peer has forgotten the commit, or audits another one for the sender, or has done so too often.
         """
         case = self._case((audit.shard, audit.digest))
         if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
@@ -156,6 +159,8 @@ class Audits:
             raise Refusal("this commit is too old to be audited")
         if any(other.missing() and sender in other.askers for other in self._cases if other is not case):
             raise Refusal("this peer audits another commit at the sender's request")
+        if not case.begun and not self._favours.takes(sender, 1.0, self._clock()):
+            raise Refusal("this peer has audited many commits at the sender's request lately")
         case.askers.add(sender)
         self._begin(case)
 
@@ -167,14 +172,15 @@ class Audits:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send the copies, once: again only if one of them was lost and the peer asks again."""
+        """Send the copies once; once more only if the peer asks after one was lost, or after it has started again."""
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unreachable):
-                case.given.discard(to)
+                case.given[to] = True
 
-        if to not in case.given:
-            case.given.add(to)
+        lacks = case.given.get(to)
+        if lacks is None or (lacks and self._favours.takes(to, 1.0, self._clock())):
+            case.given[to] = False
             for author, payload in case.copies.items():
                 self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)
 
@@ -237,8 +243,7 @@ class Audits:
     def _read(self, said: Accusation) -> Case:
         """Raises Refusal if this is no commit of the aggregator."""
         shard, counted = said.shard, said.counted
-        of = shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted
-        sealed = self._seals.opened(*of, said.seal)
+        sealed = self._seals.opened(shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted, said.seal)
         state = self._logs.look_at(shard).state
         known = len(self._roster.members) + (0 if state is None else len(state.counted))
         if len(counted) > known + STRANGERS_MAX:
@@ -267,7 +272,7 @@ class Audits:
             header = wire.pack(Accusation(*of, case.sealed.pack(), case.proves), self._token)
             for key, peer, _ in sorted(told - self._told):
                 if key == case.key:
-                    case.given.discard(peer)
+                    case.given |= {peer: True} if peer in case.given else {}
                     self._outbox.put(peer, header)
         self._told = told
 
