@@ -351,7 +351,7 @@ async def commit_to_show(peers: Peers, audits: Audits, aggregator: str) -> Any:
     for _ in range(1000):
         await rounds(peers, 1)
         made = [case for case in audits._cases if case.aggregator == aggregator]
-        if made and audits._must_show(made[-1]):
+        if made and audits._examiner._must_show(made[-1]):
             return made[-1]
         await asyncio.sleep(0.05)
     raise AssertionError("no commit")
@@ -369,7 +369,7 @@ def test_an_aggregator_that_lost_its_copies_is_expelled_unless_it_may_have_done_
         case = await commit_to_show(peers, a, "b")
         b._cases.get(case.key).copies = {}
         if cut_off:
-            a._contact._since["b"] = case.since - 0.1
+            a._examiner.contact._since["b"] = case.since - 0.1
         a._begin(case)
         await asyncio.sleep(0.1)
         if restarts:
