@@ -30,6 +30,9 @@ HELLO_S = 3.0
 """Deadline for the first message of a stream that another peer opens."""
 PENDING_MAX, PENDING_PER_PEER_MAX = 64, 8
 """The most streams, of all peers and of one, that have not shown a certificate yet."""
+TURNED_AWAY_MAX = 8
+"""The most streams of one peer that are turned away in `SWEEP_EVERY_S`. Its further streams are closed at once, unread
+and without a word, which takes half of the processor time."""
 STREAMS_PER_PEER_MAX = 32
 """The most streams that one member may keep open to this peer; it needs a link, and one or two for payloads."""
 STREAMS_MAX = 2048
@@ -129,9 +132,10 @@ class Hellos:
         self._pending = Pending()
         self._serving = Counter[str]()
         self._refused_by = set[str]()
+        self._strangers = Counter[str]()  # how many streams of each peer were turned away since the last sweep
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """How many streams were closed because their peer wasn't a member."""
+        """How many streams were answered that their peer isn't a member."""
         self._sweeping = asyncio.create_task(self._sweep_often())
 
     async def close(self) -> None:
@@ -182,7 +186,8 @@ class Hellos:
         return True
 
     def sweep(self) -> None:
-        """Forget the peers that are no longer members, and end their connections."""
+        """Forget the peers that are no longer members, and end their connections; hear strangers again."""
+        self._strangers.clear()
         for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
             member, _ = self._known.pop(peer)
             log.info("%s (%s) is no longer a member: its invitation was revoked or has expired", peer, member.name)
@@ -248,9 +253,8 @@ class Hellos:
         """A handler of streams that calls `serve` for members only."""
 
         async def check_and_serve(peer: str, pipe: Pipe, seen_at: str) -> None:
-            if self._serving[peer] >= STREAMS_PER_PEER_MAX or not has_room(
-                peer, self._serving, STREAMS_MAX, self.grant_of
-            ):
+            floods = self._strangers[peer] >= TURNED_AWAY_MAX or self._serving[peer] >= STREAMS_PER_PEER_MAX
+            if floods or not has_room(peer, self._serving, STREAMS_MAX, self.grant_of):
                 pipe.abort()
                 return
             self._serving[peer] += 1
@@ -285,6 +289,7 @@ class Hellos:
 
     async def _turn_away(self, frames: FrameStream, error: BaseException) -> None:
         self.turned_away += 1
+        self._strangers[frames.peer] += 1
         self._untold += 1
         log.debug("a stream of %s was closed: %r", frames.peer, error)
         now = asyncio.get_running_loop().time()

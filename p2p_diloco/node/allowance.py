@@ -1,4 +1,4 @@
-"""How often one peer may send the messages that cost this peer much: requests for states, and nudges.
+"""How often one peer may send the messages that cost this peer much: requests for states or for audits, and nudges.
 
 Law: pure; time and progress are arguments. Nudges are counted by group, which in a private run is the grant: one
 invitation makes as many peers as its holder likes. Even a peer that joins again and again needs far less than its
@@ -24,23 +24,36 @@ PEERS_MAX = 4096
 
 
 @dataclass(slots=True)
-class Allowances:
-    """How many states each peer, and how many nudges each group, may still ask for. One that isn't remembered has its
-    full allowance."""
+class Budget:
+    """What each peer may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
+    again. A peer that isn't remembered has its full budget."""
 
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # whole states, and since when
-    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # the goal, and when the next may come
+    at_once: float
+    every_s: float
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # and since when
 
-    def fetch(self, peer: str, part: float, now: float) -> bool:
-        """Count a request for this part of the whole model's state; returns whether it is allowed at this time."""
-        left, since = self._left.pop(peer, (FETCHES_AT_ONCE, now))
-        left = min(left + (now - since) / FETCH_EVERY_S, FETCHES_AT_ONCE)
-        cost = max(part, FETCH_COST_MIN)
+    def takes(self, peer: str, cost: float, now: float) -> bool:
+        """Take this much from a peer's budget; returns whether there was enough, at this time."""
+        left, since = self._left.pop(peer, (self.at_once, now))
+        left = min(left + (now - since) / self.every_s, self.at_once)
         allowed = left >= cost
         self._left[peer] = left - cost if allowed else left, now
         if len(self._left) > PEERS_MAX:
             del self._left[next(iter(self._left))]
         return allowed
+
+
+@dataclass(slots=True)
+class Allowances:
+    """How many states each peer, and how many nudges each group, may still ask for. One that isn't remembered has its
+    full allowance."""
+
+    _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
+    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # the goal, and when the next may come
+
+    def fetch(self, peer: str, part: float, now: float) -> bool:
+        """Count a request for this part of the whole model's state; returns whether it is allowed at this time."""
+        return self._states.takes(peer, max(part, FETCH_COST_MIN), now)
 
     def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
         """Count a nudge for `goal` commits by a peer of this group; returns whether it is allowed. A goal up to the

@@ -21,13 +21,13 @@ from random import SystemRandom
 
 from p2p_diloco.core.events import Average, Averaged, Expelled
 from p2p_diloco.core.lending import counted as counted_of
-from p2p_diloco.core.messages import Commit, Contribution
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.messages import Commit
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases, Key
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.examining import LOOK, Examiner
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
@@ -41,19 +41,19 @@ JOIN, KEEP = 1.5, 4
 contributions are kept. Both are multiples of an auditor's wait for the next copy."""
 PATIENCE = 4
 """How long others may take to find the same lie, as a multiple of an auditor's wait for the next copy."""
-SLICES = 30
-"""Waits are counted in parts: after a suspension of this process only one part of them has passed."""
 USUAL = 24
 """The shards of a fragment for which `audit_rate` holds. Models of fewer shards are small, and each aggregator makes
 fewer commits in a round, so each commit is audited more often."""
 AT_ONCE = 2
 """The most audits at a time; others wait."""
+FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
+"""How often another peer has this one do more than show its own commits once: audit another peer's commit, or send the
+copies once more. A peer that audits by lot seldom needs that."""
 STRANGERS_MAX = 16
 """An accused commit counts at most so many contributions more than this peer knows peers. Their copies are kept in
 memory until the audit is over."""
 
 log = logging.getLogger(__name__)
-
 
 EXPELLED = "this peer has expelled the sender"
 """The beginning of the refusal of an expelled peer's messages."""
@@ -73,17 +73,18 @@ class Audits:
         silent_s = SILENT * common.run.config.heartbeat_timeout
         self._wait_s = silent_s + common.transport.limits.transfer_timeout_s(longest)
         self._cases = Cases(self._me, KEEP * self._wait_s)
+        self._examiner = Examiner(common, self._cases, self._wait_s)
         self._lot, self._clock = SystemRandom(), asyncio.get_running_loop().time
         self._due: asyncio.Queue[Case] = asyncio.Queue()
-        self._came = asyncio.Event()
         # commits that others call lies, and that this peer never saw or has forgotten
         self._alleged: dict[Key, Case] = {}
-        self._verdicts = Verdicts(PATIENCE * self._wait_s)
-        self._tend_every_s = self._wait_s / 4
-        self._contact = Contact(self._tend_every_s)
+        self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
         self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
-        self.audited = 0
+
+    @property
+    def audited(self) -> int:
         """How many commits this peer has computed again."""
+        return self._examiner.examined
 
     @property
     def expelled(self) -> dict[str, str]:
@@ -144,7 +145,7 @@ class Audits:
         an audit of its own, and then sends them.
 
         Raises:
-            Refusal: this peer has forgotten the commit, or is auditing another one for the sender.
+            Refusal: this peer has forgotten the commit, or audits another one for the sender, or has done so too often.
         """
         case = self._case((audit.shard, audit.digest))
         if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
@@ -156,6 +157,8 @@ class Audits:
             raise Refusal("this commit is too old to be audited")
         if any(other.missing() and sender in other.askers for other in self._cases if other is not case):
             raise Refusal("this peer audits another commit at the sender's request")
+        if not case.begun and not self._favours.takes(sender, 1.0, self._clock()):
+            raise Refusal("this peer has audited many commits at the sender's request lately")
         case.askers.add(sender)
         self._begin(case)
 
@@ -167,14 +170,15 @@ class Audits:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send the copies, once: again only if one of them was lost and the peer asks again."""
+        """Send the copies once; once more only if the peer asks after one was lost, or after it has started again."""
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unreachable):
-                case.given.discard(to)
+                case.given[to] = True
 
-        if to not in case.given:
-            case.given.add(to)
+        lacks = case.given.get(to)
+        if lacks is None or (lacks and self._favours.takes(to, 1.0, self._clock())):
+            case.given[to] = False
             for author, payload in case.copies.items():
                 self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)
 
@@ -196,7 +200,7 @@ class Audits:
         if not is_digest_of(seal, copy.payload):
             raise Refusal("the copy isn't what its author sealed")
         case.copies[copy.author] = copy.payload
-        self._came.set()
+        self._examiner.came.set()
 
     # -- accusations
 
@@ -237,8 +241,7 @@ class Audits:
     def _read(self, said: Accusation) -> Case:
         """Raises Refusal if this is no commit of the aggregator."""
         shard, counted = said.shard, said.counted
-        of = shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted
-        sealed = self._seals.opened(*of, said.seal)
+        sealed = self._seals.opened(shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted, said.seal)
         state = self._logs.look_at(shard).state
         known = len(self._roster.members) + (0 if state is None else len(state.counted))
         if len(counted) > known + STRANGERS_MAX:
@@ -267,7 +270,7 @@ class Audits:
             header = wire.pack(Accusation(*of, case.sealed.pack(), case.proves), self._token)
             for key, peer, _ in sorted(told - self._told):
                 if key == case.key:
-                    case.given.discard(peer)
+                    case.given |= {peer: True} if peer in case.given else {}
                     self._outbox.put(peer, header)
         self._told = told
 
@@ -296,9 +299,9 @@ class Audits:
     async def _tend(self) -> None:
         """Now and then, forget old commits, and tell newcomers which peers were expelled."""
         while True:
-            await asyncio.sleep(self._tend_every_s)
+            await asyncio.sleep(LOOK * self._wait_s)
             now = self._clock()
-            self._contact.look(self._roster.alive(), now)
+            self._examiner.contact.look(self._roster.alive(), now)
             self._cases.forget(now)
             old = [key for key, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
             for key in old:
@@ -315,10 +318,10 @@ class Audits:
         while True:
             case = await self._due.get()
             wanted = case.askers or case.accusers  # another peer waits for what it was made of
-            if not wanted and (self.doubt or not self._is_young(case)):
+            if not wanted and (self.doubt or not self._examiner.is_young(case)):
                 case.over = True  # after a wait behind other audits, what it was made of may be gone
                 continue
-            lie = await self._lie(case)
+            lie = await self._examiner.lie(case)
             case.over = True
             if not case.missing():
                 for asker in case.askers:
@@ -335,61 +338,3 @@ class Audits:
                 case.copies = {}
             elif case.right:
                 self._acquit(case, "the commit is right")
-
-    async def _lie(self, case: Case) -> str:
-        """Get a commit's contributions, and judge the commit. Returns its lie as text; empty if there is none, or if
-        that can't be found out."""
-        for counted, seal in case.seals():
-            if not self._seals.fits(case.shard, counted, seal):
-                case.proves = True
-                return f"its commit of shard {case.shard} counts a contribution that {counted.peer} didn't make"
-        was, in_time = self._roster.summary(case.aggregator), self._must_show(case)
-        for asked in ({case.aggregator, *case.askers, *case.accusers}, set(self._roster.alive())):
-            if await self._gathered(case, asked):
-                break
-        else:
-            now = self._roster.summary(case.aggregator)
-            same = was is not None and now is not None and was.incarnation == now.incarnation
-            hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
-            return f"it doesn't show how it made its commit of shard {case.shard}" if hides else ""
-        self.audited += 1
-        base = Version(0, 0, case.epoch - 1, case.base)
-        for counted in case.counted:
-            as_sent = Contribution(case.shard, base, counted.id, counted.id, counted.weight, counted.samples)
-            if why := self._work.objection(as_sent, case.copies[counted.peer]):
-                case.proves = True
-                return f"its commit of shard {case.shard} counts a contribution of {counted.peer} that can't be: {why}"
-        # twice before it counts as wrong: a bit may change in this machine's memory
-        case.right = await self._is_mean(case) or await self._is_mean(case)
-        case.proves = not case.right
-        return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
-
-    def _must_show(self, case: Case) -> bool:
-        """Whether the aggregator, asked now, must still have what it made this commit of, unless it is too much. It has
-        dropped it if the commit is old. The commit may be older than it seems if the two peers have lost sight of each
-        other: then this peer got it late."""
-        return self._is_young(case) and self._contact.since(case.aggregator) <= case.since - self._wait_s
-
-    def _is_young(self, case: Case) -> bool:
-        return self._clock() - case.since <= self._wait_s
-
-    async def _is_mean(self, case: Case) -> bool:
-        """Whether the mean of the contributions is the commit's mean."""
-        parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
-        return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
-
-    async def _gathered(self, case: Case, asked: set[str]) -> bool:
-        """Ask these peers for a commit's contributions. Wait until all are here, or until none has come for too
-        long."""
-        header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
-        case.asked = True
-        for peer in asked - {self._me} if missing else ():
-            self._outbox.put(peer, header)
-        while missing and slices < SLICES and (case.accusers or self._roster.live(case.aggregator)):
-            self._came.clear()
-            before, waiting = missing, asyncio.create_task(self._came.wait())
-            await asyncio.wait({waiting}, timeout=self._wait_s / SLICES)
-            waiting.cancel()
-            missing = case.missing()
-            slices = slices + 1 if missing == before else 0
-        return not missing

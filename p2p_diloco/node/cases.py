@@ -29,9 +29,9 @@ class Case:
     `since`: when it was appended here, in seconds of the loop's clock. `copies`: the payloads of the contributions, by
     author; some or all may be missing. `nbytes`: the length of all of them. `chosen`: whether this peer shall audit the
     commit, `begun`: whether it has begun to, `asked`: whether it has asked for the copies. `askers`: the peers that
-    want the copies, `given`: those that have got them, `accusers`: those that call the commit a lie. `over`: whether
-    the audit has ended, `right`: whether it found the commit right, `proves`: whether seals and copies show any peer
-    that the commit is a lie."""
+    want the copies, `given`: those that have got them, and whether they lack them again, `accusers`: those that call
+    the commit a lie. `over`: whether the audit has ended, `right`: whether it found the commit right, `proves`: whether
+    seals and copies show any peer that the commit is a lie."""
 
     shard: int
     base: str
@@ -47,7 +47,7 @@ class Case:
     begun: bool = False
     asked: bool = False
     askers: set[str] = field(default_factory=set)
-    given: set[str] = field(default_factory=set)
+    given: dict[str, bool] = field(default_factory=dict)
     accusers: set[str] = field(default_factory=set)
     over: bool = False
     right: bool = False

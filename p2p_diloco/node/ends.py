@@ -22,12 +22,13 @@ from p2p_diloco.net.statements import pack
 from p2p_diloco.node import unowned
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.unowned import TRIED_MAX
 
 KIND = b"end of a run"
 """The kind of statement that a peer signs."""
 RECORD_TTL_S = 24 * 3600.0
 """How long the DHT keeps an end for absent peers after its last renewal."""
+TRIED_MAX = 16
+"""The most records whose signatures are checked at one look, highest records first: strangers may store many."""
 _FIELDS_BEFORE = 7
 """The fields of a record that a version without `End.revision` has written."""
 FILE = "ended.json"

@@ -2,7 +2,8 @@
 newest revision in the DHT.
 
 Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
-record (see `unowned`); the highest valid revision wins.
+record (see `unowned`); the highest valid revision wins. Anyone may store records of revisions in an open run, so which
+of many are tried is drawn anew at each look: however many there are, none can hide the founder's for long.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from random import sample
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.statements import pack
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.unowned import TRIED_MAX
 
 KIND = b"revision"
 """The kind of statement that a founder signs."""
@@ -26,6 +27,8 @@ RECORD_TTL_S = 600.0
 """How long the DHT keeps a revision that no peer renews."""
 LOOK_EVERY_S = 3.0
 KEEP_EVERY_S = 60.0
+TRIED_MAX = 64
+"""The most records whose signatures are checked at one look, which takes 10 ms at most."""
 
 log = logging.getLogger(__name__)
 
@@ -56,17 +59,21 @@ class Founding:
 
 
 async def read(dht: Records, founding: Founding) -> Revision:
-    """Read the highest revision in the DHT that the founder has signed.
+    """Read the highest revision in the DHT that the founder has signed. If there are more than `TRIED_MAX` records, it
+    may be missed, and a later call finds it.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = await unowned.read(dht, _key(founding.run_id), Revision)
-    for revision in sorted((r for r in found if r.sound), reverse=True)[:TRIED_MAX]:
-        if founding.proven(dht, revision):
-            return revision
-        _refuse(founding, revision)
-    return FOUNDED
+    found = [r for r in await unowned.read(dht, _key(founding.run_id), Revision) if r.sound]
+    highest = FOUNDED
+    for revision in sample(found, min(len(found), TRIED_MAX)):
+        if revision > highest:
+            if founding.proven(dht, revision):
+                highest = revision
+            else:
+                _refuse(founding, revision)
+    return highest
 
 
 async def store(dht: Records, founding: Founding, revision: Revision) -> bool:
@@ -99,7 +106,7 @@ async def watch(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-@lru_cache(maxsize=256)  # logged once, though every look finds it
+@lru_cache(maxsize=2048)  # each is logged once, though many looks find it; there are 1,024 under a key at most
 def _refuse(founding: Founding, revision: Revision) -> None:
     log.warning("refused the revision %s of the run %s: the founder has not signed it", revision, founding.run_id)
 

@@ -17,9 +17,6 @@ from p2p_diloco.net.interface import Records
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.wire import PROTOCOL
 
-TRIED_MAX = 16
-"""The most records under one key whose signatures are checked, highest records first: strangers may store many."""
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from p2p_diloco.net.hello import (
     PENDING_MAX,
     PENDING_PER_PEER_MAX,
     STREAMS_PER_PEER_MAX,
+    TURNED_AWAY_MAX,
     Hellos,
     any_run,
     only,
@@ -171,6 +172,28 @@ async def test_a_stranger_is_told_one_text(start: Start, kind: str, mark: bytes)
     assert not me.served
     assert me.hellos.turned_away == 1
     assert not me.hellos.admits("s")
+
+
+def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its first streams are read and answered, until the next sweep. Other peers are heard meanwhile."""
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 1000.0)
+
+    async def test(start: Start) -> None:
+        me, a = start("me"), start("a")
+
+        async def told() -> Frame | None:
+            pipe = await me.opened_by("s")
+            pipe.write(encode(Message(b"?" + strangers(me)["changed"])))
+            return await answer(pipe)
+
+        answers = [await told() for _ in range(TURNED_AWAY_MAX + 4)]
+        assert answers == [REFUSED] * TURNED_AWAY_MAX + [None] * 4
+        assert me.hellos.turned_away == TURNED_AWAY_MAX
+        await a.greets(me)
+        me.hellos.sweep()
+        assert await told() == REFUSED
+
+    run(test)
 
 
 @pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(HELLO_BYTES_MAX + 2)), Refused("x")], ids=repr)

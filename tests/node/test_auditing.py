@@ -17,7 +17,7 @@ from p2p_diloco.core.events import Average
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import participation
-from p2p_diloco.node.auditing import STRANGERS_MAX, Audits
+from p2p_diloco.node.auditing import FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.wire import Accusation, Audit, Copy
 from tests.net.memory import MemoryNetwork
 
@@ -351,7 +351,7 @@ async def commit_to_show(peers: Peers, audits: Audits, aggregator: str) -> Any:
     for _ in range(1000):
         await rounds(peers, 1)
         made = [case for case in audits._cases if case.aggregator == aggregator]
-        if made and audits._must_show(made[-1]):
+        if made and audits._examiner._must_show(made[-1]):
             return made[-1]
         await asyncio.sleep(0.05)
     raise AssertionError("no commit")
@@ -369,7 +369,7 @@ def test_an_aggregator_that_lost_its_copies_is_expelled_unless_it_may_have_done_
         case = await commit_to_show(peers, a, "b")
         b._cases.get(case.key).copies = {}
         if cut_off:
-            a._contact._since["b"] = case.since - 0.1
+            a._examiner.contact._since["b"] = case.since - 0.1
         a._begin(case)
         await asyncio.sleep(0.1)
         if restarts:
@@ -473,6 +473,7 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     await rounds(peers, 2)
     a = auditors["a"]
     a._outbox.put = lambda *args, **kwargs: None  # no answer comes
+    a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
     first, second = [case for case in a._cases if case.aggregator == "b"][:2]
     a.asked("c", Audit(first.shard, first.digest))
     with pytest.raises(Refusal, match="another commit"):
@@ -482,4 +483,42 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     second.since -= 2 * a._wait_s + 1
     with pytest.raises(Refusal, match="too old"):
         a.asked("b", Audit(second.shard, second.digest))
+    await stop(peers)
+
+
+@run
+async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """Else one peer could have all others get the contributions to each commit, which its aggregator sends."""
+    peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
+    await rounds(peers, 8)
+    a = auditors["a"]
+    a._outbox.put = lambda *args, **kwargs: None  # no answer comes
+    a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
+    cases = [case for case in a._cases if case.aggregator == "b"][: FAVOURS_AT_ONCE + 1]
+    for case in cases[:FAVOURS_AT_ONCE]:
+        a.asked("c", Audit(case.shard, case.digest))
+        case.askers.clear()
+    last = Audit(cases[-1].shard, cases[-1].digest)
+    with pytest.raises(Refusal, match="many commits at the sender's request"):
+        a.asked("c", last)
+    a.asked("b", last)  # others still have theirs
+    await stop(peers)
+
+
+@run
+async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """Else a peer that breaks each transfer could have the same copies sent without end."""
+    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    await rounds(peers, 2)
+    a, sent = auditors["a"], list[str]()
+
+    def put(to: str, header: bytes, payload: Any, answered: Any) -> None:
+        sent.append(to)
+        answered(Unreachable("the link broke"))
+
+    a._outbox.put = put
+    own = next(case for case in a._cases if case.aggregator == "a" and not case.missing())
+    for _ in range(3 * FAVOURS_AT_ONCE):
+        a.asked("b", Audit(own.shard, own.digest))
+    assert sent == ["b"] * (1 + FAVOURS_AT_ONCE) * len(own.counted)
     await stop(peers)

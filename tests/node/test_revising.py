@@ -178,6 +178,26 @@ async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick:
     assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
 
 
+def test_junk_hides_no_revision_for_long(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Anyone may store records in an open run: a look tries a few of them, each time others, until it finds the
+    founder's."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        await a.stop()
+        watcher, founding = network.join("w", Inbox()), founding_in(network)
+        for number in range(3 * revising.TRIED_MAX):
+            forged = Revision(100 + number, 0.1, 0.0, proof="forged")
+            assert await revising.store(watcher, founding, forged)
+        asked = await ask(network, 1, 0.5, 0.0)
+        while await revising.read(watcher, founding) != asked:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
 def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCaptureFixture) -> None:
     """The rest of it stands; a warning says once whose it was. A signed one is handed to the replica."""
     heard: list[Any] = []

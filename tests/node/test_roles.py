@@ -121,4 +121,4 @@ def test_allowances_take_bounded_memory() -> None:
     for number in range(PEERS_MAX + 100):
         assert left.fetch(f"p{number}", 1.0, 0.0)
         assert left.nudge(f"p{number}", 1, 0, 1)
-    assert len(left._left) == len(left._nudged) == PEERS_MAX
+    assert len(left._states._left) == len(left._nudged) == PEERS_MAX

@@ -1,10 +1,13 @@
 """Measures what a flood of strangers costs a private run: `python -m tests.real.flood_cost [--turns N] [--seconds S]
 [--work S]`.
 
-Three honest nodes in this process make rounds, with `--work` seconds of training (a sleep) between two exchanges. In
-every second turn a process of its own floods one of them from four connections, each opening stream after stream.
-Prints rounds a second with and without the flood, turn by turn, with their medians, and the streams that were opened,
-as JSON. All share the cores of this machine.
+Three honest nodes in this process make rounds, with `--work` seconds of training (a sleep) between two exchanges. Turns
+of three kinds follow each other. Some are quiet. In some a process of its own floods one node from four connections,
+each opening stream after stream. In the others it floods another program on this machine instead, which closes each
+stream at once: that shows what the attackers' own processor time takes from the nodes, since all share the cores.
+
+Prints for each kind, as JSON: the rounds a second turn by turn, and the medians of these, of the streams opened a
+second, and of the processor seconds a second of the nodes and of the attackers, with their daemons.
 """
 
 from __future__ import annotations
@@ -17,16 +20,22 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import nodes
 
+from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
+from p2p_diloco.net.pipe import Pipe
 from tests.net.attacker import attacker
+from tests.net.swarm import LISTEN
 
 STREAMS = f"/p2p-diloco/{VERSION}/{nodes.RUN_ID}"
 FLOODS = [
@@ -36,26 +45,61 @@ FLOODS = [
     (STREAMS,),
 ]
 """The protocol and the frames of each connection's flood."""
+COMMAND = [sys.executable, "-m", "tests.real.flood_cost"]
 
 
-async def flood(peer: str, addresses: list[str], seconds: float) -> int:
-    """Flood a peer from four connections; returns how many streams were opened."""
+async def flood(peer: str, addresses: list[str], seconds: float) -> dict[str, float]:
+    """Flood a peer from four connections; returns how many streams were opened, and what this process has spent."""
     async with contextlib.AsyncExitStack() as strangers:
         victim = SimpleNamespace(peer_id=peer)
         ones = [await strangers.enter_async_context(attacker(victim, addresses=addresses)) for _ in FLOODS]
         print("begins", flush=True)
+        began = spent()
         floods = [asyncio.create_task(one.flood(*said)) for one, said in zip(ones, FLOODS, strict=True)]
         await asyncio.sleep(seconds)
+        took = spent() - began
         for task in floods:
             task.cancel()
-        return sum([await task for task in floods])
+        return {"streams": sum([await task for task in floods]), "spent": took}
 
 
-def rate(field: nodes.Field, seconds: float) -> float:
-    """Rounds a second of the slowest node."""
-    began, at = field.epoch, time.monotonic()
+async def elsewhere() -> None:
+    """Close each stream at once, until killed. Prints the peer id and the addresses first."""
+    daemon = await Daemon.start(identity_path=None, host_maddrs=LISTEN, announce_maddrs=(), client_mode=False,
+                                timeout_s=30.0, on_death=None)  # fmt: skip
+
+    async def close(peer: str, pipe: Pipe, seen_at: str) -> None:
+        pipe.abort()
+
+    for protocol in {protocol for protocol, *_ in FLOODS}:
+        await daemon.serve_streams(protocol, close)
+    print(daemon.peer_id, *daemon.addresses, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await daemon.close()
+
+
+def spent() -> float:
+    """The processor seconds of this process and the daemons that it has started."""
+    daemons = [child for child in psutil.Process().children() if child.name().startswith("p2pd")]
+    return time.process_time() + sum(sum(daemon.cpu_times()[:2]) for daemon in daemons)
+
+
+def measured(field: nodes.Field, seconds: float, victim: list[str]) -> dict[str, float]:
+    """The rounds a second of the slowest node, while a process of its own floods the `victim`, if there is one."""
+    attack = None
+    if victim:
+        command = [*COMMAND, "--seconds", str(seconds + 1.0), "--victim", *victim]
+        attack = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert attack.stdout is not None
+        assert attack.stdout.readline().strip() == "begins"
+    began, cost, at = field.epoch, spent(), time.monotonic()
     time.sleep(seconds)
-    return (field.epoch - began) / (time.monotonic() - at)
+    took = time.monotonic() - at
+    figures = {"rounds": (field.epoch - began) / took, "nodes": (spent() - cost) / took}
+    if attack is not None:
+        told = json.loads(attack.communicate(timeout=60.0)[0])
+        figures |= {"streams": told["streams"] / (seconds + 1.0), "attackers": told["spent"] / (seconds + 1.0)}
+    return figures
 
 
 def main() -> None:
@@ -65,30 +109,32 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--work", type=float, default=1.0)
     parser.add_argument("--victim", nargs="+")
+    parser.add_argument("--elsewhere", action="store_true")
     asked = parser.parse_args()
     if asked.victim:
-        print(asyncio.run(flood(asked.victim[0], asked.victim[1:], asked.seconds)), flush=True)
+        print(json.dumps(asyncio.run(flood(asked.victim[0], asked.victim[1:], asked.seconds))), flush=True)
+        return
+    if asked.elsewhere:
+        asyncio.run(elsewhere())
         return
     nodes.STEP_S = asked.work
+    other = subprocess.Popen([*COMMAND, "--elsewhere"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    another = other.stdout.readline().split()
     field = nodes.Field()
     try:
-        quiet, flooded, opened = list[float](), list[float](), 0
+        victims = {"quiet": [], "elsewhere": another, "flooded": [field.nodes[0].id, *field.addresses]}
+        turns = defaultdict[str, list[dict[str, float]]](list)
         for _ in range(asked.turns):
-            quiet.append(rate(field, asked.seconds))
-            first = field.nodes[0]
-            command = [sys.executable, "-m", "tests.real.flood_cost", "--seconds", str(asked.seconds + 1.0)]
-            attack = subprocess.Popen(
-                [*command, "--victim", first.id, *field.addresses], stdout=subprocess.PIPE, text=True
-            )
-            assert attack.stdout is not None
-            assert attack.stdout.readline().strip() == "begins"
-            flooded.append(rate(field, asked.seconds))
-            opened += int(attack.communicate(timeout=60.0)[0])
+            for kind, victim in victims.items():
+                turns[kind].append(measured(field, asked.seconds, victim))
         field.agrees()
-        medians = {"quiet": statistics.median(quiet), "flooded": statistics.median(flooded)}
-        print(json.dumps({"quiet": quiet, "flooded": flooded, "medians": medians, "streams": opened}))
+        for kind, figures in turns.items():
+            medians = {what: statistics.median([turn[what] for turn in figures]) for what in figures[0]}
+            print(kind, json.dumps({"medians": medians, "rounds": [turn["rounds"] for turn in figures]}))
     finally:
         field.end()
+        other.communicate()
 
 
 if __name__ == "__main__":

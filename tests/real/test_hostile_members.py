@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.unowned import fetch, name_of, store
-from p2p_diloco.node.wire import Nudge, pack
+from p2p_diloco.node.wire import Audit, Copy, Nudge, pack
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -184,6 +185,27 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
                 answers += await member.tell_all(Fetch(have, True))
             assert "" in answers
             await field.tells("greedy", "this peer has asked for too many states lately", nodes=3)
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_few_commits_are_audited_at_a_members_request(field: Field) -> None:
+    """Whatever it asks of which node: each shows its own commits once, and gets the contributions to others' a few
+    times for it."""
+
+    async def row() -> None:
+        async with liar(field, "auditor") as member:
+            answers = list[str]()
+            for turn in range(TRIES):
+                version, _, _ = await member.look(shard := turn % SHARDS)
+                answers += await member.tell_all(Audit(shard, version.digest))
+                if any("has audited many commits at the sender's request" in answer for answer in answers):
+                    break
+                await asyncio.sleep(0.2)
+            assert any("has audited many commits at the sender's request" in answer for answer in answers), answers
+            copies = Counter((copy.shard, copy.digest, copy.author) for copy in member.got(Copy))
+            assert 0 < max(copies.values()) <= len(field.nodes)
             await field.goes_on()
 
     field.do(row())
