@@ -7,26 +7,21 @@ for people; the numbers in it are fields as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from p2p_diloco.config.run import OVERLAP_MAX
 from p2p_diloco.planning.exchange import Codecs, Machine
 from p2p_diloco.planning.forecast import Forecast
 
 CODECS = (("bf16", None), ("int8", None), ("int4", None), ("int4", "int4"))
 """The codecs that are compared: (codec, reply_codec). 4 bits cost no more than 0.3 % of the loss in any measurement."""
-OVERLAP_MAX = 4
-"""Overlap was measured up to H divided by this number."""
 FRAGMENTS_MAX = 16
 """More fragments are not tried: from `OVERLAP_MAX` on, overlap hides as much of H in all."""
 LIKE = 1.1
 """Peers whose step times differ by less than this factor are alike."""
 HELPS = 1.02
 """A peer holds the others back if they do this many times as much without it."""
-ROUNDS_FEW = 20
-"""In one experiment 8 rounds in place of 20 lost half of the gain."""
-MOMENTS = 5
-"""Rounds should be at least so many times the 1 / (1 - momentum) rounds over which momentum averages."""
 CHECKED_MAX = 64
 """With more peers only the slowest link and the slowest machine are tried as the one that holds the others back."""
 
@@ -92,7 +87,7 @@ def advise(forecast: Forecast, wanted: float, tokens: float | None) -> Advice:
         codecs,
         held_back(forecast),
         "time" if slow > LIKE * fast else "steps",
-        tuple(warnings(forecast, tokens)),
+        tuple(forecast.run.doubts(None if tokens is None else tokens / forecast.units)),
     )
 
 
@@ -105,19 +100,10 @@ def smallest_sync_every(forecast: Forecast, wanted: float) -> int:
     return fragments * max(at_least, math.ceil(needed / fragments - 1e-9))
 
 
-def rounds_wanted(forecast: Forecast) -> float:
-    """How many rounds a run should have at least: ROUNDS_FEW, and MOMENTS times what momentum averages over."""
-    return max(ROUNDS_FEW, round(MOMENTS / (1 - _momentum(forecast)), 9))
-
-
 def greatest_sync_every(forecast: Forecast, tokens: float) -> int:
     """The greatest H with which so many tokens make enough rounds."""
     of_a_step = forecast.units / forecast.run.sync_every
-    return max(1, math.floor(tokens / of_a_step / rounds_wanted(forecast) + 1e-9))
-
-
-def _momentum(forecast: Forecast) -> float:
-    return forecast.run.outer_momentum if forecast.run.outer_optimizer == "sgd" else 0.0
+    return max(1, math.floor(tokens / of_a_step / forecast.run.rounds_wanted + 1e-9))
 
 
 def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
@@ -163,32 +149,6 @@ def held_back(forecast: Forecast) -> HeldBack | None:
     quick = _rate(forecast, worst, step_s=max(each.step_s for each in rest))
     wide = _rate(forecast, worst, link=min(each.link for each in rest))
     return HeldBack(worst, gains[worst], by_link=wide >= quick)
-
-
-def warnings(forecast: Forecast, tokens: float | None) -> Iterator[str]:
-    """What is known before the start to train badly."""
-    run = forecast.run
-    yield from run.doubts()
-    momentum = _momentum(forecast)
-    if run.sync_every / OVERLAP_MAX < run.overlap_steps < run.sync_every and momentum >= 0.9:
-        yield (
-            f"overlap_steps={run.overlap_steps} is more than a quarter of H; with outer_momentum={momentum:g} that was "
-            "not measured, and an overlap of all of H made two peers worse than one; choose a shorter overlap, or "
-            "a momentum of 0.5"
-        )
-    if tokens is None:
-        return
-    rounds = tokens / forecast.units
-    if rounds < ROUNDS_FEW:
-        yield (
-            f"these tokens make {rounds:.0f} rounds at H={run.sync_every}: too few. In one experiment 8 rounds kept "
-            "half of the gain of 20; choose a smaller H"
-        )
-    if momentum and rounds < rounds_wanted(forecast):
-        yield (
-            f"outer_momentum={momentum:g} averages over {1 / (1 - momentum):.0f} rounds, and there are only "
-            f"{rounds:.0f}; begin with a model that has learnt a little (--warm-start or a checkpoint), or lower it"
-        )
 
 
 def _rate(forecast: Forecast, peer: int, **better: float) -> float:

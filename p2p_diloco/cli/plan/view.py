@@ -19,7 +19,7 @@ from rich.text import Text
 from p2p_diloco.cli.plan.inputs import Question
 from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.observe.plot import Curve, Moment, text_plot
-from p2p_diloco.planning.advice import Advice, rounds_wanted
+from p2p_diloco.planning.advice import Advice
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Course, Forecast
 
@@ -242,8 +242,7 @@ def advices(question: Question, advice: Advice) -> list[str]:
             "the loss where it was measured."
         )
     if (most := advice.sync_every_most) is not None:
-        rounds = rounds_wanted(forecast)
-        found.append(f"These tokens allow H={most:,} at most, for {rounds:.0f} outer steps or more.")
+        found.append(f"These tokens allow H={most:,} at most, for {run.rounds_wanted:.0f} outer steps or more.")
     if (held := advice.held_back) is not None:
         why, name = "link" if held.by_link else "speed", question.names[held.peer]
         found.append(f"{name} holds the others back by its {why}: without it they do {held.gain:.2f} times as much.")
