@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
         "async, DN, DyLU, no step_limit": four(**DELAYED, dylu=True, step_limit=0.0),
     },
     against="sync",
-    bounds={"async, DN, DyLU": 1.05},
+    bounds={"async, DN, DyLU": 1.05, "async, DN, DyLU, 0.7/0.5": 1.05},
     tells=("time",),
 )
 
