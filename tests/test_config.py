@@ -279,6 +279,7 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"sync_every": 20, "overlap_steps": 19, "outer_momentum": 0.5}, 0),
         ({"stop_after_epochs": 50}, 0),
         ({"stop_after_epochs": 49}, 1),
+        ({"stop_after_epochs": 49, "momentum_warmup": 20}, 0),
         ({"stop_after_epochs": 19}, 2),
         ({"stop_after_epochs": 20, "outer_momentum": 0.5}, 0),
         ({"stop_after_epochs": 20, "outer_optimizer": "Adam"}, 0),

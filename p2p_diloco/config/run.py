@@ -268,11 +268,12 @@ class RunConfig(Settings):
                 f"sync_every={self.sync_every} leaves {rounds:.0f} outer steps, which is too few: 8 were measured to "
                 "keep half of the gain of 20; use a smaller sync_every, or train for longer"
             )
-        if rounds is not None and self.momentum and rounds < self.rounds_wanted:
+        if rounds is not None and self.momentum and not self.momentum_warmup and rounds < self.rounds_wanted:
             found.append(
                 f"outer_momentum={self.momentum:g} averages over {1 / (1 - self.momentum):.0f} outer steps, and there "
                 f"are only {rounds:.0f}, which from random weights was measured to train worse than data-parallel "
-                "steps; use a model that has learnt a little (--warm-start or a checkpoint), or a lower momentum"
+                "steps; use a model that has learnt a little (--warm-start or a checkpoint), momentum_warmup, or a "
+                "lower momentum"
             )
         if self.sync_every / OVERLAP_MAX < self.overlap_steps < self.sync_every and self.momentum >= MOMENTUM_HIGH:
             found.append(
