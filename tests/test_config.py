@@ -24,7 +24,8 @@ def test_defaults_are_the_documented_ones() -> None:
         "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
         "fragment_layout": "contiguous", "shard_elements": None, "overlap_steps": 0, "merge": "mix",
         "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
-        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True,
+        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "momentum_warmup": 0,
+        "nesterov": True,
         "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03, "min_peers": 1,
         "start_peers": 1,
         "round_timeout": 600.0, "pause_timeout": 60.0,
@@ -172,7 +173,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "0865e9c2b80ce9b039a5b3755726876d"
+    assert RunConfig().fingerprint() == "fcbf437b7d18d0b113af5558d6a5be6a"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,16 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
     ("values", "doubts"),
     [
         ({}, 0),
-        ({"sync_every": 20, "overlap_steps": 19}, 0),
+        ({"sync_every": 20, "overlap_steps": 5}, 0),
+        ({"sync_every": 20, "overlap_steps": 6}, 1),
+        ({"sync_every": 20, "overlap_steps": 19, "outer_momentum": 0.5}, 0),
+        ({"stop_after_epochs": 50}, 0),
+        ({"stop_after_epochs": 49}, 1),
+        ({"stop_after_epochs": 49, "momentum_warmup": 20}, 0),
+        ({"stop_after_epochs": 19}, 2),
+        ({"stop_after_epochs": 20, "outer_momentum": 0.5}, 0),
+        ({"stop_after_epochs": 20, "outer_optimizer": "Adam"}, 0),
+        ({"stop_after_epochs": 9, "mode": "async", "dn_buffer_size": 3}, 0),
         ({"sync_every": 20, "overlap_steps": 20}, 1),
         ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 5}, 0),
         ({"codec": "topk"}, 1),

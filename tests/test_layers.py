@@ -150,3 +150,9 @@ def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
     real = tmp_path / "x.py"
     real.write_text("from ..tensors import layout\n")
     assert layer(file) == "net"
+
+
+def test_one_module_knows_what_a_gpu_needs() -> None:
+    assert [str(path.relative_to(PACKAGE)) for path in modules() if "torch.cuda" in path.read_text()] == [
+        "peer/devices.py"
+    ]

@@ -343,13 +343,14 @@ def bench(
     ),
     beside: str | None = Option(
         None,
-        help="What is measured beside it; default: raw,gloo, none with --steps.",
+        help="What is measured beside it; default: raw,gloo; none with --steps, --device.",
         metavar="[raw,gloo,averager|none]",
     ),
     steps: int | None = Option(None, help="Inner steps of a round; unset: one for each fragment.", metavar="H"),
     step_time: float = Option(0.0, help="Seconds that an inner step takes.", metavar="S"),
     overlap: int = Option(0, help="Inner steps that an exchange has, while training goes on."),
     direct: bool = Option(True, help="Payloads over TLS connections of our own, or over libp2p's streams alone."),
+    device: str = Option("cpu", help="Device of the peers' models, such as cuda: nothing is measured beside it then."),
     as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
 ) -> None:
     """Measure a whole round between real processes on this machine, and the same work done by other methods.
@@ -362,7 +363,7 @@ def bench(
     from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
     from p2p_diloco.cli.quantities import count_of
 
-    training = bool(steps or step_time or overlap)
+    alone = bool(steps or step_time or overlap) or device != "cpu"
     plan = Plan(
         peers=peers,
         parameters=count_of(parameters),
@@ -370,11 +371,12 @@ def bench(
         fragments=fragments,
         rounds=rounds,
         **links_of(link, peers)._asdict(),
-        beside=names_of(("none" if training else "raw,gloo") if beside is None else beside),
+        beside=names_of(("none" if alone else "raw,gloo") if beside is None else beside),
         steps=steps or 0,
         step_s=step_time,
         overlap=overlap,
         direct=direct,
+        device=device,
     )
     raise typer.Exit(measure(plan, as_json=as_json))
 

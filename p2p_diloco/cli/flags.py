@@ -43,7 +43,7 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
     """The values of the flags that the user gave, by field. Only fields of `model` are included."""
-    return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
+    return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [], ())}
 
 
 def as_flag(key: str) -> str:

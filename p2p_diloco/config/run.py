@@ -27,6 +27,12 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 
 MOMENTUM_OF_EACH_MAX = 0.5
 """In asynchronous mode, a higher outer momentum causes a warning if every submission updates the momentum."""
+OVERLAP_MAX = 4
+"""Overlap with a high momentum was measured up to H divided by this number, and again at all of H."""
+MOMENTUM_HIGH = 0.9
+ROUNDS_FEW, MOMENTS = 20, 5
+"""A run should have ROUNDS_FEW outer steps at least, and MOMENTS times the 1 / (1 - momentum) outer steps over which
+momentum averages."""
 
 
 class RunConfig(Settings):
@@ -94,6 +100,12 @@ class RunConfig(Settings):
     outer_lr: float = Field(default=0.7, ge=0, allow_inf_nan=False, description="Learning rate of the outer optimizer.")
     outer_momentum: float = Field(
         default=0.9, ge=0, lt=1, allow_inf_nan=False, description="Momentum of the outer optimizer."
+    )
+    momentum_warmup: int = Field(
+        default=0,
+        ge=0,
+        description="Outer steps over which the outer momentum rises from 0 to outer_momentum; 0: it does not rise. "
+        "For outer_optimizer=sgd.",
     )
     nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
     weighting: Literal["steps", "samples", "uniform"] = Field(
@@ -203,6 +215,8 @@ class RunConfig(Settings):
         if self.rounding == "stochastic" and self.codec != "bf16":
             wrong = f"is for codec=bf16, and codec is {self.codec}"
             self._refuse("rounding", wrong, "choose codec=bf16, or leave it out")
+        if self.momentum_warmup and self.outer_optimizer != "sgd":
+            self._refuse("momentum_warmup", "is for outer_optimizer=sgd", "leave it out")
         if 0 < self.step_limit < 1:
             self._refuse("step_limit", "would cut means of the usual length", "choose e.g. 1.25, or 0 for no limit")
         self._fits_the_mode()
@@ -233,10 +247,40 @@ class RunConfig(Settings):
             return self.merge_alpha
         return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
 
-    def doubts(self) -> list[str]:
-        """Warnings, each with a mend, for settings with which training was measured to be worse than one peer alone
-        (docs/results.md)."""
+    @property
+    def momentum(self) -> float:
+        """The outer momentum; 0 with an optimizer that has none."""
+        return self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
+
+    @property
+    def rounds_wanted(self) -> float:
+        """How many outer steps of the whole model a run should have at least."""
+        return max(ROUNDS_FEW, round(MOMENTS / (1 - self.momentum), 9))
+
+    def doubts(self, rounds: float | None = None) -> list[str]:
+        """Warnings, each with a mend, for settings with which training was measured to be worse than it could be
+        (docs/results.md). `rounds`: the outer steps that the run will make; None: its `stop_after_epochs`."""
         found = []
+        if rounds is None and self.mode == "sync":
+            rounds = self.stop_after_epochs
+        if rounds is not None and rounds < ROUNDS_FEW:
+            found.append(
+                f"sync_every={self.sync_every} leaves {rounds:.0f} outer steps, which is too few: 8 were measured to "
+                "keep half of the gain of 20; use a smaller sync_every, or train for longer"
+            )
+        if rounds is not None and self.momentum and not self.momentum_warmup and rounds < self.rounds_wanted:
+            found.append(
+                f"outer_momentum={self.momentum:g} averages over {1 / (1 - self.momentum):.0f} outer steps, and there "
+                f"are only {rounds:.0f}, which from random weights was measured to train worse than data-parallel "
+                "steps; use a model that has learnt a little (--warm-start or a checkpoint), momentum_warmup, or a "
+                "lower momentum"
+            )
+        if self.sync_every / OVERLAP_MAX < self.overlap_steps < self.sync_every and self.momentum >= MOMENTUM_HIGH:
+            found.append(
+                f"overlap_steps={self.overlap_steps} is more than a quarter of sync_every; with outer_momentum="
+                f"{self.momentum:g} that was not measured, and an overlap of all of it made two peers worse than one; "
+                "use a shorter overlap, or a momentum of 0.5"
+            )
         if self.overlap_steps == self.sync_every:
             found.append(
                 f"overlap_steps={self.overlap_steps} merges the whole model only when it is sent again, which was "
@@ -248,12 +292,11 @@ class RunConfig(Settings):
                 "codec=topk sends a 64th of the elements, which was measured to train worse than one peer alone in "
                 "short runs, most of all with outer momentum; use int4 or e3m0, or a long run with outer_momentum=0"
             )
-        momentum = self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
-        if self.mode == "async" and momentum > MOMENTUM_OF_EACH_MAX and self.dn_buffer_size < 2:
+        if self.mode == "async" and self.momentum > MOMENTUM_OF_EACH_MAX and self.dn_buffer_size < 2:
             found.append(
-                f"mode=async moves outer_momentum={momentum:g} with every submission, each of another staleness, which "
-                "was measured to make the model of three peers diverge; use dn_buffer_size with the number of peers, "
-                "or a lower momentum"
+                f"mode=async moves outer_momentum={self.momentum:g} with every submission, each of another staleness, "
+                "which was measured to make the model of three peers diverge; use dn_buffer_size with the number of "
+                "peers, or a lower momentum"
             )
         return found
 

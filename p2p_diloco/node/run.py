@@ -39,6 +39,9 @@ STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
 STEPS_LEAST if they are fewer. Its samples: SAMPLES_PER_STEP for each of these steps. Honest contributions are far
 smaller."""
 
+Rates = tuple[float, float]
+"""The learning rate and the momentum of an outer step."""
+
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
 
@@ -112,10 +115,19 @@ class Run:
         size = config.dn_buffer_size
         return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
-    def rates(self, revision: Revision) -> tuple[float, float]:
+    def rates(self, revision: Revision) -> Rates:
         lr, momentum = revision.rates or (None, None)
         config = self.config
         return config.outer_lr if lr is None else lr, config.outer_momentum if momentum is None else momentum
+
+    def rates_at(self, revision: Revision, epoch: int) -> Rates | None:
+        """The rates of the outer step that follows this epoch of a shard; None if they are those of the settings. All
+        replicas compute the same bits: one division and one product of doubles."""
+        warmup = self.config.momentum_warmup
+        if epoch >= warmup:
+            return None if revision.rates is None else self.rates(revision)
+        lr, momentum = self.rates(revision)
+        return lr, momentum * (epoch / warmup)
 
     def timed(self, limits: Limits) -> Limits:
         """Copy the limits, with the run's timeouts in place of the default ones."""

@@ -20,7 +20,7 @@ from p2p_diloco.core.lending import submissions as submissions_of
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId
+from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.run import Run
@@ -69,7 +69,7 @@ class TensorWork:
         payload = self._mean(shard, [(peer, c.weight, c.payload) for peer, c in contributions])
         # those that the commit lists, even if they are ignored
         submissions = sum(not is_empty(c) for _, c in effect.contributions)
-        digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)
+        digest = self._proposed(shard, payload, submissions, effect, effect.revision, effect.base)
         return Averaged(shard, effect.base, digest, payload)
 
     def mean_of(self, shard: int, contributions: Sequence[Given]) -> memoryview:
@@ -90,7 +90,7 @@ class TensorWork:
         return codecs.encode(mean, codec)
 
     def _proposed(
-        self, shard: int, payload: memoryview, submissions: int, meta: bytes, buffered: int, revision: Revision
+        self, shard: int, payload: memoryview, submissions: int, of: Average | Apply, by: Revision, base: Version
     ) -> str:
         """Compute the state that follows a commit, and keep it as a proposal; returns its digest. A commit without
         contributions, or with empty ones alone, makes no outer step: only the version changes, not the tensors.
@@ -99,10 +99,10 @@ class TensorWork:
             ValueError: the state would have values that are not finite.
         """
         if submissions:
-            codec, rates = self._run.reply_codec, None if revision.rates is None else self._run.rates(revision)
-            proposal = self.store.propose(shard, payload, codec, meta, submissions, buffered, rates)
+            codec, rates = self._run.reply_codec, self._run.rates_at(by, base.epoch)
+            proposal = self.store.propose(shard, payload, codec, of.meta, submissions, of.buffered, rates)
         else:
-            proposal = self.store.restate(shard, meta)
+            proposal = self.store.restate(shard, of.meta)
         self._proposals[shard, proposal.digest] = proposal
         return proposal.digest
 
@@ -115,7 +115,7 @@ class TensorWork:
         commit = effect.commit
         shard, submissions, digest = commit.shard, submissions_of(commit), NO_DIGEST
         try:
-            digest = self._proposed(shard, commit.payload, submissions, effect.meta, effect.buffered, commit.revision)
+            digest = self._proposed(shard, commit.payload, submissions, effect, commit.revision, commit.base)
         except ValueError as error:
             log.warning("a commit on shard %d can't be applied: %s", shard, error)
         return Applied(shard, commit.base, digest)

@@ -13,6 +13,7 @@ a process of its own, does everything that concerns other peers.
     times        sums of time by part; `metrics`: all counters
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
+    devices      what differs on a GPU
     staging      copies values from a device to the host and back
     ranks        detects and connects several processes that are one peer
     rank0        rank 0 of them

@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from p2p_diloco.errors import CheckpointError
+from p2p_diloco.peer.devices import random_states, restore_random_states
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
 from p2p_diloco.tensors import checkpoint
 
@@ -62,14 +63,13 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
             case {
                 "optimizers": list(states),
                 "torch": torch.Tensor() as rng,
-                "cuda": list(cuda),
+                "cuda": list(states_of_devices),
                 "counters": dict(done),
             }:
                 for optimizer, saved in zip(optimizers, states, strict=True):
                     optimizer.load_state_dict(_sharded_again(saved, optimizer))
                 torch.set_rng_state(rng)
-                if len(cuda) == _devices():
-                    torch.cuda.set_rng_state_all(cuda)
+                restore_random_states(states_of_devices)
                 return done
         raise CheckpointError("was not written by p2p_diloco", key="checkpoint", value=path)
     except (CheckpointError, KeyError, ValueError) as error:
@@ -81,7 +81,7 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
     return {
         "optimizers": [_own_parts(optimizer.state_dict()) for optimizer in optimizers],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if _devices() else [],
+        "cuda": random_states(),
         "counters": dict(counters),
     }
 
@@ -131,7 +131,3 @@ def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
                         raise CheckpointError("is of a model that was sharded in another way", key="checkpoint")
                     entry[key] = sharded_as(param, rows.to(local_part(param).device))
     return state
-
-
-def _devices() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.peer.devices import numbered
 from p2p_diloco.peer.extents import Rank, is_sharded, mesh_of, reshard
 from p2p_diloco.tensors.layout import trainable
 
@@ -76,7 +77,7 @@ def group_of(model: nn.Module | None) -> Group | None:
         if other != mesh:
             mend = "shard all of the model over one mesh"
             raise ConfigError("is sharded over another mesh than the rest", key="model", value=name, mend=mend)
-    return _whole_world(mesh.size(), torch.device(mesh.device_type), next(iter(sharded)))
+    return _whole_world(mesh.size(), numbered(mesh.device_type), next(iter(sharded)))
 
 
 def _whole_world(count: int, device: torch.device, what: str) -> Group:
@@ -90,6 +91,4 @@ def _whole_world(count: int, device: torch.device, what: str) -> Group:
             value=what,
             mend="use the whole group, and start a group for each peer",
         )
-    if device.type == "cuda":
-        device = torch.device("cuda", torch.cuda.current_device())
     return Group(Rank(rank, world), device)

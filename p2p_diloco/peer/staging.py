@@ -12,12 +12,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from p2p_diloco.peer.devices import SLOTS, Copies, copies_for
+
 CHUNK_BYTES = 8 << 20
 """The largest piece that is copied at a time, and a buffer's size: large enough to use the bus well, small beside a
 model."""
-SLOTS = 2
-"""The number of buffers of a device."""
-
 T = TypeVar("T")
 
 
@@ -31,68 +30,6 @@ class InPlace:
         that memory back into the chunk, at the latest when the iteration ends."""
         del fetch, store
         yield from chunks
-
-
-class Copies:
-    """Copies between a device and a buffer in host memory; `slot` is the buffer's number. Here a copy is complete when
-    its call returns, which works on any device of torch. Subclasses may copy in the background."""
-
-    pinned = False
-    """Whether buffers are page-locked."""
-
-    def begin(self) -> None:
-        """Let the next copies wait for all computations that were started before, so that finished values are
-        copied."""
-
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the chunk into the buffer."""
-        host.copy_(chunk)
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the buffer into the chunk."""
-        chunk.copy_(host)
-
-    def wait(self, slot: int) -> None:
-        """Wait until this buffer's copies are complete."""
-
-    def end(self) -> None:
-        """Let all later computations see the stored values."""
-
-
-class CudaCopies(Copies):
-    """Copies on a CUDA stream of their own, from and to page-locked memory, so that the host can work meanwhile. Both
-    directions use one stream, so a buffer is filled again only after it was emptied."""
-
-    pinned = True
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._copied = [torch.cuda.Event() for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
-
-    def begin(self) -> None:
-        """Let the stream of the copies wait for the kernels that the trainer has launched. The host doesn't wait."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the chunk into the buffer. The host doesn't wait."""
-        with torch.cuda.stream(self._stream):
-            host.copy_(chunk, non_blocking=True)
-        self._copied[slot].record(self._stream)
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Start to copy the buffer into the chunk. The host doesn't wait."""
-        with torch.cuda.stream(self._stream):
-            chunk.copy_(host, non_blocking=True)
-        self._copied[slot].record(self._stream)
-
-    def wait(self, slot: int) -> None:
-        """Let the host wait until this buffer's copies are complete."""
-        self._copied[slot].synchronize()
-
-    def end(self) -> None:
-        """Let the trainer's next kernels wait for the copies. The host doesn't wait."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class DeviceStaging:
@@ -134,10 +71,5 @@ Staging = InPlace | DeviceStaging
 
 def staging_for(device: torch.device) -> Staging:
     """The staging for parameters on this device."""
-    match device.type:
-        case "cpu":
-            return InPlace()
-        case "cuda":
-            return DeviceStaging(CudaCopies(device))
-        case _:
-            return DeviceStaging(Copies())
+    copies = copies_for(device)
+    return InPlace() if copies is None else DeviceStaging(copies)

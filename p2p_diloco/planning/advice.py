@@ -7,28 +7,22 @@ for people; the numbers in it are fields as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from p2p_diloco.planning.exchange import Codecs, Machine
+from p2p_diloco.config.run import OVERLAP_MAX
+from p2p_diloco.planning.exchange import Codecs
 from p2p_diloco.planning.forecast import Forecast
 
 CODECS = (("bf16", None), ("int8", None), ("int4", None), ("int4", "int4"))
 """The codecs that are compared: (codec, reply_codec). 4 bits cost no more than 0.3 % of the loss in any measurement."""
-OVERLAP_MAX = 4
-"""Overlap was measured up to H divided by this number."""
+SYNC_EVERY_MAX = 2**50
 FRAGMENTS_MAX = 16
 """More fragments are not tried: from `OVERLAP_MAX` on, overlap hides as much of H in all."""
 LIKE = 1.1
 """Peers whose step times differ by less than this factor are alike."""
 HELPS = 1.02
 """A peer holds the others back if they do this many times as much without it."""
-ROUNDS_FEW = 20
-"""In one experiment 8 rounds in place of 20 lost half of the gain."""
-MOMENTS = 5
-"""Rounds should be at least so many times the 1 / (1 - momentum) rounds over which momentum averages."""
-CHECKED_MAX = 64
-"""With more peers only the slowest link and the slowest machine are tried as the one that holds the others back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ def advise(forecast: Forecast, wanted: float, tokens: float | None) -> Advice:
         codecs,
         held_back(forecast),
         "time" if slow > LIKE * fast else "steps",
-        tuple(warnings(forecast, tokens)),
+        tuple(forecast.run.doubts(None if tokens is None else tokens / forecast.units)),
     )
 
 
@@ -105,19 +99,10 @@ def smallest_sync_every(forecast: Forecast, wanted: float) -> int:
     return fragments * max(at_least, math.ceil(needed / fragments - 1e-9))
 
 
-def rounds_wanted(forecast: Forecast) -> float:
-    """How many rounds a run should have at least: ROUNDS_FEW, and MOMENTS times what momentum averages over."""
-    return max(ROUNDS_FEW, round(MOMENTS / (1 - _momentum(forecast)), 9))
-
-
 def greatest_sync_every(forecast: Forecast, tokens: float) -> int:
     """The greatest H with which so many tokens make enough rounds."""
     of_a_step = forecast.units / forecast.run.sync_every
-    return max(1, math.floor(tokens / of_a_step / rounds_wanted(forecast) + 1e-9))
-
-
-def _momentum(forecast: Forecast) -> float:
-    return forecast.run.outer_momentum if forecast.run.outer_optimizer == "sgd" else 0.0
+    return max(1, math.floor(tokens / of_a_step / forecast.run.rounds_wanted + 1e-9))
 
 
 def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
@@ -129,13 +114,10 @@ def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
         if (found := _streaming(forecast, wanted, steps, fragments)) is not None:
             return found
     fragments = min(OVERLAP_MAX, whole)
-    first, last = 0, 1
-    while (found := _streaming(forecast, wanted, fragments * last, fragments)) is None:
-        first, last = last, 2 * last
-    while last - first > 1:
-        middle = (first + last) // 2
-        shorter = _streaming(forecast, wanted, fragments * middle, fragments)
-        first, last, found = (middle, last, found) if shorter is None else (first, middle, shorter)
+    longer = range(fragments, SYNC_EVERY_MAX, fragments)
+    enough = bisect_left(longer, True, key=lambda steps: _streaming(forecast, wanted, steps, fragments) is not None)
+    found = _streaming(forecast, wanted, longer[enough], fragments)
+    assert found is not None, "with a long H any link suffices"
     return found
 
 
@@ -151,11 +133,14 @@ def _streaming(forecast: Forecast, wanted: float, steps: int, fragments: int) ->
 
 
 def held_back(forecast: Forecast) -> HeldBack | None:
-    """The peer without which the others would do most, if that is clearly more than all do together."""
+    """The peer without which the others would do most, if that is clearly more than all do together: of the slowest
+    link, the slowest machine and the most distant one."""
     if forecast.peers < 3:
         return None
-    now = forecast.course.units_per_second
-    gains = {peer: forecast.without(peer).course.units_per_second / now for peer in _suspects(forecast.machines)}
+    now, each = forecast.course.units_per_second, forecast.machines
+    worst_by = (lambda peer: -each[peer].link, lambda peer: each[peer].step_s, lambda peer: each[peer].latency_s)
+    suspects = dict.fromkeys(max(range(forecast.peers), key=worse) for worse in worst_by)
+    gains = {peer: forecast.without(peer).course.units_per_second / now for peer in suspects}
     worst = max(gains, key=lambda peer: gains[peer])
     if gains[worst] < HELPS:
         return None
@@ -165,32 +150,6 @@ def held_back(forecast: Forecast) -> HeldBack | None:
     return HeldBack(worst, gains[worst], by_link=wide >= quick)
 
 
-def warnings(forecast: Forecast, tokens: float | None) -> Iterator[str]:
-    """What is known before the start to train badly."""
-    run = forecast.run
-    yield from run.doubts()
-    momentum = _momentum(forecast)
-    if run.sync_every / OVERLAP_MAX < run.overlap_steps < run.sync_every and momentum >= 0.9:
-        yield (
-            f"overlap_steps={run.overlap_steps} is more than a quarter of H; with outer_momentum={momentum:g} that was "
-            "not measured, and an overlap of all of H made two peers worse than one; choose a shorter overlap, or "
-            "a momentum of 0.5"
-        )
-    if tokens is None:
-        return
-    rounds = tokens / forecast.units
-    if rounds < ROUNDS_FEW:
-        yield (
-            f"these tokens make {rounds:.0f} rounds at H={run.sync_every}: too few. In one experiment 8 rounds kept "
-            "half of the gain of 20; choose a smaller H"
-        )
-    if momentum and rounds < rounds_wanted(forecast):
-        yield (
-            f"outer_momentum={momentum:g} averages over {1 / (1 - momentum):.0f} rounds, and there are only "
-            f"{rounds:.0f}; begin with a model that has learnt a little (--warm-start or a checkpoint), or lower it"
-        )
-
-
 def _rate(forecast: Forecast, peer: int, **better: float) -> float:
     """How much is done if one peer had a better link or speed."""
     machines = list(forecast.machines)
@@ -198,18 +157,6 @@ def _rate(forecast: Forecast, peer: int, **better: float) -> float:
     return replace(forecast, machines=machines).course.units_per_second
 
 
-def _suspects(machines: Sequence[Machine]) -> list[int]:
-    everyone = list(range(len(machines)))
-    if len(machines) <= CHECKED_MAX:
-        return everyone
-    return [
-        min(everyone, key=lambda peer: machines[peer].link),
-        max(everyone, key=lambda peer: machines[peer].step_s),
-    ]
-
-
 def _choice(forecast: Forecast, wanted: float, codec: str, reply: str | None) -> CodecChoice:
-    other = forecast.changed(codec=codec, reply_codec=reply, rounding="nearest")
-    codecs = Codecs.of(codec, reply)
-    needed = smallest_sync_every(other, wanted)
-    return CodecChoice(codecs.codec, codecs.reply, codecs.width, other.exchange_s, needed)
+    other, codecs = forecast.changed(codec=codec, reply_codec=reply, rounding="nearest"), Codecs.of(codec, reply)
+    return CodecChoice(*codecs, codecs.width, other.exchange_s, smallest_sync_every(other, wanted))

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from p2p_diloco.core.shares import shares
 from p2p_diloco.tensors.partition import SHARDS_MAX, spread
@@ -72,8 +72,7 @@ class Machine:
     step_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Codecs:
+class Codecs(NamedTuple):
     """How contributions and means are written on the wire."""
 
     codec: str = "bf16"
@@ -90,123 +89,64 @@ class Codecs:
         return WIRE_BYTES[self.codec] + WIRE_BYTES[self.reply]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """The exchange of one fragment of `numel` parameters between machines; `fragments`: how many the model has."""
+    """The exchange of one fragment between machines. Bytes are those of each peer, without headers."""
 
-    numel: int
-    machines: Sequence[Machine]
-    codecs: Codecs = Codecs()
-    fragments: int = 1
-
-    @property
-    def peers(self) -> int:
-        """K."""
-        return len(self.machines)
-
-    @cached_property
-    def shards(self) -> int:
-        """S, by the rule of docs/math.md."""
-        return spread(self.numel, 1 + max(0, SHARDS_MAX - self.fragments) // self.fragments)
-
-    @cached_property
-    def shares(self) -> tuple[float, ...]:
-        """s_i: each peer's part of the aggregation at most, in whole shards."""
-        links = {f"{number:04}": machine.link for number, machine in enumerate(self.machines)}
-        parts = shares(links, links)
-        return tuple(math.ceil(parts[name] * self.shards) / self.shards for name in links)
-
-    @cached_property
-    def sent(self) -> tuple[float, ...]:
-        """Bytes that each peer sends, without headers."""
-        contributions, commits = self._payloads
-        return tuple((1 - s) * contributions + (self.peers - 1) * s * commits for s in self.shares)
-
-    @cached_property
-    def received(self) -> tuple[float, ...]:
-        """Bytes that each peer receives, without headers."""
-        contributions, commits = self._payloads
-        return tuple((1 - s) * commits + (self.peers - 1) * s * contributions for s in self.shares)
-
-    @property
-    def mean_sent(self) -> float:
-        """Bytes that a peer sends, without headers, in the mean over the peers. Shards are whole, so the busiest may
-        send a little more."""
-        return (self.peers - 1) / self.peers * self.numel * self.codecs.width
+    codecs: Codecs
+    shards: int
+    """S, by the rule of docs/math.md."""
+    shares: tuple[float, ...]
+    """s_i: each peer's part of the aggregation at most, in whole shards."""
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    mean_sent: float
+    """In the mean over the peers. Shards are whole, so the busiest may send a little more."""
+    ends: tuple[float, ...]
+    """When each peer's part is done, in seconds."""
+    hideable_s: float
+    """The part of its time that overlap can hide behind training."""
+    own_s: float
+    """The part in which training always stands still: pseudo-gradient and merge."""
 
     @property
     def seconds(self) -> float:
         """From the end of an inner step until the result is in the models of all peers."""
         return self.hideable_s + self.own_s
 
-    @property
-    def own_s(self) -> float:
-        """The part of it in which training always stands still: pseudo-gradient and merge."""
-        return OWN_S * self.numel if self.peers > 1 else 0.0
-
-    @property
-    def hideable_s(self) -> float:
-        """The part of it that overlap can hide behind training."""
-        return max(self.ends) + SHARD_S * self.shards if self.peers > 1 else 0.0
-
-    @cached_property
-    def ends(self) -> tuple[float, ...]:
-        """When each peer's part is done, in seconds."""
-        return tuple(map(self._end, range(self.peers)))
-
-    @property
-    def _payloads(self) -> tuple[float, float]:
-        """P and R."""
-        return self.numel * WIRE_BYTES[self.codecs.codec], self.numel * WIRE_BYTES[self.codecs.reply]
-
-    @cached_property
-    def _busy_s(self) -> tuple[float, ...]:
-        both = zip(self.machines, self.sent, self.received, strict=True)
-        return tuple(HEADERS * max(sent, received) / machine.link for machine, sent, received in both)
-
-    @cached_property
-    def _uneven(self) -> float:
-        """The factor u."""
-        fastest = max(machine.link for machine in self.machines)
-        if max(self._busy_s) >= PACED_AFTER_S * (self.peers - 1) and fastest <= PACED_BELOW:
-            return 1 + PACED * (self.peers - 2)
-        return 1 + UNEVEN * (1 - 2 / self.peers)
-
-    def _end(self, number: int) -> float:
-        contributions, commits = self._payloads
-        machine, share = self.machines[number], self.shares[number]
-        round_trip_s = self.round_trip_s(number)
-        to_send_s = HEADERS * (1 - share) * contributions / machine.link
-        last = min(self._aggregators - (share > 0), self.shards) / self.shards
-        last_s = HEADERS * last * commits / machine.link
-        node_s = NODE_S * self.sent[number] + ENCODE_S.get(self.codecs.codec, 0.0) * self.numel
-        return max(
-            self._busy_s[number] * self._uneven + round_trip_s / 2,
-            to_send_s * self._uneven + round_trip_s + last_s,
-            node_s + round_trip_s / 2,
-        )
-
-    def round_trip_s(self, number: int) -> float:
-        """The round trip time from a peer to the most distant other one."""
-        own = self.machines[number].latency_s
-        first, second = self._farthest
-        return (own + (second if own == first else first)) / 2
-
-    @cached_property
-    def _aggregators(self) -> int:
-        """How many peers aggregate a shard."""
-        return sum(share > 0 for share in self.shares)
-
-    @cached_property
-    def _farthest(self) -> tuple[float, float]:
-        """The two greatest distances of all peers."""
-        second, first = sorted(machine.latency_s for machine in self.machines)[-2:]
-        return first, second
-
 
 def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: Codecs) -> Exchange:
     """The exchange of a fragment of average length of a model."""
-    return Exchange(-(-params // fragments), machines, codecs, fragments)
+    numel, peers = -(-params // fragments), len(machines)
+    shards = spread(numel, 1 + max(0, SHARDS_MAX - fragments) // fragments)
+    links = {f"{number:04}": machine.link for number, machine in enumerate(machines)}
+    parts = shares(links, links)
+    part = tuple(math.ceil(parts[name] * shards) / shards for name in links)
+    contributions, commits = numel * WIRE_BYTES[codecs.codec], numel * WIRE_BYTES[codecs.reply]
+    sent = tuple((1 - s) * contributions + (peers - 1) * s * commits for s in part)
+    received = tuple((1 - s) * commits + (peers - 1) * s * contributions for s in part)
+    mean_sent = (peers - 1) / peers * numel * codecs.width
+    if peers == 1:
+        return Exchange(codecs, shards, part, sent, received, mean_sent, (0.0,), 0.0, 0.0)
+    busy = [HEADERS * max(both) / m.link for m, both in zip(machines, zip(sent, received, strict=True), strict=True)]
+    paced = max(busy) >= PACED_AFTER_S * (peers - 1) and max(m.link for m in machines) <= PACED_BELOW
+    uneven = 1 + PACED * (peers - 2) if paced else 1 + UNEVEN * (1 - 2 / peers)
+    ends = []
+    for number, (machine, rtt_s) in enumerate(zip(machines, round_trips(machines), strict=True)):
+        others = sum(share > 0 for share in part) - (part[number] > 0)  # those that aggregate
+        last_s = HEADERS * min(others, shards) / shards * commits / machine.link
+        to_send_s = HEADERS * (1 - part[number]) * contributions / machine.link
+        node_s = NODE_S * sent[number] + ENCODE_S.get(codecs.codec, 0.0) * numel
+        link_s = busy[number] * uneven
+        ends.append(max(link_s + rtt_s / 2, to_send_s * uneven + rtt_s + last_s, node_s + rtt_s / 2))
+    hideable_s = max(ends) + SHARD_S * shards
+    return Exchange(codecs, shards, part, sent, received, mean_sent, tuple(ends), hideable_s, OWN_S * numel)
+
+
+def round_trips(machines: Sequence[Machine]) -> list[float]:
+    """The round trip time from each peer to the most distant other one."""
+    second, first = sorted(machine.latency_s for machine in machines)[-2:]
+    return [(own + (second if own == first else first)) / 2 for own in (machine.latency_s for machine in machines)]
 
 
 def data_parallel(params: int, machines: Sequence[Machine], width: float) -> tuple[float, float]:

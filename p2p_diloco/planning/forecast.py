@@ -62,9 +62,8 @@ class Forecast:
     @cached_property
     def exchange(self) -> Exchange:
         """The exchange of one fragment."""
-        return of_model(
-            self.params, self.run.num_fragments, self.machines, Codecs.of(self.run.codec, self.run.reply_codec)
-        )
+        codecs = Codecs.of(self.run.codec, self.run.reply_codec)
+        return of_model(self.params, self.run.num_fragments, self.machines, codecs)
 
     @cached_property
     def pace_s(self) -> float:
@@ -132,6 +131,11 @@ class Forecast:
     def alone(self) -> Course:
         """The fastest peer without the others."""
         return Course(self._weight / min(machine.step_s for machine in self.machines), 0.0, 1.0)
+
+    @property
+    def ways(self) -> dict[str, Course]:
+        """The three ways to train that are compared."""
+        return {"run": self.course, "data_parallel": self.data_parallel, "alone": self.alone}
 
     @property
     def memory(self) -> Memory:

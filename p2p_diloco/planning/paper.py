@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 UTILISATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
 GRID_GBIT = tuple(10 ** (-1 + 4 * index / 49) for index in range(50))
 PAYLOAD_FACTOR = 0.80
-BITS, FEW_BITS = 16, 4
 STREAMING_BUCKETS = 12
 LAYERS_OF_A_FRAGMENT = 3
 SYNC_EVERY = 100
@@ -33,17 +33,15 @@ TOLERANCE = 1
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the published tables: how a model is trained. `steps`: inner steps from one transfer to the next."""
+    """How a model is trained. `steps`: inner steps from one transfer to the next; `parts`: how many transfers the
+    model's parameters are divided into."""
 
-    method: str
-    name: str
     params: float
     step_s: float
     steps: float
     buckets: int
-    bits: int = BITS
+    bits: int = 16
     parts: int = 1
-    """How many transfers the model's parameters are divided into."""
     overlap: int = 0
 
     def utilisation(self, gbit: float) -> float:
@@ -55,6 +53,10 @@ class Setting:
             finished = max(finished, ready) + each_s
         compute_s = self.steps * self.step_s
         return compute_s / (compute_s + max(0.0, finished - (self.overlap + 1) * self.step_s))
+
+    def needed_gbit(self, wanted: float) -> float:
+        """The first bandwidth of the grid that reaches the utilisation; infinite if none does."""
+        return next((gbit for gbit in GRID_GBIT if self.utilisation(gbit) >= wanted), float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,22 @@ class Cell:
         return abs(self.apart) <= TOLERANCE
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """A model size of table 4."""
 
     name: str
     params: float
     step_s: float
     fragments: int
+
+    def setting(self, method: str, steps: int = SYNC_EVERY) -> Setting:
+        """This model trained by a method of table 4."""
+        if not method.startswith("streaming"):
+            layers = LAYERS_OF_A_FRAGMENT * self.fragments
+            return Setting(self.params, self.step_s, 1 if method == "data-parallel" else steps, layers)
+        bits, overlap = 4 if "4 bits" in method else 16, int("overlap" in method)
+        between = steps / self.fragments
+        return Setting(self.params, self.step_s, between, STREAMING_BUCKETS, bits, self.fragments, overlap)
 
 
 SIZES = (Size("1B", 1e9, 0.1, 8), Size("10B", 1e10, 0.8, 16), Size("100B", 1e11, 4.9, 36))
@@ -113,48 +123,20 @@ TABLE_7: dict[int, tuple[float, ...]] = {
 """Scaling Laws for DiLoCo, table 7: Gbit/s for each of `UTILISATIONS` by H, for 10 billion parameters."""
 
 
-def cells() -> list[Cell]:
+def cells() -> Iterator[Cell]:
     """All cells of both tables."""
-    return [
-        Cell(setting.method, setting.name, wanted, told, needed_gbit(setting, wanted))
-        for setting, row in _rows()
-        for wanted, told in zip(UTILISATIONS, row, strict=True)
+    rows = [
+        (method, size.name, size.setting(method), row)
+        for method, of_sizes in TABLE_4.items()
+        for size, row in zip(SIZES, of_sizes, strict=True)
     ]
-
-
-def needed_gbit(setting: Setting, wanted: float) -> float:
-    """The first bandwidth of the grid that reaches the utilisation; infinite if none does."""
-    return next((gbit for gbit in GRID_GBIT if setting.utilisation(gbit) >= wanted), float("inf"))
-
-
-def _rows() -> Iterator[tuple[Setting, tuple[float, ...]]]:
-    for method, rows in TABLE_4.items():
-        for size, row in zip(SIZES, rows, strict=True):
-            yield _setting(method, size), row
-    ten = SIZES[1]
-    for steps, row in TABLE_7.items():
-        yield Setting("DiLoCo, 10B (2503.09799)", f"H={steps}", ten.params, ten.step_s, steps, _layers(ten)), row
-
-
-def _setting(method: str, size: Size) -> Setting:
-    if not method.startswith("streaming"):
-        steps = 1 if method == "data-parallel" else SYNC_EVERY
-        return Setting(method, size.name, size.params, size.step_s, steps, _layers(size))
-    return Setting(
-        method,
-        size.name,
-        size.params,
-        size.step_s,
-        SYNC_EVERY / size.fragments,
-        STREAMING_BUCKETS,
-        bits=FEW_BITS if "4 bits" in method else BITS,
-        parts=size.fragments,
-        overlap=int("overlap" in method),
-    )
-
-
-def _layers(size: Size) -> int:
-    return LAYERS_OF_A_FRAGMENT * size.fragments
+    rows += [
+        ("DiLoCo, 10B (2503.09799)", f"H={steps}", SIZES[1].setting("DiLoCo", steps), row)
+        for steps, row in TABLE_7.items()
+    ]
+    for method, name, setting, row in rows:
+        for wanted, told in zip(UTILISATIONS, row, strict=True):
+            yield Cell(method, name, wanted, told, setting.needed_gbit(wanted))
 
 
 def _nearest(gbit: float) -> int:
@@ -164,15 +146,9 @@ def _nearest(gbit: float) -> int:
     return min(range(len(GRID_GBIT)), key=lambda index: abs(GRID_GBIT[index] - gbit))
 
 
-# -- the reference guide's tables: no overhead at all, two replicas
-
-
-GUIDE_BITS, GUIDE_GBIT, GUIDE_SYNC_EVERY, GUIDE_STEP_S = 16, 1.0, 500, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class GuideRow:
-    """A row of the guide: bf16, 1 Gbit/s, H = 500 steps of a second. A window is the time between two fragments."""
+class GuideRow(NamedTuple):
+    """A row of the reference guide, as text: bf16, 1 Gbit/s, H = 500 steps of a second, no overhead at all. A window is
+    the time between two fragments. Seconds and per cent."""
 
     name: str
     params: float
@@ -182,28 +158,16 @@ class GuideRow:
     fragment: str
     window: str
 
+    def computed(self) -> GuideRow:
+        """The same row as computed, rounded to as many digits as the published one."""
+        sent_s, train_s = 16 * self.params / 1e9, 500.0
+        values = sent_s, 100 * train_s / (train_s + sent_s), sent_s / self.fragments, train_s / self.fragments
+        digits = (len(text.partition(".")[2]) for text in self[3:])
+        return GuideRow(*self[:3], *(f"{value:.{places}f}" for value, places in zip(values, digits, strict=True)))
+
 
 GUIDE = (
     GuideRow("150M", 1.5e8, 3, "2.4", "99.5", "0.8", "167"),
     GuideRow("1B", 1e9, 7, "16", "97", "2.3", "71"),
     GuideRow("7B", 7e9, 7, "112", "82", "16", "71"),
 )
-"""Seconds and per cent as published."""
-
-
-def guide_row(published: GuideRow) -> GuideRow:
-    """The row as computed, rounded to as many digits as the published one."""
-    transfer_s = GUIDE_BITS * published.params / (GUIDE_GBIT * 1e9)
-    train_s = GUIDE_SYNC_EVERY * GUIDE_STEP_S
-    computed = {
-        "transfer": transfer_s,
-        "utilisation": 100 * train_s / (train_s + transfer_s),
-        "fragment": transfer_s / published.fragments,
-        "window": train_s / published.fragments,
-    }
-    shown = {key: f"{value:.{_digits(getattr(published, key))}f}" for key, value in computed.items()}
-    return GuideRow(published.name, published.params, published.fragments, **shown)
-
-
-def _digits(text: str) -> int:
-    return len(text.partition(".")[2])

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.peer import Peer
+from p2p_diloco.peer.devices import usable
 from p2p_diloco.trainer.alone import Alone, Participant
 from p2p_diloco.trainer.blocks import Text, load_text
 from p2p_diloco.trainer.config import TrainerConfig
@@ -58,7 +58,7 @@ def main(
     draw = partial(Batches, batch_size=size, context=context, seed=config.seed)
     judged = list(held_out_batches(text, count=config.eval_batches, batch_size=size, context=context))
     warm_batches = draw(fixed, key="warm start")
-    model = _on_device(GPT(_model_config(config)), config.device)
+    model = GPT(_model_config(config)).to(usable(config.device))
     stopped: Stopped
     status = 0
     with Progress(config.log_path) as progress:
@@ -208,14 +208,6 @@ def _participant(model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: 
 
 def _model_config(config: TrainerConfig) -> GPTConfig:
     return GPTConfig(config.layers, config.width, config.heads, config.context, seed=config.seed)
-
-
-def _on_device(model: GPT, device: str) -> GPT:
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # which of these torch raises depends on the device
-        wrong = f"can't be used here ({str(error).splitlines()[0]})"
-        raise ConfigError(wrong, key="device", value=device, mend="choose e.g. the default, cpu") from None
 
 
 def _device(model: GPT) -> torch.device:

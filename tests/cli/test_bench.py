@@ -75,6 +75,7 @@ def test_flags_as_people_write_them() -> None:
         (["--link", "10mbit:100ms:1%:1%"], "--link"),
         (["--beside", "nccl"], "--beside"),
         (["--steps", "4", "--beside", "gloo"], "--beside"),
+        (["--device", "meta", "--beside", "gloo"], "--beside"),
         (["--steps", "3", "--fragments", "4"], "--steps"),
         (["--step-time", "-1"], "--step-time"),
         (["--overlap", "-1"], "--overlap"),
@@ -164,6 +165,26 @@ def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: 
     ours.Contender(plan, {"name": "p", "rank": 0, "host_maddrs": []}, ExitStack()).build([], 0)
     assert [local.direct for local in told] == [direct]
     assert ("over libp2p alone" in headline(plan)) is not direct
+
+
+def test_the_peers_models_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are the numbers that stand for training. torch's meta device is on every machine."""
+    plan, models = plan_of(2, "1k", device="meta"), []
+    peer = SimpleNamespace(addresses=())
+    monkeypatch.setattr(ours, "Peer", lambda model, *_, **__: models.append(model) or nullcontext(peer))
+    made = ours.Contender(plan, {"name": "p", "rank": 0, "host_maddrs": []}, ExitStack())
+    made.build([], 0)
+    made.train()
+    assert {param.device.type for param in models[0].parameters()} == {"meta"}
+    assert "models on meta" in headline(plan)
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measured", lambda plan: pytest.fail("nothing is measured"))
+    assert carry_out(["bench", "--device", "abacus"]) == 3
+    assert "device=abacus can't be used here" in capsys.readouterr().err
 
 
 def test_what_share_of_a_round_is_training() -> None:

@@ -15,6 +15,7 @@ from p2p_diloco.core.events import Apply, Average, Averaged, Carry, Damaged
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.messages import Commit, Contribution, Counted, Plan, State
 from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
@@ -55,6 +56,34 @@ def test_the_runs_aggregation_decides_what_a_long_contribution_counts(aggregatio
     assert isinstance(averaged, Averaged)
     made.accept([(0, averaged.digest)])
     assert made.store.theta(0).tolist() == pytest.approx([1.0 - mean] * 4, abs=1e-5)
+
+
+def test_momentum_rises_with_the_epoch_on_every_replica() -> None:
+    """It is 0 at epoch 0, a quarter and a half of its value after that, and all of it from epoch 4 on; a revised one
+    rises, too. An aggregator and a peer that applies its commit compute the same bits, and no others at another
+    epoch."""
+    settings_ = {"outer_lr": 1.0, "outer_momentum": 0.8, "nesterov": False, "momentum_warmup": 4, "step_limit": 0.0}
+    for revision, full in ((FOUNDED, 0.8), (Revision(1, outer_momentum=0.4), 0.4)):
+        ours, theirs, elsewhere = work(**settings_), work(**settings_), work(**settings_)
+        theta, moment, counted = 1.0, 0.0, (Counted("a", ID, 1.0, 1),)
+        for epoch in range(6):
+            base = Version(0, epoch, epoch, f"d{epoch}")
+            part = Contribution(0, base, ID, ID, 1.0, 1, payload(torch.ones(4)))
+            averaged = ours.average(Average(0, base, (("a", part),), b"meta", None, 0, revision))
+            assert isinstance(averaged, Averaged)
+            after = Version(0, epoch + 1, epoch + 1, averaged.digest)
+            commit = Commit(0, base, after, 0, "a", counted, Plan(("a",), ("a",)), averaged.payload, revision)
+            assert theirs.apply(Apply(commit, b"meta")).digest == averaged.digest
+            other = replace(commit, base=replace(base, epoch=epoch + 1))
+            same = elsewhere.apply(Apply(other, b"meta")).digest == averaged.digest
+            assert same == (epoch in (0, 4, 5))  # at epoch 0 there is no momentum yet
+            for made in (ours, theirs):
+                made.accept([(0, averaged.digest)])
+            elsewhere.apply(Apply(commit, b"meta"))
+            elsewhere.accept([(0, averaged.digest)])
+            moment = moment * full * min(1.0, epoch / 4) + 1.0
+            theta -= moment
+            assert ours.store.theta(0).tolist() == pytest.approx([theta] * 4)
 
 
 def test_a_step_that_leads_nowhere_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:

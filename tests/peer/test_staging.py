@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.node.local_progress import Take
-from p2p_diloco.peer import staging
+from p2p_diloco.peer import devices
+from p2p_diloco.peer.devices import Copies, CudaCopies
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.staging import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
+from p2p_diloco.peer.staging import DeviceStaging, InPlace, staging_for
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 
@@ -225,34 +225,5 @@ def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host memory needs no buffers, CUDA gets streams, and what torch knows else plain copies."""
     assert isinstance(staging_for(torch.device("cpu")), InPlace)
     assert isinstance(staging_for(torch.device("meta"))._copies, Copies)  # type: ignore[attr-defined]
-    monkeypatch.setattr(staging, "CudaCopies", lambda device: Copies())
+    monkeypatch.setattr(devices, "CudaCopies", lambda device: Copies())
     assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
-
-
-@pytest.fixture
-def device() -> Iterator[torch.device]:
-    yield torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.synchronize()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_model_on_a_gpu_is_the_model_on_the_host(device: torch.device) -> None:
-    """Pseudo-gradients and merges of a model on a GPU, trained between them, are those of its twin on the host."""
-    told = []
-    for where in (torch.device("cpu"), device):
-        model = Model(torch.bfloat16).to(where)
-        layout = Layout.build(specs_of(model), shard_elements=9)
-        theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-        local = LocalModel(model, layout, theta, old, delta)
-        local.write_theta()
-        shards = range(len(layout.shards))
-        for _ in range(5):
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.add_(torch.ones(p.shape, device=where, dtype=p.dtype))
-            local.write_delta(shards)
-            old.copy_(theta)
-            theta.add_(delta)
-            local.merge(dict.fromkeys(shards, Take.SUBTRACT), shards)
-        told.append((theta, delta, *(p.detach().cpu() for p in model.parameters())))
-    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))

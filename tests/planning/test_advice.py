@@ -14,7 +14,6 @@ from p2p_diloco.planning.advice import (
     held_back,
     smallest_streaming,
     smallest_sync_every,
-    warnings,
 )
 from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
@@ -96,10 +95,10 @@ def test_peers_of_unlike_speed_are_advised_to_go_by_time(steps_s: tuple[float, .
 def test_few_rounds_and_momentum_are_warned_of() -> None:
     """10 rounds are few; 40 are few for a momentum of 0.9 only; 60 are enough."""
     found = friends(sync_every=500)
-    told = {rounds: list(warnings(found, rounds * found.units)) for rounds in (10, 40, 60)}
+    told = {rounds: advise(found, 0.95, rounds * found.units).warnings for rounds in (10, 40, 60)}
     assert [len(each) for each in told.values()] == [2, 1, 0]
     assert "outer_momentum=0.9" in told[40][0]
-    assert list(warnings(friends(outer_momentum=0.0), 40 * found.units)) == []
+    assert advise(friends(outer_momentum=0.0), 0.95, 40 * found.units).warnings == ()
 
 
 @pytest.mark.parametrize(("momentum", "rounds"), [(0.9, 50), (0.5, 20), (0.0, 20)])
@@ -109,17 +108,9 @@ def test_the_greatest_h_leaves_enough_rounds_for_the_tokens(momentum: float, rou
     tokens = 1_000_000 * found.units / found.run.sync_every
     most = greatest_sync_every(found, tokens)
     assert most == 1_000_000 // rounds
-    assert list(warnings(found.changed(sync_every=most), tokens)) == []
-    assert list(warnings(found.changed(sync_every=most + 100), tokens)) != []
+    assert advise(found.changed(sync_every=most), 0.95, tokens).warnings == ()
+    assert advise(found.changed(sync_every=most + 100), 0.95, tokens).warnings != ()
     assert advise(found, 0.95, None).sync_every_most is None
-
-
-def test_a_long_overlap_with_momentum_is_warned_of() -> None:
-    """Above a quarter of H; all of H is a doubt of the settings themselves."""
-    assert list(warnings(friends(sync_every=100, overlap_steps=25), None)) == []
-    assert len(list(warnings(friends(sync_every=100, overlap_steps=26), None))) == 1
-    assert len(list(warnings(friends(sync_every=100, overlap_steps=26, outer_momentum=0.5), None))) == 0
-    assert len(list(warnings(friends(sync_every=100, overlap_steps=100), None))) == 1
 
 
 def test_settings_that_do_not_fit_together_are_refused() -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from p2p_diloco.cli.bench.group import Bench, Failed, Group, groups_of
 from p2p_diloco.cli.bench.measure import Result
 from p2p_diloco.cli.bench.network import CONGESTION, Network, NoNetwork
-from p2p_diloco.cli.bench.plan import WARM_UP, Plan
+from p2p_diloco.cli.bench.plan import CPU, WARM_UP, Plan
 from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds, size
 from p2p_diloco.cli.processes import Children
 from p2p_diloco.errors import P2PDilocoError, UsageError
@@ -38,8 +38,13 @@ def bench(plan: Plan, *, as_json: bool) -> int:
 
     Raises:
         UsageError: this machine has too little memory, or can't provide the links that the flags name.
+        ConfigError: it can't provide the device.
         P2PDilocoError: the processes don't start.
     """
+    if plan.device != CPU:
+        from p2p_diloco.peer.devices import usable  # loads torch, which takes seconds
+
+        usable(plan.device)
     machine: dict[str, Any] = {
         "system": platform.platform(),
         "python": platform.python_version(),

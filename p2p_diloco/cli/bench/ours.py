@@ -27,6 +27,7 @@ from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node.run import reply_codec_of
 from p2p_diloco.peer import Peer
+from p2p_diloco.peer.devices import finish, usable
 from p2p_diloco.tensors import codec as codecs
 
 TIMES = {
@@ -61,7 +62,8 @@ class Contender(Member):
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         plan, rank, config = self.plan, self.asked["rank"], self._config
         seed = rank is None
-        model = model_of(1, 1) if seed else model_of(plan.parameters, plan.fragments)
+        self._device = usable(plan.device)
+        model = (model_of(1, 1) if seed else model_of(plan.parameters, plan.fragments)).to(self._device)
         self._train = Synthetic(model, rank or 0).train
         self._optimizer = Still(model.parameters(), {})
         local = PeerConfig(
@@ -80,6 +82,7 @@ class Contender(Member):
 
     def train(self) -> Line:
         self._train()
+        finish(self._device)
         return {}
 
     def round(self) -> Line:
@@ -88,6 +91,7 @@ class Contender(Member):
             if step_s:
                 time.sleep(step_s)
             self._optimizer.step()
+        finish(self._device)
         took_s, after = time.perf_counter() - began, self._peer.metrics
 
         def gone(counter: str) -> float:

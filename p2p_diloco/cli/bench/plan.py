@@ -27,6 +27,7 @@ MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
 the run itself."""
 STATE_WIDTH = 8
 """Bytes of a parameter's state: its value and its momentum."""
+CPU = "cpu"
 PEERS_MAX = 32
 SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
@@ -48,7 +49,7 @@ class Plan:
     """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. `rtt_s`: the
     round trip time that the switch adds between any two peers; `loss`: the fraction of packets that it loses. A round
     has `steps` inner steps (0: one for each fragment) of `step_s` seconds each; `overlap`: the inner steps made during
-    an exchange. `direct`: whether payloads go over direct connections.
+    an exchange. `direct`: whether payloads go over direct connections. `device`: that of the peers' models.
 
     Raises:
         UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
@@ -67,6 +68,7 @@ class Plan:
     direct: bool = True
     rtt_s: float = 0.0
     loss: float = 0.0
+    device: str = CPU
 
     def __post_init__(self) -> None:
         for key, value, least, most in (
@@ -84,6 +86,9 @@ class Plan:
             raise UsageError("are fewer than --fragments", key="--parameters", value=self.parameters, mend=mend)
         if self.beside and (self.steps or self.step_s or self.overlap):
             wrong, mend = "can't be measured with --steps, --step-time or --overlap", "leave it out"
+            raise UsageError(wrong, key="--beside", value=self.beside, mend=mend)
+        if self.beside and self.device != CPU:
+            wrong, mend = f"is measured on the CPU alone, and --device is {self.device}", "leave it out"
             raise UsageError(wrong, key="--beside", value=self.beside, mend=mend)
         if len(self.links_mbit) not in (0, self.peers):
             count, mend = len(self.links_mbit), f"give one for all, or {self.peers} with commas"

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from p2p_diloco.cli.bench.measure import Memory, Result, Round
 from p2p_diloco.cli.bench.member import ORDER, TRAINING
-from p2p_diloco.cli.bench.plan import WARM_UP, Plan
+from p2p_diloco.cli.bench.plan import CPU, WARM_UP, Plan
 
 SCHEMA_VERSION = 1
 NONE = "-"
@@ -104,6 +104,7 @@ def headline(plan: Plan) -> str:
         f"overlap {plan.overlap}" if plan.overlap else "",
         link + distance + loss if plan.links_mbit else "on loopback",
         "" if plan.direct else "over libp2p alone",
+        "" if plan.device == CPU else f"models on {plan.device}",
     ]
     return ", ".join(part for part in parts if part)
 

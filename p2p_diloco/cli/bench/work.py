@@ -39,7 +39,8 @@ class Synthetic:
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._params = list(model.parameters())
-        self._numbers = SIZE * torch.randn(BLOCK, generator=torch.Generator().manual_seed(rank))
+        numbers = SIZE * torch.randn(BLOCK, generator=torch.Generator().manual_seed(rank))
+        self._numbers = numbers.to(self._params[0].device)
 
     @torch.no_grad()
     def train(self) -> None:

@@ -9,9 +9,9 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import get_terminal_size
 
 import typer
-from rich.console import Console
 
 from p2p_diloco.cli.plan import papers, view
 from p2p_diloco.cli.plan.inputs import Asked as Asked
@@ -39,8 +39,8 @@ def plan(
     if as_json:
         typer.echo(json.dumps(view.as_object(asks, advice), indent=2))
     else:
-        console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-        console.print(view.drawn(asks, advice, console.width))
+        width = get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+        typer.echo("\n".join(view.drawn(asks, advice, width)))
 
 
 def check_papers(*, as_json: bool) -> int:
@@ -48,7 +48,7 @@ def check_papers(*, as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(papers.as_object(), indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False).print(papers.drawn())
+        typer.echo("\n".join(papers.drawn()))
     return int(not papers.all_fit())
 
 

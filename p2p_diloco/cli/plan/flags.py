@@ -78,29 +78,6 @@ def plan(
 
     if paper_check:
         raise typer.Exit(command.check_papers(as_json=as_json))
-    flags = {
-        "sync_every": sync_every,
-        "num_fragments": num_fragments,
-        "overlap_steps": overlap_steps,
-        "codec": codec,
-        "reply_codec": reply_codec,
-        "pace": pace,
-        "outer_momentum": outer_momentum,
-        "initial_peers": initial_peers,
-        "run_id": run_id,
-        "invite": invite,
-    }
-    asked = command.Asked(
-        params=params,
-        model=model,
-        peers=peers,
-        bandwidth=bandwidth,
-        latency=latency,
-        step_time=step_time,
-        command=(ctx.obj or []) if measure or ctx.obj else None,
-        measure_steps=measure_steps,
-        tokens_per_step=tokens_per_step,
-        tokens=tokens,
-        utilisation=utilisation,
-    )
+    flags = {**ctx.params, "command": (ctx.obj or []) if measure or ctx.obj else None}
+    asked = command.Asked(**{name: flags[name] for name in command.Asked.__dataclass_fields__})
     command.plan(asked, {**given(RunConfig, flags), **given(PeerConfig, flags)}, config, png, as_json=as_json)

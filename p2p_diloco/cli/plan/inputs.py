@@ -117,19 +117,24 @@ def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:
         raise UsageError("is missing", key="--peers", mend="say how many peers, e.g. --peers 4")
     if peers > PEERS_MAX:
         raise UsageError(f"must be at most {PEERS_MAX}", key="--peers", value=peers, mend="choose fewer")
-    links = links or _recorded("links", seen.links, peers, min, notes)
+    links = links or _recorded("links", seen.links, peers, min, notes) or [LONE_LINK] * (peers == 1)
     steps = steps or _recorded("step times", seen.steps_s, peers, max, notes)
     if not delays and peers > 1:
         notes.append("latency: taken as 0; --latency 60ms gives the round trip between two peers")
-    return [
-        Machine(*each)
-        for each in zip(
-            _for_each(links or [LONE_LINK] * (peers == 1), "--bandwidth", peers, "e.g. --bandwidth 50mbit", seen),
-            _for_each(delays or [0.0], "--latency", peers, "", seen),
-            _for_each(steps, "--step-time", peers, "e.g. --step-time 0.5, or --measure -- python train.py", seen),
-            strict=True,
-        )
-    ]
+    columns = []
+    for key, values, example in (
+        ("--bandwidth", links, "--bandwidth 50mbit"),
+        ("--latency", delays or [0.0], ""),
+        ("--step-time", steps, "--step-time 0.5, or --measure -- python train.py"),
+    ):
+        if not values:
+            wrong = "is missing" + (", and the run's peers have not measured it" if seen.names else "")
+            raise UsageError(wrong, key=key, mend=f"give e.g. {example}")
+        if len(values) not in (1, peers):
+            mend = f"give one for all, or {peers} with commas"
+            raise UsageError(f"has {len(values)} values for {peers} peers", key=key, mend=mend)
+        columns.append(values * (peers // len(values)))
+    return [Machine(*each) for each in zip(*columns, strict=True)]
 
 
 def _recorded(
@@ -138,36 +143,24 @@ def _recorded(
     """A run's measured values, one for each peer. A peer without one counts as the worst. If another number of peers is
     asked for, all have the median. Empty if no peer has measured."""
     known = [each for each in values if each]
-    if not known:
-        return []
-    if len(values) != peers:
+    if known and len(values) != peers:
         notes.append(f"{what}: the median of what the run's {len(values)} peers have measured")
         return [statistics.median(known)]
-    unknown = len(values) - len(known)
-    notes.append(f"{what}: as the run's peers have measured{f' ({unknown} unknown: the worst)' if unknown else ''}")
-    return [each or worst(known) for each in values]
+    if known:
+        unknown = f" ({len(values) - len(known)} unknown: the worst)" if len(known) < len(values) else ""
+        notes.append(f"{what}: as the run's peers have measured{unknown}")
+    return [each or worst(known) for each in values] if known else []
 
 
 def _values(text: str | None, key: str, units: Mapping[str, float], example: str) -> list[float]:
     """The positive numbers of a flag; a latency may be 0, too. None: no numbers."""
     each_text = [] if text is None else text.split(",")
     found = [number(each, units) for each in each_text]
-    unread = [each for each, value in zip(each_text, found, strict=True) if not value]
-    if any(key != "--latency" or not is_zero(each, units) for each in unread):
-        mend = f"write e.g. {example}, or one for each peer with commas"
-        raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
+    for each, value in zip(each_text, found, strict=True):
+        if not value and (key != "--latency" or not is_zero(each, units)):
+            mend = f"write e.g. {example}, or one for each peer with commas"
+            raise UsageError("has a value that can't be read", key=key, value=text, mend=mend)
     return found
-
-
-def _for_each(values: Sequence[float], key: str, peers: int, example: str, seen: Seen) -> list[float]:
-    """One value for each peer."""
-    if not values:
-        wrong = "is missing" + (", and the run's peers have not measured it" if seen.names else "")
-        raise UsageError(wrong, key=key, mend=f"give {example}")
-    if len(values) not in (1, peers):
-        mend = f"give one for all, or {peers} with commas"
-        raise UsageError(f"has {len(values)} values for {peers} peers", key=key, mend=mend)
-    return list(values) * (peers if len(values) == 1 else 1)
 
 
 def _count(text: str | None, key: str, what: str) -> int | None:
@@ -197,9 +190,12 @@ def size_of(path: Path) -> int:
         ConfigError: the path is neither, or can't be read.
     """
     newest = sorted(path.glob("checkpoint-*/manifest.json"), key=lambda file: file.stat().st_mtime)[-1:]
-    for manifest in [path / "manifest.json", *newest]:
-        if manifest.is_file():
-            return _of_manifest(manifest)
+    for manifest in (each for each in [path / "manifest.json", *newest] if each.is_file()):
+        try:
+            return sum(math.prod(shape) for _, shape, _ in json.loads(manifest.read_text())["layout"]["params"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            wrong, mend = f"can't be read ({type(error).__name__})", "name another checkpoint, or give --params"
+            raise ConfigError(wrong, key="--model", value=manifest, mend=mend) from None
     config = path / "config.json" if path.is_dir() else path
     if not config.is_file():
         wrong = "is neither a checkpoint nor a config.json"
@@ -207,17 +203,6 @@ def size_of(path: Path) -> int:
     from p2p_diloco.integrations.sizes import parameters_of
 
     return parameters_of(config)
-
-
-def _of_manifest(manifest: Path) -> int:
-    try:
-        specs = json.loads(manifest.read_text())["layout"]["params"]
-        return sum(math.prod(shape) for _, shape, _ in specs)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        wrong = f"can't be read ({type(error).__name__})"
-        raise ConfigError(
-            wrong, key="--model", value=manifest, mend="name another checkpoint, or give --params"
-        ) from None
 
 
 # -- a run that goes on

@@ -1,4 +1,4 @@
-"""Draws a forecast: tables, curves and advice for people, and an object for programs.
+"""Shows a forecast: lines of text for people, an object for programs, and the curves of a plot.
 
 Law: only shows what `planning` computes.
 """
@@ -11,37 +11,33 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from p2p_diloco.cli.plan.inputs import Question
 from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.observe.plot import Curve, Moment, text_plot
-from p2p_diloco.planning.advice import Advice, rounds_wanted
-from p2p_diloco.planning.exchange import Machine
+from p2p_diloco.planning.advice import Advice
 from p2p_diloco.planning.forecast import Course, Forecast
 
-SCHEMA_VERSION = 1
-Figures = dict[str, Any]
-POINTS = 60
+SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
+POINTS, ROWS = 60, 8
 DECADES = 2
 """The curves go so many powers of ten below and above the links' bandwidth."""
-ROWS = 8
 
 
-def as_object(question: Question, advice: Advice) -> Figures:
+def as_object(question: Question, advice: Advice) -> dict[str, Any]:
     """The forecast as one JSON object; docs/planning.md describes every field."""
-    forecast, tokens = question.forecast, question.tokens
-    exchange = forecast.exchange
+    forecast, names = question.forecast, question.names
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": 1,
         "params": forecast.params,
         "settings": {key: forecast.run.to_wire()[key] for key in SETTINGS},
         "machines": [
-            {"name": name, "link_mbit": _link_mbit(forecast, each), "latency_s": each.latency_s, "step_s": each.step_s}
-            for name, each in zip(question.names, forecast.machines, strict=True)
+            {
+                "name": name,
+                "link_mbit": 8e-6 * each.link if forecast.peers > 1 else None,
+                "latency_s": each.latency_s,
+                "step_s": each.step_s,
+            }
+            for name, each in zip(names, forecast.machines, strict=True)
         ],
         "notes": list(question.notes),
         "unit": _unit(forecast),
@@ -52,18 +48,15 @@ def as_object(question: Question, advice: Advice) -> Figures:
             "stall_s": forecast.stall_s,
             "round_s": forecast.round_s,
             "sent_bytes_per_peer": forecast.sent,
-            "sent_bytes_each": [forecast.run.num_fragments * each for each in exchange.sent],
+            "sent_bytes_each": [forecast.run.num_fragments * each for each in forecast.exchange.sent],
         },
         "memory_bytes": forecast.memory._asdict(),
-        "ways": {key: _way(course, tokens) for key, course in _ways(forecast).items()},
+        "ways": {key: _way(course, question.tokens) for key, course in forecast.ways.items()},
         "advice": asdict(advice),
     }
 
 
-SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
-
-
-def _way(course: Course, tokens: int | None) -> Figures:
+def _way(course: Course, tokens: int | None) -> dict[str, Any]:
     told = {
         "utilisation": course.utilisation,
         "units_per_second": course.units_per_second,
@@ -74,80 +67,52 @@ def _way(course: Course, tokens: int | None) -> Figures:
     return told
 
 
-def _ways(forecast: Forecast) -> dict[str, Course]:
-    return {"run": forecast.course, "data_parallel": forecast.data_parallel, "alone": forecast.alone}
-
-
 def _unit(forecast: Forecast) -> str:
     return "step" if forecast.tokens_per_step is None else "token"
-
-
-def _link_mbit(forecast: Forecast, machine: Machine) -> float | None:
-    """None: the peer is alone, and nothing is sent."""
-    return 8e-6 * machine.link if forecast.peers > 1 else None
 
 
 # -- for people
 
 
-def drawn(question: Question, advice: Advice, width: int) -> RenderableType:
-    """The whole answer, at most `width` columns wide."""
+def drawn(question: Question, advice: Advice, width: int) -> Iterator[str]:
+    """The whole answer, in lines of at most `width` columns."""
     forecast = question.forecast
-    return Group(
-        Text(headline(question), "bold"),
-        *(Text(f"  {note}", "dim") for note in question.notes),
-        Text(),
-        _round_table(question),
-        Text(),
-        Text(verdict(forecast), "bold green" if _gain(forecast) > 1 else "bold red"),
-        *(_of_exchanges(question, advice, width) if forecast.peers > 1 else ()),
-    )
-
-
-def _of_exchanges(question: Question, advice: Advice, width: int) -> Iterator[RenderableType]:
-    """What is said of exchanges: a peer that is alone makes none."""
-    forecast = question.forecast
-    yield Text()
-    yield Text(f"For {100 * advice.wanted:g}% utilisation", "bold")
-    yield _codec_table(forecast, advice)
-    yield from (_bullet("•", line, width) for line in advices(question, advice))
-    yield from (_bullet("!", line, width, "yellow") for line in advice.warnings)
-    yield Text()
-    yield Text("Utilisation by the bandwidth of " + ("the links" if _equal(forecast) else "the slowest link"), "bold")
-    yield from (Text(line, no_wrap=True) for line in plot(forecast, min(width - 1, 78)))
-
-
-def _bullet(mark: str, line: str, width: int, style: str = "") -> Text:
-    first, others = f"  {mark} ", "    "
-    text = fill(line, width - 1, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
-    return Text(text, style)
+    yield headline(question)
+    yield from (f"  {note}" for note in question.notes)
+    yield ""
+    yield from _columns(_figures(question))
+    yield ""
+    yield verdict(forecast)
+    if forecast.peers == 1:  # it makes no exchanges
+        return
+    yield f"\nFor {100 * advice.wanted:g}% utilisation"
+    choices = [
+        (one.codec, one.reply_codec, f"{one.bytes_each:.2f}", duration(one.exchange_s), f"{one.sync_every:,}")
+        for one in advice.codecs
+    ]
+    yield from _columns([("codec", "reply_codec", "bytes a parameter", "exchange", "smallest H"), *choices])
+    marked = [("•", line) for line in advices(question, advice)] + [("!", line) for line in advice.warnings]
+    for mark, line in marked:
+        yield fill(line, width - 1, initial_indent=f"  {mark} ", subsequent_indent="    ", break_on_hyphens=False)
+    alike = len({each.link for each in forecast.machines}) == 1
+    yield f"\nUtilisation by the bandwidth of {'the links' if alike else 'the slowest link'}"
+    yield from _plot(forecast, min(width - 1, 78))
 
 
 def headline(question: Question) -> str:
     """A line that says what is forecast."""
-    forecast, run = question.forecast, question.forecast.run
-    peers = f"{forecast.peers} peer{'s' * (forecast.peers > 1)}"
-    parts = [f"{_size(forecast.params)} parameters, {peers}", _speeds(forecast)]
-    codecs = forecast.exchange.codecs
-    parts += [f"H={run.sync_every}", codecs.codec]
-    if codecs.reply != codecs.codec:
-        parts.append(f"means in {codecs.reply}")
-    if run.num_fragments > 1:
-        parts.append(f"{run.num_fragments} fragments")
-    if run.overlap_steps:
-        parts.append(f"overlap {run.overlap_steps}")
-    return ", ".join([*parts, *(["paced by time"] if run.pace == "time" else [])])
-
-
-def _speeds(forecast: Forecast) -> str:
-    machines = forecast.machines
-    speeds = [8e-6 * each.link for each in machines]
-    links = " to ".join(dict.fromkeys(map(mbit, (min(speeds), max(speeds)))))
-    delays = _span([1e3 * each.latency_s for each in machines], " ms")
-    steps = _span([each.step_s for each in machines], " s a step")
-    if forecast.peers == 1:
-        return steps
-    return ", ".join([links, *([delays] if any(each.latency_s for each in machines) else []), steps])
+    forecast, run, machines = question.forecast, question.forecast.run, question.forecast.machines
+    codecs, links = forecast.exchange.codecs, [8e-6 * each.link for each in machines]
+    parts = [f"{_size(forecast.params)} parameters, {forecast.peers} peer{'s' * (forecast.peers > 1)}"]
+    if forecast.peers > 1:
+        parts.append(" to ".join(dict.fromkeys(map(mbit, (min(links), max(links))))))
+    if forecast.peers > 1 and any(each.latency_s for each in machines):
+        parts.append(_span([1e3 * each.latency_s for each in machines], " ms"))
+    parts += [_span([each.step_s for each in machines], " s a step"), f"H={run.sync_every}", codecs.codec]
+    parts += [f"means in {codecs.reply}"] * (codecs.reply != codecs.codec)
+    parts += [f"{run.num_fragments} fragments"] * (run.num_fragments > 1)
+    parts += [f"overlap {run.overlap_steps}"] * (run.overlap_steps > 0)
+    return ", ".join([*parts, *["paced by time"] * (run.pace == "time")])
 
 
 def _span(values: Sequence[float], unit: str) -> str:
@@ -155,56 +120,45 @@ def _span(values: Sequence[float], unit: str) -> str:
     return f"{low:.3g}{unit}" if low == high else f"{low:.3g} to {high:.3g}{unit}"
 
 
-def _equal(forecast: Forecast) -> bool:
-    return len({each.link for each in forecast.machines}) == 1
-
-
-def _round_table(question: Question) -> Table:
-    """The figures of the run beside the two other ways to train."""
+def _figures(question: Question) -> Iterator[tuple[str, ...]]:
+    """The rows of the table: the figures of the run beside those of the two other ways to train."""
     forecast, tokens = question.forecast, question.tokens
-    ways, units, unit = list(_ways(forecast).values()), forecast.units, f"{_unit(forecast)}s"
+    units, unit = forecast.units, f"{_unit(forecast)}s"
 
     def each(title: str, shown: Callable[[Course], str]) -> tuple[str, ...]:
-        return (title, *map(shown, ways))
+        return (title, *map(shown, forecast.ways.values()))
 
-    rows = [
-        each("utilisation", lambda way: f"{way.utilisation:.1%}"),
-        each(f"{unit} an hour, all peers", lambda way: _size(3600 * way.units_per_second)),
-        each(f"{unit} of a round: a peer sends", lambda way: _sent(way, units)),
-        each(f"{'':{len(unit)}}             take", lambda way: duration(way.seconds(units))),
-        ("a round: training", duration(forecast.training_s)),
-        ("         standing still", duration(forecast.stall_s)),
-        ("         exchange", duration(forecast.exchange_s)),
-    ]
+    yield "", "this run", "data-parallel", "one alone"
+    yield each("utilisation", lambda way: f"{way.utilisation:.1%}")
+    yield each(f"{unit} an hour, all peers", lambda way: _size(3600 * way.units_per_second))
+    yield each(f"{unit} of a round: a peer sends", lambda way: _sent(way, units))
+    yield each(f"{'':{len(unit)}}             take", lambda way: duration(way.seconds(units)))
+    yield "a round: training", duration(forecast.training_s)
+    yield "         standing still", duration(forecast.stall_s)
+    yield "         exchange", duration(forecast.exchange_s)
     if tokens is not None:
-        rows.append(each(f"{_size(tokens)} tokens take", lambda way: duration(way.seconds(tokens))))
-        rows.append(each("         a peer sends", lambda way: _sent(way, tokens)))
-    rows.append(("memory: trainer, no activations", bytes_of(forecast.memory.trainer, " ")))
-    rows.append(("        node", bytes_of(forecast.memory.node, " ")))
-    table = _table("", "this run", "data-parallel", "one alone")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        yield each(f"{_size(tokens)} tokens take", lambda way: duration(way.seconds(tokens)))
+        yield each("         a peer sends", lambda way: _sent(way, tokens))
+    yield "memory: trainer, no activations", bytes_of(forecast.memory.trainer, " ")
+    yield "        node", bytes_of(forecast.memory.node, " ")
 
 
 def _sent(course: Course, units: float) -> str:
     return bytes_of(course.sent(units), " ") if course.sent_per_unit else "-"
 
 
-def _table(*titles: str) -> Table:
-    table = Table(pad_edge=False, padding=(0, 2, 0, 0), box=SIMPLE_HEAD, show_edge=False)
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _gain(forecast: Forecast) -> float:
-    return forecast.course.units_per_second / forecast.alone.units_per_second
+def _columns(rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """A table with its titles underlined: the first column to the left, the others to the right."""
+    head, *body = rows
+    widths = [max(len(row[column]) for row in (head, *body) if column < len(row)) for column in range(len(head))]
+    for row in (head, tuple("─" * width for width in widths), *body):
+        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=False)]
+        yield "   ".join([f"{row[0]:<{widths[0]}}", *cells])
 
 
 def verdict(forecast: Forecast) -> str:
     """Whether it pays, in a sentence."""
-    gain = _gain(forecast)
+    gain = forecast.course.units_per_second / forecast.alone.units_per_second
     if forecast.peers == 1:
         return "One peer alone exchanges nothing."
     if gain <= 1:
@@ -213,57 +167,39 @@ def verdict(forecast: Forecast) -> str:
     return f"Together {gain:.2f} times as much as the fastest peer alone, of {best:.2f} possible."
 
 
-def _codec_table(forecast: Forecast, advice: Advice) -> Table:
-    table = _table("codec", "reply_codec", "bytes a parameter", "exchange", "smallest H")
-    for one in advice.codecs:
-        table.add_row(
-            one.codec, one.reply_codec, f"{one.bytes_each:.2f}", duration(one.exchange_s), f"{one.sync_every:,}"
-        )
-    return table
-
-
-def advices(question: Question, advice: Advice) -> list[str]:
-    """The advice as sentences."""
-    forecast, run = question.forecast, question.forecast.run
-    found = [f"H={run.sync_every} is enough: the smallest that suffices is {advice.sync_every:,}."]
-    if forecast.utilisation < advice.wanted:
-        least = min(advice.codecs, key=lambda one: one.sync_every)
-        found = [f"--sync-every {advice.sync_every} suffices. A longer H learns less from a token."]
+def advices(question: Question, advice: Advice) -> Iterator[str]:
+    """The advice as sentences, for two peers or more."""
+    run, how = question.forecast.run, advice.streaming
+    if question.forecast.utilisation >= advice.wanted:
+        yield f"H={run.sync_every} is enough: the smallest that suffices is {advice.sync_every:,}."
+    else:
+        least, costs = min(advice.codecs, key=lambda one: one.sync_every), ""
+        enough = f"--sync-every {advice.sync_every} suffices"
         if least.sync_every < advice.sync_every:
-            found[0] = (
-                f"--sync-every {advice.sync_every} suffices, or --codec {least.codec} --reply-codec "
-                f"{least.reply_codec} --sync-every {least.sync_every}. A longer H learns less from a token; 4 bits "
-                "cost at most 0.3 % of the loss where it was measured."
-            )
-        how = advice.streaming
-        found.append(
+            enough += f", or --codec {least.codec} --reply-codec {least.reply_codec} --sync-every {least.sync_every}"
+            costs = "; 4 bits cost at most 0.3 % of the loss where it was measured"
+        yield f"{enough}. A longer H learns less from a token{costs}."
+        yield (
             f"Or let training go on meanwhile: --sync-every {how.sync_every} --num-fragments {how.num_fragments} "
             f"--overlap-steps {how.overlap_steps} ({how.utilisation:.1%}). An overlap of a quarter of H cost 0.3 % of "
             "the loss where it was measured."
         )
     if (most := advice.sync_every_most) is not None:
-        rounds = rounds_wanted(forecast)
-        found.append(f"These tokens allow H={most:,} at most, for {rounds:.0f} outer steps or more.")
+        yield f"These tokens allow H={most:,} at most, for {run.rounds_wanted:.0f} outer steps or more."
     if (held := advice.held_back) is not None:
         why, name = "link" if held.by_link else "speed", question.names[held.peer]
-        found.append(f"{name} holds the others back by its {why}: without it they do {held.gain:.2f} times as much.")
-    found.append(
-        "The machines are of unlike speed: with --pace time no peer waits for a slower one."
-        if advice.pace == "time"
-        else "The machines are alike: synchronous rounds of equal steps fit (--pace steps)."
-    )
-    if forecast.peers > 1:
-        found[-1] += " --mode async is for speeds that change within a round."
-    return found
+        yield f"{name} holds the others back by its {why}: without it they do {held.gain:.2f} times as much."
+    alike = "The machines are alike: synchronous rounds of equal steps fit (--pace steps)."
+    unlike = "The machines are of unlike speed: with --pace time no peer waits for a slower one."
+    yield (unlike if advice.pace == "time" else alike) + " --mode async is for speeds that change within a round."
 
 
-def plot(forecast: Forecast, width: int) -> list[str]:
-    """Curves of utilisation, as lines of text."""
-    curves, moments, ends = curves_of(forecast)
-    shown = [Curve(c.label, c.mark, tuple((math.log10(x / ends[0]), y) for x, y in c.points)) for c in curves]
-    marks = [Moment(math.log10(each.x / ends[0]), each.label) for each in moments]
-    named = (mbit(ends[0]), mbit(ends[1]))
-    return text_plot(shown, marks, math.log10(ends[1] / ends[0]), width, ROWS, "bandwidth", ends=named)
+def _plot(forecast: Forecast, width: int) -> list[str]:
+    """Curves of utilisation, as lines of text; the axis is logarithmic."""
+    curves, moments, (low, high) = curves_of(forecast)
+    shown = [Curve(c.label, c.mark, tuple((math.log10(x / low), y) for x, y in c.points)) for c in curves]
+    marks = [Moment(math.log10(each.x / low), each.label) for each in moments]
+    return text_plot(shown, marks, math.log10(high / low), width, ROWS, "bandwidth", ends=(mbit(low), mbit(high)))
 
 
 def curves_of(forecast: Forecast) -> tuple[list[Curve], list[Moment], tuple[float, float]]:
@@ -272,10 +208,10 @@ def curves_of(forecast: Forecast) -> tuple[list[Curve], list[Moment], tuple[floa
     here = 8e-6 * min(each.link for each in forecast.machines)
     low, high = here / 10**DECADES, here * 10**DECADES
     links = [low * (high / low) ** (point / POINTS) for point in range(POINTS + 1)]
-    on = [forecast.on_links(each * 1e6 / 8) for each in links]
-    run = Curve("this run", "●", tuple((x, each.utilisation) for x, each in zip(links, on, strict=True)))
-    other = tuple((x, each.data_parallel.utilisation) for x, each in zip(links, on, strict=True))
-    return [run, Curve("data-parallel", "○", other)], [Moment(here, f"yours: {mbit(here)}")], (low, high)
+    on = [(each, forecast.on_links(each * 1e6 / 8)) for each in links]
+    run = Curve("this run", "●", tuple((x, each.utilisation) for x, each in on))
+    other = Curve("data-parallel", "○", tuple((x, each.data_parallel.utilisation) for x, each in on))
+    return [run, other], [Moment(here, f"yours: {mbit(here)}")], (low, high)
 
 
 def mbit(value: float) -> str:

@@ -1,0 +1,241 @@
+"""One peer in virtual time: the package's own replica, tensor work and merges, and a trainer's loop.
+
+The loop makes the calls of `peer/hook.py` in its order; `feed` carries out effects in the order of `node/node.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from setting import LIES
+from task import Learner
+
+from p2p_diloco.core import events
+from p2p_diloco.core.lives import incarnation
+from p2p_diloco.core.pace import speeds, trains_for
+from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.node.local_progress import LocalProgress
+from p2p_diloco.node.submissions import SubmissionLog
+from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.rhythm import Rhythm
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.mean import WEIGHT_MIN
+
+if TYPE_CHECKING:
+    from swarm import Swarm
+
+
+class Diverged(Exception):
+    """A peer's parameters are not finite."""
+
+
+class LyingWork(TensorWork):
+    """Multiplies the means that it aggregates."""
+
+    times = 1.0
+
+    def _mean(self, shard: int, contributions: Sequence[Any]) -> memoryview:
+        mean = codecs.decode(super()._mean(shard, contributions), self._run.reply_codec, self._numel(shard))
+        return codecs.encode(mean * self.times, self._run.reply_codec)
+
+
+class Member:
+    """One peer: its replica, tensors, model and trainer."""
+
+    def __init__(self, swarm: Swarm, number: int, learner: Learner, *, founds: bool) -> None:
+        self.swarm, self.name, self.learner = swarm, f"peer{number:03}", learner
+        setting, run = swarm.setting, swarm.run
+        self.step_s = setting.step_s[number % len(setting.step_s)]
+        self.lies = number == setting.peers - 1 > 0
+        self._loop = asyncio.get_running_loop()
+        life = incarnation(int(1e6 + 1e3 * self._loop.time()), number)
+        self.replica = Replica(self.name, run.rules, incarnation=life, now=self._loop.time())
+        self.theta, base = torch.zeros(run.layout.numel), torch.zeros(run.layout.numel)
+        delta = torch.zeros(run.layout.numel, dtype=codecs.written_in(run.config.codec, run.config.rounding))
+        self.work = (LyingWork if self.lies else TensorWork)(run, self.theta, base)
+        self.local = LocalModel(learner.model, run.layout, self.theta, base, delta, run.config.local_share)
+        self.delta, self.progress = delta, LocalProgress(run.config, run.layout, self.work.bases)
+        self.submissions = SubmissionLog(run.config)
+        self._planned = SimpleNamespace(step_time_s=0.0, trains_for_s=math.inf)
+        self.rhythm = Rhythm(run.config, len(run.layout.fragments), self._planned, self._loop.time)  # type: ignore[arg-type]
+        self._events: deque[events.Event] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ready, self._released, self._loaded = asyncio.Event(), self._loop.create_future(), asyncio.Event()
+        self._load: events.Load | None = None
+        self._weight: float | None = None
+        self._sent_samples = self._exchanges = self._steps = self._commits = 0
+        self._flight: tuple[int, int] | None = None  # steps of the round that was sent; own steps at its sending
+        self._measures = self._changed = self.over = False
+        if founds:
+            self.local.write_theta()
+            meta = founding_meta(0, self.name, "worker")
+            self.feed(events.Found(0, tuple(self.work.store.digest(s.index, meta) for s in run.layout.shards)))
+        self.feed(events.Wakeup())
+        self.task = asyncio.create_task(self._train())
+        self.task.add_done_callback(swarm.ended)
+
+    # -- the node's part
+
+    def feed(self, event: events.Event) -> None:
+        """Feed an event to the replica and carry out what follows, in the order of `node/node.py`."""
+        self._events.append(event)
+        if len(self._events) > 1 or self.swarm.failed is not None:
+            return
+        try:
+            while self._events:
+                effects = self.replica.handle(self._events[0], self._loop.time())
+                for effect in effects:
+                    self._carry_out(effect)
+                self._events.popleft()
+            self._arm()
+        except Exception as error:  # callbacks have no caller that could see it
+            self.swarm.fail(error)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.replica.next_wakeup()
+        if math.isfinite(due) and self.name in self.swarm.live:
+            self._timer = self._loop.call_at(max(due, self._loop.time() + 1e-3), self.feed, events.Wakeup())
+
+    def _carry_out(self, effect: events.Effect) -> None:
+        match effect:
+            case events.Send(to, message):
+                self.swarm.send(self, to, message)
+            case events.Average():
+                if isinstance(self.work, LyingWork):
+                    self.work.times = self.swarm.setting.wrong_mean if effect.base.epoch >= 4 else 1.0
+                self._events.append(self.work.average(effect))
+            case events.Apply():
+                self._events.append(self.work.apply(effect))
+            case events.Fill():
+                self._events.append(self.work.fill(effect))
+            case events.Accept(proposals):
+                self.work.accept(proposals)
+                self.swarm.judge(self)
+            case events.Load():
+                self._merge(effect)
+            case events.Release(sent):
+                self._release(sent)
+            case events.Ready():
+                self._ready.set()
+            case events.Changed():
+                self._changed = not self.swarm.run.rules.asynchronous or self.replica.own.left_behind
+            case events.Finished():
+                self.over = self._changed = True
+
+    def _merge(self, load: events.Load) -> None:
+        """Merge what is newer; then, if an exchange is due, compute the pseudo-gradients of what is due."""
+        for loaded in load.shards:
+            self.work.merge(loaded.shard, loaded.carry, self.replica.own.counted(loaded.shard))
+        carries, trained = {loaded.shard: loaded.carry for loaded in load.shards}, (self._steps, self.learner.samples)
+        takes = self.progress.merge(carries, load.due, trained, afresh=False, ended=self.over)
+        self._weight, self._sent_samples = self.progress.weigh(load.due)
+        bases = self.work.bases
+        self.local.merge(takes, bases.kept)
+        bases.loaded(takes)
+        if self._measures and load.due:
+            self.local.write_delta(load.due, bases.kept)
+            if not self.local.may_be_sent(load.due):
+                raise Diverged
+        self._load = load
+        self._loaded.set()
+
+    def _release(self, sent: bool) -> None:
+        self.progress.released(sent=sent)
+        if sent and self.swarm.run.rules.asynchronous:
+            own, shards, roster = self.replica.own, self.progress.exchange.shards, self.replica.roster
+            self.submissions.ended(own.behind(shards), own.uncounted(shards))
+            self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
+        if not self._released.done():
+            self._released.set_result(sent)
+
+    # -- the trainer's part
+
+    async def _train(self) -> None:
+        rhythm, config = self.rhythm, self.swarm.run.config
+        await self._ready.wait()
+        await self._merged()
+        while not self.over:
+            rhythm.resume()
+            await asyncio.sleep(self.step_s)
+            since = rhythm.steps + (self._flight[0] if self._flight else 0)
+            self.learner.step(self.replica.own.merged_samples / self.swarm.samples_a_step + since)
+            rhythm.step(first=not self._steps)
+            self._steps += 1
+            self.feed(events.Stepped(rhythm.step_time_s))
+            if config.pace == "time":
+                of_all, nbytes = self.replica.roster.summaries(), self.swarm.run.round_nbytes
+                self._planned.trains_for_s = trains_for(self.replica.interval, nbytes, self.name, of_all)
+            due = rhythm.is_due
+            if self._flight and (due or self.over or rhythm.has_flown(self._steps - self._flight[1])):
+                due = not await self._land() or due
+            if due and not self.over:
+                await self._exchange()
+            elif self._flight is None and self._changed:
+                await self._merged()
+        await self._merged()
+
+    async def _merged(self, *, measures: bool = False, landing: bool = False) -> events.Load:
+        """Merge all changed shards; return which are due next."""
+        self._loaded.clear()
+        self._measures, self._changed = measures, False
+        self.feed(events.Merge())
+        await self._loaded.wait()
+        commits, self._commits = self._commits, sum(self.replica.roster.mine.epochs)
+        if commits != self._commits and not landing:
+            self.rhythm.next_round()  # a round closed without this peer
+        assert self._load is not None
+        return self._load
+
+    async def _exchange(self) -> None:
+        while True:
+            due = (await self._merged(measures=True)).due
+            if not due:
+                return
+            self._send(due)
+            if self.swarm.run.config.overlap_steps or await self._land():
+                return
+
+    def _send(self, due: tuple[int, ...]) -> None:
+        swarm, config = self.swarm, self.swarm.run.config
+        assert self._weight is not None
+        self._exchanges += 1
+        self._released = self._loop.create_future()
+        self.progress.send(self._exchanges, due, self._sent_samples)
+        if not config.overlap_steps and config.mode == "sync":
+            self.work.bases.stand(due)
+        weight = self._weight
+        if self.lies and swarm.setting.lie:
+            for place in (swarm.run.layout.shards[shard] for shard in due):
+                honest = self.delta[place.start : place.stop]
+                honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
+            weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
+        id, weighs = self.replica.own.next_id, weight > WEIGHT_MIN
+        payloads = tuple(memoryview(bytes(self.work.encode(s, self.delta, id, weighs=weighs))) for s in due)
+        self.rhythm.planned()
+        self._flight = self.rhythm.sent(), self._steps
+        swarm.may_cut(self)
+        self.feed(events.Contribute(due, weight, self._sent_samples, payloads))
+
+    async def _land(self) -> bool:
+        """Wait until the exchange is over, and merge its result. Returns False if it never began."""
+        assert self._flight is not None
+        began, (steps, _) = self._loop.time(), self._flight
+        sent = await self._released
+        self._flight = None
+        if not sent:
+            self.rhythm.unsent(steps)
+            return False
+        await self._merged(landing=True)
+        self.rhythm.waited(self._loop.time() - began)
+        if self.swarm.run.rules.asynchronous:
+            self.rhythm.change(self.submissions.steps)
+        return True

@@ -1,0 +1,127 @@
+"""All that depends on the kind of a device: copies, streams, random states, and waiting for started work.
+
+Law: no other module of the package names CUDA, except the one that `plan --measure` puts into a user's script
+(`cli/plan/timing`). What torch supports on every device is done by its general means, so that a device without a case
+here works, too, only without copies in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError
+
+SLOTS = 2
+"""The number of a device's buffers in host memory (`staging`)."""
+
+
+class Copies:
+    """Copies between a device and a buffer in host memory; `slot` is the buffer's number. Here a copy is complete when
+    its call returns, which works on any device of torch. Subclasses may copy in the background."""
+
+    pinned = False
+    """Whether buffers are page-locked."""
+
+    def begin(self) -> None:
+        """Let the next copies wait for all computations that were started before, so that finished values are
+        copied."""
+
+    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        """Start to copy the chunk into the buffer."""
+        host.copy_(chunk)
+
+    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        """Start to copy the buffer into the chunk."""
+        chunk.copy_(host)
+
+    def wait(self, slot: int) -> None:
+        """Wait until this buffer's copies are complete."""
+
+    def end(self) -> None:
+        """Let all later computations see the stored values."""
+
+
+class CudaCopies(Copies):
+    """Copies on a CUDA stream of their own, from and to page-locked memory, so that the host can work meanwhile. Both
+    directions use one stream, so a buffer is filled again only after it was emptied."""
+
+    pinned = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event() for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """Let the stream of the copies wait for the kernels that the trainer has launched. The host doesn't wait."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        """Start to copy the chunk into the buffer. The host doesn't wait."""
+        with torch.cuda.stream(self._stream):
+            host.copy_(chunk, non_blocking=True)
+        self._copied[slot].record(self._stream)
+
+    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        """Start to copy the buffer into the chunk. The host doesn't wait."""
+        with torch.cuda.stream(self._stream):
+            chunk.copy_(host, non_blocking=True)
+        self._copied[slot].record(self._stream)
+
+    def wait(self, slot: int) -> None:
+        """Let the host wait until this buffer's copies are complete."""
+        self._copied[slot].synchronize()
+
+    def end(self) -> None:
+        """Let the trainer's next kernels wait for the copies. The host doesn't wait."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def copies_for(device: torch.device) -> Copies | None:
+    """How values travel between this device and host memory; None: they lie in host memory already."""
+    match device.type:
+        case "cpu":
+            return None
+        case "cuda":
+            return CudaCopies(device)
+        case _:
+            return Copies()
+
+
+def numbered(kind: str) -> torch.device:
+    """The device of this kind that the process uses."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def usable(name: str) -> torch.device:
+    """The device of this name.
+
+    Raises:
+        ConfigError: this machine has none, or torch can't use it.
+    """
+    try:
+        return torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError) as error:  # which of these torch raises depends on the device
+        wrong = f"can't be used here ({str(error).splitlines()[0]})"
+        raise ConfigError(wrong, key="device", value=name, mend="choose e.g. the default, cpu") from None
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the work that was started on this device is done, so that its time can be measured."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def random_states() -> list[Tensor]:
+    """The states of the random generators of all devices that this process may use; those of the CPU are torch's own.
+    Empty without a device, and if the process has used none yet."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+
+def restore_random_states(states: Sequence[Tensor]) -> None:
+    """Restore what `random_states` returned, unless this machine has another number of devices."""
+    if torch.cuda.is_initialized() and len(states) == torch.cuda.device_count():  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state_all(states)

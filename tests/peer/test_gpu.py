@@ -1,0 +1,73 @@
+"""What differs on a GPU, on a real one. Without one these tests are skipped, and the report of the tests says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from p2p_diloco.cli.app import app
+from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer import inner
+from p2p_diloco.peer.devices import finish, numbered, usable
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: there is no GPU")
+HOST = torch.device("cpu")
+
+
+def model(where: torch.device, numel: int = 3_000_000) -> nn.Module:
+    """Longer than a buffer of the staging, in bf16 and fp32."""
+    made = nn.Module()
+    drawn = torch.Generator().manual_seed(0)
+    for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
+        made.register_parameter(name, nn.Parameter(torch.randn(numel, generator=drawn).to(dtype)))
+    return made.to(where)
+
+
+def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
+    """Pseudo-gradients and merges of a model on a GPU, trained between them without waiting, are those of its twin."""
+    told = []
+    for where in (HOST, numbered("cuda")):
+        own = model(where)
+        layout = Layout.build(specs_of(own))
+        theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
+        local = LocalModel(own, layout, theta, old, delta)
+        local.write_theta()
+        shards = range(len(layout.shards))
+        for _ in range(3):
+            with torch.no_grad():
+                for p in own.parameters():
+                    p.add_(torch.ones(p.shape, device=where, dtype=p.dtype))
+            local.write_delta(shards)
+            old.copy_(theta)
+            theta.add_(delta)
+            local.merge(dict.fromkeys(shards, Take.SUBTRACT), shards)
+        finish(where)
+        told.append((theta, delta, *(p.detach().cpu() for p in own.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+def test_a_restart_draws_what_an_uninterrupted_trainer_draws(tmp_path: Path) -> None:
+    """The random states of the devices are in the checkpoint of the inner state."""
+    device = usable("cuda")
+    optimizer = torch.optim.AdamW(model(device, 8).parameters())
+    torch.randn(5, device=device)
+    inner.InnerState([optimizer], tmp_path, 1).save(1, 0, 0, {})
+    drawn = torch.randn(5, device=device)
+    inner.restore([optimizer], tmp_path / "checkpoint-1")
+    assert torch.equal(torch.randn(5, device=device), drawn)
+
+
+@pytest.mark.real
+def test_bench_measures_models_on_a_gpu() -> None:
+    flags = ["bench", "--device", "cuda", "--parameters", "100k", "--rounds", "1", "--json"]
+    told = CliRunner().invoke(app, flags)
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert (found["device"], found["results"][0]["failed"]) == ("cuda", None)

@@ -1,0 +1,145 @@
+"""The experiments of docs/results.md: their runs in virtual time, their tables, and that every file still runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
+PARTS = ("setting", "task", "member", "swarm", "processes", "lab")
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in (*PARTS, "all"))
+UNLIKE = (0.58, 0.75, 1.51, 3.33)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SimpleNamespace]:
+    """The parts that all experiments share, and a task of milliseconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        parts = {name: import_module(name) for name in PARTS}
+        tiny = parts["task"].Task(steps=8, warm=2, layers=1, width=8, context=8, windows=64, few=64)
+        yield SimpleNamespace(tiny=tiny, **parts)
+        for name in (*PARTS, *NAMES):
+            sys.modules.pop(name, None)
+
+
+def run(lab: SimpleNamespace, length: int = 8, seed: int = 0, **setting: Any) -> Any:
+    """A run of `length` inner steps of each peer, H = 4."""
+    setting["run"] = {"sync_every": 4, **setting.get("run", {})}
+    return lab.swarm.simulated(lab.setting.Setting(**setting), seed, replace(lab.tiny, steps=length))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs(
+    lab: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All its settings are valid, the first and the last make a run, and it leaves JSON and a plot."""
+    experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.swarm.simulated)
+    assert experiment.name == name
+    assert {experiment.against, *experiment.bounds, *experiment.least} <= experiment.settings.keys()
+    assert all(setting.config for setting in experiment.settings.values())
+    chosen = [experiment.against, list(experiment.settings)[-1]]
+    lab.lab.main(experiment, ["--folder", str(tmp_path), "--seeds", "1", "--settings", *chosen])
+    losses = json.loads((tmp_path / f"{name}.json").read_text())["losses"]
+    assert [*losses] == chosen
+    assert all(found["0"] > 0 for found in losses.values())
+    assert all(f"| {setting} |" in capsys.readouterr().out for setting in chosen[:1])
+    pytest.importorskip("matplotlib")
+    assert (tmp_path / f"{name}.png").stat().st_size
+
+
+def test_all_makes_every_experiment(lab: SimpleNamespace) -> None:
+    assert sorted(import_module("all").NAMES) == NAMES
+
+
+def test_a_run_depends_on_its_arguments_alone(lab: SimpleNamespace) -> None:
+    drawn = {"peers": 4, "drop": 0.3, "kill_every_s": 20.0}
+    assert run(lab, length=16, **drawn) == run(lab, length=16, **drawn) != run(lab, length=16, seed=1, **drawn)
+
+
+def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNamespace) -> None:
+    """Virtual time: 16 steps of each peer, by the slowest one's clock; asynchronously the fast ones make more."""
+    unlike: dict[str, Any] = {"peers": 4, "step_s": UNLIKE, "length": 16}
+    patient = import_module("unlike").PATIENT
+    waits = run(lab, run=patient, **unlike)
+    free = run(lab, run={"mode": "async", "dn_buffer_size": 4, "dylu": True, **patient}, **unlike)
+    timed = run(lab, run={"pace": "time", "sync_every": 20, **patient}, **unlike)
+    assert waits.time_s == pytest.approx(16 * UNLIKE[3], rel=0.05)
+    assert max(free.time_s, timed.time_s) < 0.5 * waits.time_s
+
+
+def test_delayed_nesterov_of_peers_that_meet_is_the_synchronous_step(lab: SimpleNamespace) -> None:
+    """Like speeds, a buffer of the number of peers, and all submissions of a round in one commit: to the rounding."""
+    plain = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0}
+    met = {**plain, "mode": "async", "dn_buffer_size": 2, "async_grace": 0.5}
+    assert run(lab, length=16, run=met).loss == pytest.approx(run(lab, length=16, run=plain).loss, rel=1e-6)
+
+
+def test_what_is_cut_or_killed_is_noticed(lab: SimpleNamespace) -> None:
+    """Rounds take longer while links are cut, and more inner steps are made than counted where peers die."""
+    quiet, cut, killed = (run(lab, length=24, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
+    assert len({quiet.loss, cut.loss, killed.loss}) == 3
+    assert cut.time_s > quiet.time_s + lab.setting.DEAD_S
+    assert killed.time_s > quiet.time_s
+
+
+def test_a_liar_does_harm_that_limits_prevent(lab: SimpleNamespace) -> None:
+    """Its pseudo-gradient with the wrong sign, ten times as long, ruins a plain mean, and not a limited one."""
+    liar: dict[str, Any] = {"peers": 4, "lie": "sign flipped, × 10"}
+    honest, ruined, clipped = (
+        run(lab, length=24, **{"peers": 3, **more}).loss
+        for more in ({}, {**liar, "run": {"aggregation": "mean"}}, liar)
+    )
+    assert not ruined < 1.2 * honest
+    assert clipped < 1.1 * honest
+
+
+def test_the_step_limit_saves_a_model_from_wrong_commits(lab: SimpleNamespace) -> None:
+    """Some shards' means are a thousand times as long from the fourth epoch on."""
+    wrong: dict[str, Any] = {"peers": 4, "length": 32, "wrong_mean": 1000.0}
+    small = {"shard_elements": 256}
+    honest = run(lab, peers=4, length=32, run=small).loss
+    assert not run(lab, run={**small, "step_limit": 0.0}, **wrong).loss < 1.5 * honest
+    assert run(lab, run=small, **wrong).loss < 1.5 * honest
+
+
+@pytest.mark.real
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_a_run_in_virtual_time_is_that_of_real_peers(lab: SimpleNamespace) -> None:
+    """To the last bit: nothing of the method is imitated in virtual time."""
+    setting, task = lab.setting.Setting({"sync_every": 4}, step_s=(0.0,)), replace(lab.tiny, steps=16)
+    assert lab.processes.real(setting, 0, task).loss == lab.swarm.simulated(setting, 0, task).loss
+
+
+def test_a_series_makes_missing_runs_alone(lab: SimpleNamespace, tmp_path: Path) -> None:
+    """Runs are known by their settings: a renamed row is not made again, a changed one is."""
+    made: list[float] = []
+
+    def make(setting: Any, seed: int, task: Any) -> Any:
+        made.append(setting.run["outer_lr"])
+        return lab.setting.Result(2.0 if setting.run["outer_lr"] else math.inf, 1.0, 0, ())
+
+    rows = {"one": lab.setting.Setting({"outer_lr": 1.0}), "none": lab.setting.Setting({"outer_lr": 0.0})}
+    experiment = lab.lab.Experiment("x", "X", rows, against="one", bounds={"none": 1.5}, make=make, task=lab.tiny)
+    asked = ["--folder", str(tmp_path), "--seeds", "2"]
+    lab.lab.main(experiment, asked)
+    again = {"renamed": rows["one"], "none": rows["none"], "two": lab.setting.Setting({"outer_lr": 2.0})}
+    lab.lab.main(replace(experiment, settings=again, against="renamed"), asked)
+    assert made == [1.0, 0.0, 1.0, 0.0, 2.0, 2.0]
+    assert json.loads((tmp_path / "x.json").read_text())["table"] == [
+        "| setting | seed 0 | seed 1 | median | against renamed | bound |",
+        "|---|---|---|---|---|---|",
+        "| renamed | 2.0000 | 2.0000 | 2.0000 |  |  |",
+        "| none | diverged | diverged | diverged | diverged | ≤ +50 %, **missed** |",
+        "| two | 2.0000 | 2.0000 | 2.0000 | +0.00 % (+0.00 to +0.00) |  |",
+    ]
