@@ -1,0 +1,318 @@
+"""Data nodes serve slices, and a peer fetches them, over the in-memory swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.data.files import cut_files
+from p2p_diloco.errors import ConfigError, Refused, UsageError
+from p2p_diloco.net.interface import Limits, Refusal
+from p2p_diloco.node import data_node, fetching, wire
+from p2p_diloco.node.data_node import DataNode, Served, serve
+from p2p_diloco.node.fetching import AT_ONCE, Fetching
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.providers import DataNodeRecord, publish
+from tests.net.memory import MemoryNetwork
+
+SLICES = 6
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_EVERY_S", "LOOK_SOON_S", "TELL_EVERY_S", "AGAIN_S"):
+        monkeypatch.setattr(fetching, name, 0.05)
+    monkeypatch.setattr(data_node, "PUBLISH_EVERY_S", 0.05)
+
+
+def served(folder: Path, text: str = "line", name: str = "corpus") -> Served:
+    """A data set of 6 slices of 8 bytes, in files of this folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "a.txt").write_text("".join(f"{text} {number:02}\n" for number in range(SLICES)))
+    return Served(name, *cut_files([folder], 1, lambda text: None))
+
+
+class Nodes:
+    """Data nodes and one reader in a network."""
+
+    def __init__(self, folder: Path, bytes_max: int = 10**6) -> None:
+        self.network, self.folder = MemoryNetwork(), folder
+        self.inbox = Inbox()
+        limits = Limits(read_timeout_s=0.5, connect_timeout_s=0.2)
+        self.reader = Fetching(self.network.join("reader", self.inbox, limits=limits), "r", folder / "cache", bytes_max)
+        self.inbox.handler = Reader(self.reader)
+        self.nodes: dict[str, DataNode] = {}
+        self.announcing: list[asyncio.Task[None]] = []
+        self.said: list[str] = []
+
+    async def add(self, name: str, what: Served | None = None) -> DataNode:
+        """Start a data node, and wait until it is announced."""
+        inbox = Inbox()
+        transport = self.network.join(name, inbox, limits=Limits(read_timeout_s=0.5))
+        inbox.handler = node = self.nodes[name] = DataNode(transport, inbox, what or served(self.folder / name))
+        await node.refuse_another("r")
+        ready = asyncio.Event()
+        self.announcing.append(asyncio.create_task(node.announce("r", name.upper(), ready.set)))
+        await ready.wait()
+        return node
+
+    def kill(self, name: str) -> None:
+        """End a data node. Its record stays for a while."""
+        self.announcing[list(self.nodes).index(name)].cancel()
+        self.network.kill(name)
+
+    async def read(self, *indices: int) -> list[bytes]:
+        """The bytes of slices of the one data set that there is."""
+        manifest = await self.reader.open("corpus", "", self.said.append)
+        found = await asyncio.gather(*(self.reader.get(manifest.identity, i, self.said.append) for i in indices))
+        return [path.read_bytes() for path in found]
+
+
+class Reader(Handler):
+    """What `RunInbox` does with the answers of data nodes."""
+
+    def __init__(self, reader: Fetching) -> None:
+        self.questions = reader.questions
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        message: Any = wire.unpack(header, wire.ANY_RUN)
+        return message, self.questions.nbytes(message)
+
+    def check(self, sender: str, message: Any, payload: memoryview | None) -> wire.AnyMessage:
+        self.questions.check(sender, message, payload)
+        return message
+
+    def closed(self, peer: str) -> None:
+        self.questions.closed(peer)
+
+
+def live(folder: Path, life: Callable[[Nodes], Awaitable[None]], **options: Any) -> None:
+    async def bounded() -> None:
+        nodes = Nodes(folder, **options)
+        try:
+            await asyncio.wait_for(life(nodes), 30)
+        finally:
+            for task in nodes.announcing:
+                task.cancel()
+            nodes.reader.close()
+
+    asyncio.run(bounded())
+
+
+def line(index: int) -> bytes:
+    return b"line %02d\n" % index
+
+
+def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
+    """Two data nodes share the work; what was read once comes from the disk, though both are gone."""
+
+    async def life(nodes: Nodes) -> None:
+        a, b = await nodes.add("a"), await nodes.add("b")
+        assert await nodes.read(*range(SLICES)) == [line(index) for index in range(SLICES)]
+        assert sum(a.sent.values()) + sum(b.sent.values()) == SLICES
+        assert a.sent["reader"] == b.sent["reader"] == SLICES / 2
+        identity = next(iter(nodes.reader._data_sets))
+        for name in "ab":
+            nodes.kill(name)
+        assert (await nodes.reader.get(identity, 3, nodes.said.append)).read_bytes() == line(3)
+
+    live(tmp_path, life)
+
+
+def test_a_damaged_slice_is_refused_and_comes_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whichever data node is asked first: what arrives is whole. The damaged one is told, and goes on to serve the
+    others."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.add("b")
+        path = tmp_path / "a" / "a.txt"
+        path.write_text(path.read_text().replace("line 01", "lIne 01"))
+        assert await nodes.read(1, 0, 1) == [line(1), line(0), line(1)]
+        (tmp_path / "b" / "a.txt").unlink()
+        assert await nodes.read(2, 3) == [line(2), line(3)]
+
+    live(tmp_path, life)
+    assert "slice 1 of 'corpus' doesn't come from A: slice 1 doesn't have its hash: a.txt was changed" in caplog.text
+    assert "the peer reader refused what it asked for: slice 1 doesn't have its hash" in caplog.text
+
+
+def test_a_slice_that_no_data_node_has_is_waited_for(tmp_path: Path) -> None:
+    """The wait says which slice, of what, and why; when a data node comes that has it, the wait ends."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        (tmp_path / "a" / "a.txt").write_text("gone")
+        waits = asyncio.create_task(nodes.read(4))
+        while not any(
+            "waits for slice 4 of 'corpus': no data node that holds it answers (A: " in s for s in nodes.said
+        ):
+            await asyncio.sleep(0.01)
+        await nodes.add("b")
+        assert await waits == [line(4)]
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+    """It dies while slices are on their way from it: they come from the other one, without a wait for a deadline."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.add("b")
+        await nodes.read(0)
+        nodes.network.delay_s = 0.1
+        waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
+        while not nodes.reader.questions._open:
+            await asyncio.sleep(0.01)
+        nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
+        nodes.kill("a")
+        assert await waits == [line(index) for index in range(1, SLICES)]
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        a, _ = await nodes.add("a"), await nodes.add("b")
+        await nodes.read(0)
+        a._start = lambda to, sending: sending.close()  # type: ignore[method-assign]
+        assert await nodes.read(*range(1, SLICES)) == [line(index) for index in range(1, SLICES)]
+
+    live(tmp_path, life)
+
+
+def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    """The sentence names both; a record that no data node answers for, or a false one, refuses nobody."""
+
+    async def life(nodes: Nodes) -> None:
+        a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
+        await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
+        await nodes.add("a")
+        await nodes.add("b")
+        with pytest.raises(Refused) as raised:
+            await nodes.add("c", served(tmp_path / "c", "Line"))
+        assert "--name" not in str(raised.value)
+        assert "--as=corpus is another data set on the data node A: 6 slices, 48 bytes" in str(raised.value)
+        await nodes.add("d", served(tmp_path / "d", "Line", name="other"))
+        assert await nodes.read(0) == [line(0)]
+
+    live(tmp_path, life)
+
+
+def test_two_data_sets_of_one_name_are_told_apart_by_the_fingerprint(tmp_path: Path) -> None:
+    """They can only come from two starts at one moment, or from a liar. A reader that names none is refused."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        other = served(tmp_path / "b", "Line")
+        nodes.network.join("b", inbox := Inbox(), limits=Limits())
+        inbox.handler = liar = DataNode(nodes.network.peers["b"], inbox, other)
+        nodes.announcing.append(asyncio.create_task(liar.announce("r", "B", lambda: None)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refused, match=r"several data sets: .*\(served by A\).*\(served by B\); stop"):
+            await nodes.read(0)
+        manifest = await nodes.reader.open("corpus", other.manifest.identity, nodes.said.append)
+        path = await nodes.reader.get(manifest.identity, 0, nodes.said.append)
+        assert path.read_bytes() == b"Line 00\n"
+
+    live(tmp_path, life)
+
+
+def test_what_comes_soon_is_fetched_ahead_in_order(tmp_path: Path) -> None:
+    """As much as half of the cache holds. What the trainer waits for overtakes it."""
+
+    async def life(nodes: Nodes) -> None:
+        a = await nodes.add("a")
+        await nodes.read(0)
+        asked: list[int] = []
+        send = a._send_slice
+        a._send_slice = lambda to, index: (asked.append(index), send(to, index))[1]  # type: ignore[method-assign]
+        identity = next(iter(nodes.reader._data_sets))
+        nodes.network.delay_s = 0.02
+        nodes.reader.soon(identity, [5, 0, 4, 3, 2, 1])
+        assert await nodes.read(1) == [line(1)]
+        while nodes.reader._data_sets[identity].fetching:
+            await asyncio.sleep(0.01)
+        assert sorted(asked) == [1, 3, 4, 5]  # half of the cache holds 5, 0, 4 and 3
+        assert asked.index(1) <= AT_ONCE - 1
+
+    live(tmp_path, life, bytes_max=70)
+
+
+def test_a_cache_that_is_too_small_is_named(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        with pytest.raises(ConfigError, match=r"cache_bytes=15 is too low .* slice has 8 bytes; give 16 or more"):
+            await nodes.read(0)
+
+    live(tmp_path, life, bytes_max=15)
+
+
+def test_a_folder_that_can_not_be_a_cache_is_named(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(ConfigError, match=r"cache_dir=.* can't be used as a cache"):
+            await nodes.read(0)
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
+    """Each refusal says why."""
+
+    async def life(nodes: Nodes) -> None:
+        node = await nodes.add("a")
+        identity = next(iter(nodes.nodes.values()))._served.manifest.identity
+
+        def refused(sender: str, message: wire.AnyMessage) -> str:
+            try:
+                read, _ = node.read(wire.pack(message))
+                node.check(sender, read, None)
+            except Refusal as refusal:
+                return refusal.reason
+            return ""
+
+        assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
+        assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
+        assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
+        assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
+        assert "takes no part" in refused("p", wire.Describe())
+        assert not refused("p", wire.GetSlice(identity, 0))
+        node._sending["p"] = AT_ONCE
+        assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
+        node._sending["q"] = data_node.SENT_AT_ONCE
+        assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
+
+    live(tmp_path, life)
+
+
+def test_a_reader_takes_nothing_that_it_did_not_ask_for(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.read(0)
+        identity, liar = next(iter(nodes.reader._data_sets)), nodes.network.join("liar", Inbox())
+        header = wire.pack(wire.SliceBytes(identity, 1, 8))
+        with pytest.raises(Refusal, match="did not ask"):
+            await liar.send("reader", header, memoryview(line(1)))
+        nodes.network.delay_s = 0.05
+        waits = asyncio.create_task(nodes.read(1))
+        while not any(what == (identity, 1) for _, what in nodes.reader.questions._open):
+            await asyncio.sleep(0.005)
+        with pytest.raises(Refusal, match="did not ask"):
+            await liar.send("reader", header, memoryview(b"poison!!"))
+        assert await waits == [line(1)]
+
+    live(tmp_path, life)
+
+
+def test_data_for_other_machines_needs_an_invitation(tmp_path: Path) -> None:
+    local = PeerConfig(initial_peers=["/ip4/192.0.2.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"])
+    with pytest.raises(UsageError, match=r"data needs an invitation; give --invite FILE, or --open"):
+        asyncio.run(serve(local, served(tmp_path / "a"), lambda text: None))
