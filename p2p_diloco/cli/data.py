@@ -19,7 +19,7 @@ from p2p_diloco.cli.logs import set_up_logs
 from p2p_diloco.cli.options import CONFIG, DEBUG, INITIAL_PEERS, INVITE, LOGS
 from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.settings import check_paths, flag
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -73,6 +73,7 @@ def data(
     }
     _, local = settings_of(given(PeerConfig, flags), config)
     local = PeerConfig(**{key: value for key, value in local.given.items() if key in flags})
+    _check_access(local)
     check_paths(local)
     for address in local.host_maddrs:
         check_free(address, key=flag("host_maddrs"))
@@ -89,6 +90,21 @@ def data(
     told = {"name": served.name, "format": manifest.form, "slices": len(manifest.slices), "samples": manifest.samples}
     line = json.dumps({**told, "bytes": manifest.nbytes, "fingerprint": manifest.identity})
     run(serve(local, served, _tell, lambda: typer.echo(line)))
+
+
+def _check_access(local: PeerConfig) -> None:
+    """Check that this process may serve data, and that strangers can't read it unless that is wanted.
+
+    Raises:
+        UsageError, ConfigError: it may not, or they could.
+    """
+    from p2p_diloco.net.invited import check_role, on_this_machine, read_invitation
+
+    if local.invite is not None:
+        check_role(local, read_invitation(local))
+    elif not (local.open or on_this_machine(local)):
+        mend = "give it, or --open to serve the data to every peer that knows an address of the run"
+        raise UsageError("is missing, and other machines can reach this run", key="--invite", mend=mend)
 
 
 def _tell(text: str) -> None:

@@ -18,9 +18,8 @@ from typing import Any
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.data.files import Piece
 from p2p_diloco.data.manifest import Manifest
-from p2p_diloco.errors import Refused, UsageError, reason
+from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.net.invited import on_this_machine
 from p2p_diloco.net.shares import Groups, has_room
 from p2p_diloco.node import revoking, wire
 from p2p_diloco.node.entry import close, enter_swarm
@@ -211,16 +210,12 @@ async def serve(
     Raises:
         P2PDilocoError: this process can't serve in the run, or can't go on.
     """
-    private = local.invite is not None
-    if not (private or local.open or on_this_machine(local)):
-        mend = "give --invite FILE, or --open to serve the data to every peer that knows an address of the run"
-        raise UsageError("needs an invitation", key="data", mend=mend)
     inbox, dead = Inbox(), asyncio.get_running_loop().create_future()
     transport, access = await enter_swarm(Setup(RunConfig(), local, None), inbox, tell, dead)
     inbox.knows(transport)
     inbox.handler = node = DataNode(transport, inbox, served)
     try:
-        if not (private or local.open):
+        if access is None and not local.open:
             await refuse_if_private(transport, local.run_id)
         await node.refuse_another(local.run_id)
         tell(f"serves {served.name!r} in the run {local.run_id}: {_told(served.manifest)}")

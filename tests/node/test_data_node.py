@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.config import PeerConfig
 from p2p_diloco.data.files import cut_files
-from p2p_diloco.errors import ConfigError, Refused, UsageError
+from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node import data_node, fetching, wire
-from p2p_diloco.node.data_node import DataNode, Served, serve
+from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import AT_ONCE, Fetching
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.providers import DataNodeRecord, publish
@@ -310,9 +309,3 @@ def test_a_reader_takes_nothing_that_it_did_not_ask_for(tmp_path: Path) -> None:
         assert await waits == [line(1)]
 
     live(tmp_path, life)
-
-
-def test_data_for_other_machines_needs_an_invitation(tmp_path: Path) -> None:
-    local = PeerConfig(initial_peers=["/ip4/192.0.2.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"])
-    with pytest.raises(UsageError, match=r"data needs an invitation; give --invite FILE, or --open"):
-        asyncio.run(serve(local, served(tmp_path / "a"), lambda text: None))
