@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ CACHE_BYTES = 3_000
 CONFIG = {"sync_every": 10, "start_peers": 2, "heartbeat_interval": 0.5, "heartbeat_timeout": 6.0}
 
 
-def started(swarm: Swarm, name: str, *arguments: str) -> Member:
-    """A data node that starts."""
-    return swarm.launch(name, ["-m", "p2p_diloco", "data", *arguments, "--name", name])
+def started(swarm: Swarm, name: str, *arguments: str, on: Sequence[str] = ()) -> Member:
+    """A data node that starts, on another machine if its command prefix is given."""
+    return swarm.launch(name, ["-m", "p2p_diloco", "data", *arguments, "--name", name], on)
 
 
-def data_node(swarm: Swarm, name: str, *arguments: str) -> Member:
+def data_node(swarm: Swarm, name: str, *arguments: str, on: Sequence[str] = ()) -> Member:
     """A data node that peers find."""
-    member = started(swarm, name, *arguments)
+    member = started(swarm, name, *arguments, on=on)
 
     def serves() -> bool:
         assert member.process.poll() is None, member.log()
