@@ -228,6 +228,7 @@ class Peer:
         path of a file with the checked bytes of slice i, and `slices.samples` is the sequence of their samples. Give
         one of both to `shard`. Waits until a data node answers, for `wait_timeout` at most. `fingerprint`: the identity
         that the data set must have, as a data node tells it; empty: any."""
+        _ = self._hook  # raises UsageError: only peers that train read data
         door = _running(self._entered).client.ask("door", "door")["path"]
         return open_slices(door, name, fingerprint, self._local_config.wait_timeout)
 

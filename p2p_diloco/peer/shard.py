@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.peer.order import Numbers, indices
+from p2p_diloco.peer.order import Numbers, Ordered, indices
 
 log = logging.getLogger("p2p_diloco")
 
@@ -145,17 +145,16 @@ class Shard:
     def indices(self, spans: Spans) -> list[int]:
         """The samples at these positions."""
         positions = _positions(spans)
-        if (order := getattr(self.dataset, "order", None)) is not None:
-            found = order(self._seed, positions)
+        if isinstance(self.dataset, Ordered):
+            found: list[int] = self.dataset.order(self._seed, positions).tolist()
         else:
-            found = indices(self._seed, self.data.length, positions)
-        return [int(sample) for sample in found]
+            found = indices(self._seed, self.data.length, positions).tolist()
+        return found
 
     def _tell_ahead(self) -> None:
-        """Tell a data set that can fetch samples ahead which ones come next."""
-        soon = getattr(self.dataset, "soon", None)
-        if soon is not None and (spans := taken(self.free, SOON)[0]):
-            soon(self._seed, _positions(spans))
+        """Tell the data set which positions come next, if it wants to know."""
+        if isinstance(self.dataset, Ordered) and (spans := taken(self.free, SOON)[0]):
+            self.dataset.soon(self._seed, _positions(spans))
 
     def refill(self) -> bool:
         """Get more stock. Returns False if there will be none."""
@@ -293,7 +292,8 @@ def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[Da
         ConfigError, UsageError: an argument can't be used.
     """
     found: Any = range(dataset) if isinstance(dataset, int) else dataset
-    fingerprint = fingerprint or getattr(found, "fingerprint", "")
+    if isinstance(found, Ordered):
+        fingerprint = fingerprint or found.fingerprint
     if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         mend = "give a data set with a length and samples by number, or the number of samples"
         raise UsageError("has no length", key="dataset", value=type(dataset).__name__, mend=mend)

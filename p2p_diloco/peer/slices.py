@@ -25,7 +25,7 @@ from p2p_diloco.data.formats import FORMATS
 from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, from_wire
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
-from p2p_diloco.peer.order import Numbers, indices
+from p2p_diloco.peer.order import Numbers, Ordered, indices
 
 REPEAT_S = 10.0
 """Seconds after which a wait with the same reason is logged again."""
@@ -109,7 +109,7 @@ class _Door:
         self._end = None
 
 
-class Slices(Sequence[Path]):
+class Slices(Ordered):
     """The slices of a data set: a sequence of paths. A file may be removed once others are read: open it at once."""
 
     def __init__(self, door: _Door, name: str, manifest: Manifest) -> None:
@@ -132,8 +132,8 @@ class Slices(Sequence[Path]):
         return Samples(self)
 
     def soon(self, seed: str, positions: Numbers) -> None:
-        """Have the slices at these positions of `peer.shard` fetched ahead."""
-        self.fetch_ahead(indices(seed, len(self), positions))
+        """Implements `Ordered.soon`: have the slices fetched ahead."""
+        self.fetch_ahead(self.order(seed, positions))
 
     def fetch_ahead(self, slices: Numbers) -> None:
         """Have these slices fetched ahead, in this order."""
@@ -141,7 +141,7 @@ class Slices(Sequence[Path]):
         self._door.tell("soon", data_set=self.fingerprint, indices=slices[np.sort(first)].tolist())
 
 
-class Samples(Sequence[Any]):
+class Samples(Ordered):
     """The samples of a data set's slices, one slice after another. In `peer.shard` the slices come in another order in
     each epoch, and the samples of a slice, in another order, too, one after another: so each slice is fetched about
     once an epoch by the swarm."""
@@ -173,7 +173,7 @@ class Samples(Sequence[Any]):
         return rows[sample - int(self._starts[index])]
 
     def order(self, seed: str, positions: Numbers) -> Numbers:
-        """The samples at these positions of `peer.shard` [n]."""
+        """Implements `Ordered.order`."""
         epochs, slices, rows = self._at(seed, positions)
         for epoch, index in {*zip(epochs.tolist(), slices.tolist(), strict=True)}:
             here = (epochs == epoch) & (slices == index)
@@ -181,7 +181,7 @@ class Samples(Sequence[Any]):
         return self._starts[slices] + rows
 
     def soon(self, seed: str, positions: Numbers) -> None:
-        """Have the slices of these positions fetched ahead."""
+        """Implements `Ordered.soon`: have their slices fetched ahead."""
         self.slices.fetch_ahead(self._at(seed, positions)[1])
 
     def _at(self, seed: str, positions: Numbers) -> tuple[Numbers, Numbers, Numbers]:
