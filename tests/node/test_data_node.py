@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.events import Closed, Moving, Received
 from p2p_diloco.data.files import cut_files
 from p2p_diloco.errors import ConfigError, Refused
 from p2p_diloco.net.interface import Limits, Refusal
@@ -17,7 +18,9 @@ from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import AT_ONCE, Fetching
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.providers import DataNodeRecord, publish
+from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
+from tests.node.conftest import QUICK
 
 SLICES = 6
 
@@ -309,3 +312,39 @@ def test_a_reader_takes_nothing_that_it_did_not_ask_for(tmp_path: Path) -> None:
         assert await waits == [line(1)]
 
     live(tmp_path, life)
+
+
+def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> None:
+    """What a data node sends, and the end of its connection, reach the replica by no event; the peer itself answers no
+    question for data."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
+        await peer.enter()
+        inbox = Inbox()
+        transport = network.join("a", inbox)
+        inbox.handler = node = DataNode(transport, inbox, served(tmp_path / "a"))
+        announcing = asyncio.create_task(node.announce("r", "A", lambda: None))
+        door = (await peer.ask("door", "door"))["path"]
+        slices = await asyncio.to_thread(open_slices, door, "corpus", "", 10.0)
+        posted: list[Any] = []
+        events = peer.inbox.handler._node._events
+        post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
+        network.delay_s = 0.1
+        reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
+        while not peer.inbox.handler._questions._open:
+            await asyncio.sleep(0.01)
+        peer.inbox.moving("a")
+        assert await reading == "line 02"
+        for message in (wire.ListSlices("corpus"), wire.GetSlice(slices.fingerprint, 0)):
+            with pytest.raises(Refusal, match="this peer is no data node"):
+                await transport.send("p", wire.pack(message))
+        with pytest.raises(Refusal, match="did not ask"):
+            await transport.send("p", wire.pack(wire.SliceBytes(slices.fingerprint, 3, 8)), memoryview(line(3)))
+        assert not [event for event in posted if isinstance(event, (Closed, Moving, Received))]
+        announcing.cancel()
+        await peer.stop()
+        assert not Path(door).exists()
+
+    asyncio.run(asyncio.wait_for(life(), 60))
