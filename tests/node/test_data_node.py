@@ -17,7 +17,7 @@ from p2p_diloco.node import data_node, fetching, wire
 from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import AT_ONCE, Fetching
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.providers import DataNodeRecord, publish
+from p2p_diloco.node.providers import DataNodeRecord, publish, read_data_nodes
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import QUICK
@@ -169,10 +169,10 @@ def test_a_data_node_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
         await nodes.add("b")
         await nodes.read(0)
         nodes.network.delay_s = 0.1
-        waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
-        while not nodes.reader.questions._open:
-            await asyncio.sleep(0.01)
         nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
+        waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
+        while not nodes.nodes["a"]._sending:
+            await asyncio.sleep(0.01)
         nodes.kill("a")
         assert await waits == [line(index) for index in range(1, SLICES)]
 
@@ -185,6 +185,52 @@ def test_a_data_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         await nodes.read(0)
         a._start = lambda to, sending: sending.close()  # type: ignore[method-assign]
         assert await nodes.read(*range(1, SLICES)) == [line(index) for index in range(1, SLICES)]
+
+    live(tmp_path, life)
+
+
+def test_a_slow_data_node_is_waited_for_while_bytes_come(tmp_path: Path) -> None:
+    """It takes three times as long as it may be silent; there is no other one."""
+
+    async def life(nodes: Nodes) -> None:
+        a = await nodes.add("a")
+        await nodes.read(0)
+        send = a._send_slice
+
+        async def slowly(to: str, index: int) -> None:
+            for _ in range(15):
+                await asyncio.sleep(0.1)
+                nodes.reader.questions.moving("a")
+            await send(to, index)
+
+        a._send_slice = slowly  # type: ignore[method-assign]
+        assert await nodes.read(1) == [line(1)]
+        assert list(a.sent.values()) == [2]
+        assert not any("no data node" in text for text in nodes.said)
+
+    live(tmp_path, life)
+
+
+def test_only_a_data_nodes_own_record_counts(tmp_path: Path) -> None:
+    """Not this peer's own, nor one that can't be read or names another peer. A name from elsewhere is shown in one
+    line. What a data node announces must be what it serves."""
+
+    async def life(nodes: Nodes) -> None:
+        liar = nodes.network.join("liar", Inbox())
+        found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
+        await publish(liar, "r", "corpus", found)
+        await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
+        await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
+        own = nodes.network.peers["reader"]
+        await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
+        records = await read_data_nodes(own, "r", "corpus")
+        assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
+        serving = DataNode(liar, inbox := Inbox(), served(tmp_path / "a"))
+        inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
+        waits = asyncio.create_task(nodes.read(0))
+        while not any("the manifest isn't the one that the data node's record names" in text for text in nodes.said):
+            await asyncio.sleep(0.01)
+        waits.cancel()
 
     live(tmp_path, life)
 
