@@ -64,7 +64,6 @@ class DataNode(Handler):
     # -- what comes
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """Implements `Handler.read`."""
         match message := wire.unpack(header, wire.ANY_RUN):
             case ListSlices() | GetSlice():
                 return message, 0
@@ -73,7 +72,6 @@ class DataNode(Handler):
         raise Refusal("this is a data node, which takes no part in the run")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Implements `Handler.check`."""
         name, manifest = self._served.name, self._served.manifest
         match message:
             case SliceList() | SliceBytes():
@@ -91,7 +89,6 @@ class DataNode(Handler):
         return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Implements `Handler.take`."""
         match message:
             case ListSlices(name):
                 packed = memoryview(self._served.manifest.packed)
@@ -100,11 +97,9 @@ class DataNode(Handler):
                 self._start(sender, self._send_slice(sender, index))
 
     def moving(self, peer: str) -> None:
-        """Implements `Handler.moving`."""
         self._questions.moving(peer)
 
     def closed(self, peer: str) -> None:
-        """Implements `Handler.closed`."""
         self._questions.closed(peer)
 
     # -- what is sent

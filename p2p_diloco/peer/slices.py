@@ -132,7 +132,6 @@ class Slices(Ordered):
         return Samples(self)
 
     def soon(self, seed: str, positions: Numbers) -> None:
-        """Implements `Ordered.soon`: have the slices fetched ahead."""
         self.fetch_ahead(self.order(seed, positions))
 
     def fetch_ahead(self, slices: Numbers) -> None:
@@ -173,7 +172,6 @@ class Samples(Ordered):
         return rows[sample - int(self._starts[index])]
 
     def order(self, seed: str, positions: Numbers) -> Numbers:
-        """Implements `Ordered.order`."""
         epochs, slices, rows = self._at(seed, positions)
         for epoch, index in {*zip(epochs.tolist(), slices.tolist(), strict=True)}:
             here = (epochs == epoch) & (slices == index)
@@ -181,7 +179,6 @@ class Samples(Ordered):
         return self._starts[slices] + rows
 
     def soon(self, seed: str, positions: Numbers) -> None:
-        """Implements `Ordered.soon`: have their slices fetched ahead."""
         self.slices.fetch_ahead(self._at(seed, positions)[1])
 
     def _at(self, seed: str, positions: Numbers) -> tuple[Numbers, Numbers, Numbers]:
