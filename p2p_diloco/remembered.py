@@ -36,6 +36,16 @@ def state_folder() -> Path:
     return Path(state) / "p2p_diloco"
 
 
+def cache_folder() -> Path:
+    """The folder for what can be fetched again, below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        RuntimeError: this user has no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "p2p_diloco"
+
+
 def remember(run_id: str, addresses: Iterable[str]) -> None:
     """Add addresses to the run's file. Only the `KEPT` addresses that were added last stay in the file."""
     now = time.time()

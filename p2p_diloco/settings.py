@@ -130,6 +130,8 @@ def check_paths(peer: PeerConfig) -> None:
             raise ConfigError(wrong, key=key, value=peer.from_checkpoint, mend=mend)
     if peer.checkpoint_dir is not None:
         make_writable_folder(peer.checkpoint_dir, key=flag("checkpoint_dir"))
+    if peer.cache_dir is not None:
+        make_writable_folder(peer.cache_dir, key=flag("cache_dir"))
     if peer.identity_path is not None:
         prepare_identity_path(peer.identity_path)
 

@@ -1,6 +1,7 @@
 """The documents agree with the code: settings and their defaults, links, commands, and the README's example.
 
-`python tests/test_docs.py` writes the tables of settings into docs/api.md, and the examples into docs/frameworks.md.
+`python tests/test_docs.py` writes the tables of settings into docs/api.md, and the examples into docs/frameworks.md and
+docs/data.md.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 API = ROOT / "docs" / "api.md"
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
+DATA = ROOT / "docs" / "data.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bootstrap/*.md")])
 
 MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig)
@@ -105,6 +107,12 @@ def test_the_page_on_frameworks_shows_the_examples() -> None:
     assert len(shown_there) == 3
     assert text.count("```python") == 4  # and the few lines on shared data, which tests/integrations have
     assert all(len((ROOT / name).read_text().splitlines()) <= 60 for name in shown_there)
+
+
+def test_the_page_on_data_shows_the_example_of_data_nodes() -> None:
+    """`tests/real/test_data_nodes.py` runs it."""
+    assert DATA.read_text() == with_examples(DATA.read_text())
+    assert "<!-- examples/data_node.py -->" in DATA.read_text()
 
 
 # -- links
@@ -200,4 +208,5 @@ def test_the_readmes_example_runs() -> None:
 
 if __name__ == "__main__":
     API.write_text(with_tables(API.read_text()))
-    FRAMEWORKS.write_text(with_examples(FRAMEWORKS.read_text()))
+    for page in (FRAMEWORKS, DATA):
+        page.write_text(with_examples(page.read_text()))

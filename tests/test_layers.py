@@ -19,9 +19,10 @@ for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})
 BELOW["tensors"] = _base | {"core", "tensors"}
+BELOW["data"] = _base | {"data"}
 BELOW["planning"] = _base | {"core", "tensors", "planning"}
 BELOW["net"] = _base | {"core", "net"}
-BELOW["node"] = _base | {"core", "tensors", "net", "node"}
+BELOW["node"] = _base | {"core", "tensors", "net", "data", "node"}
 BELOW["peer"] = BELOW["node"] | {"peer"}
 BELOW["integrations"] = BELOW["peer"] | {"integrations"}
 BELOW["history"] = BELOW["node"] | {"history"}

@@ -162,6 +162,7 @@ def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
     [
         ("checkpoint_dir", "file", "can't be written"),
         ("checkpoint_dir", "file/below", "can't be written"),
+        ("cache_dir", "file", "can't be written"),
         ("identity_path", "folder", "is a folder"),
         ("identity_path", "file/id", "can't be written"),
         ("from_checkpoint", "file", "is a file"),

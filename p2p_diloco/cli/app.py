@@ -14,6 +14,7 @@ from typer import Option
 
 from p2p_diloco import __version__
 from p2p_diloco.cli import control
+from p2p_diloco.cli.data import data
 from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
 from p2p_diloco.cli.logs import set_up_logs
 from p2p_diloco.cli.options import (
@@ -228,6 +229,7 @@ def export(
 for _name, _command in control.COMMANDS.items():
     app.command(_name, cls=ListsAndCommand)(_command)
 app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")(plan)
+app.command(cls=ListsAndCommand)(data)
 
 
 @app.command(cls=ListsAndCommand)

@@ -97,6 +97,14 @@ class PeerConfig(Settings):
     history_bytes: int = Field(
         default=16 * 2**20, ge=0, description="Most bytes on disk of one start's history; 0: none is kept."
     )
+    cache_dir: Path | None = Field(
+        default=None,
+        description="Folder for slices of data that data nodes serve; unset: p2p_diloco/slices in $XDG_CACHE_HOME or "
+        "~/.cache. Peers of one machine may share it.",
+    )
+    cache_bytes: int = Field(
+        default=10 * 2**30, ge=1, description="Most bytes of that folder; those used longest ago are deleted first."
+    )
     from_checkpoint: Path | None = Field(default=None, description="Checkpoint folder to start from.")
     new_generation: bool = Field(
         default=False, description="Found the run anew from from_checkpoint, even if the run has gone further."

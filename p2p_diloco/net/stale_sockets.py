@@ -28,7 +28,7 @@ def sweep(folder: Path = FOLDER) -> int:
     """Remove this user's sockets of daemons that are gone, and return how many daemons these were."""
     removed = 0
     for path in islice(folder.glob(f"{DAEMONS}*.sock"), LOOKED_AT_MAX):
-        if _is_stale(path):
+        if is_stale(path):
             for name in (path.name, CLIENTS + path.name.removeprefix(DAEMONS)):
                 with suppress(OSError):
                     (folder / name).unlink()
@@ -36,7 +36,8 @@ def sweep(folder: Path = FOLDER) -> int:
     return removed
 
 
-def _is_stale(path: Path) -> bool:
+def is_stale(path: Path) -> bool:
+    """Whether nothing listens on this socket of this user, which is old enough to be judged."""
     try:
         found = path.lstat()
     except OSError:  # its daemon has just removed it

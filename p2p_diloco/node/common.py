@@ -17,6 +17,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.describing import Describing
 from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.fetching import Fetching
 from p2p_diloco.node.history import History
 from p2p_diloco.node.history import begin as begin_history
 from p2p_diloco.node.joining import Joined
@@ -60,6 +61,8 @@ class Common:
         transport.traffic.receiving = transferring
         self.outbox = Outbox(transport, transferring, gives_way=not run.rules.asynchronous)
         self.seals = Seals(transport, run.token)
+        self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
+        """The slices of data sets that it gets from data nodes."""
         self.events, self.event_log, self.history = EventQueue(), EventLog(transport.peer_id), History()
         self.replica = Replica(
             transport.peer_id,

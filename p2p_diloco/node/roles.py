@@ -7,20 +7,21 @@ signed (`revising`), whatever a member's role is.
 from __future__ import annotations
 
 from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, ProbeAck
-from p2p_diloco.node.wire import AnyMessage, Describe, Nudge
+from p2p_diloco.node.wire import AnyMessage, Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 
 
 def forbidden(role: str | None, message: AnyMessage) -> str:
     """The reason why a peer of this role may not send the message; empty if it may.
 
-    A worker may send everything; an aggregator neither contributes nor counts as a worker; an observer only asks for
-    the run's description and states, and needs no other message. `role`: None in an open run, where every peer may send
+    A worker may send everything, so it alone may read the data of data nodes, and serve data; an aggregator neither
+    contributes nor counts as a worker; an observer only asks for the run's description and states, and needs no other
+    message. `role`: None in an open run, where every peer may send
     everything; empty for a peer that is no member.
     """
     match role, message:
         case (None | "worker", _) | ("observer", Describe() | Fetch() | Leave()):
             return ""
-        case "aggregator", Contribution() | Nudge():
+        case "aggregator", Contribution() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes():
             return f"an aggregator's invitation allows no {type(message).__name__}"
         case "aggregator", Probe(summary) | ProbeAck(summary) if summary.role != "aggregator":
             return "the peer's invitation lets it aggregate, and not train; start it with --role aggregator"

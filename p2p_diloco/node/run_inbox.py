@@ -24,7 +24,19 @@ from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.trainer import TrainerSide
-from p2p_diloco.node.wire import Accusation, Audit, Copy, Describe, Description, NodeMessage, Nudge
+from p2p_diloco.node.wire import (
+    Accusation,
+    Audit,
+    Copy,
+    Describe,
+    Description,
+    GetSlice,
+    ListSlices,
+    NodeMessage,
+    Nudge,
+    SliceBytes,
+    SliceList,
+)
 
 REMEMBERED_BYTES_MAX = 16 * 2**10
 """The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
@@ -56,6 +68,7 @@ class RunInbox(Handler):
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
         self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
+        self._questions = common.fetching.questions
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
@@ -70,6 +83,10 @@ class RunInbox(Handler):
                 return message, self._work.nbytes_of_contribution(shard)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
+            case ListSlices() | GetSlice():
+                raise Refusal("this peer is no data node")
+            case SliceList() | SliceBytes():
+                return message, self._questions.nbytes(message)
         return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
@@ -78,6 +95,8 @@ class RunInbox(Handler):
                 self._check_nudge(sender, message.goal)
             case Fetch():
                 self._check_fetch(sender, message)
+            case SliceList() | SliceBytes():
+                self._questions.check(sender, message, payload)
         if isinstance(message, (Commit, State)) and message.revision.number and not self._proven(message.revision):
             raise Refusal(f"the {type(message).__name__} is refused: the run's founder has not signed its revision")
         if isinstance(message, (Contribution, Commit, State)) and payload is not None:
@@ -118,8 +137,10 @@ class RunInbox(Handler):
                 self._audits.accused(sender, message)
             case Copy():
                 self._audits.take(message)
-            case Description():
-                raise AssertionError("a Description is refused earlier, in `read`")
+            case SliceList() | SliceBytes():
+                pass  # `check` has handed it on
+            case Description() | ListSlices() | GetSlice():
+                raise AssertionError("it is refused earlier, in `read`")
             case _:
                 await self._node.receive(sender, self._believed(sender, message))
 
@@ -143,9 +164,12 @@ class RunInbox(Handler):
         return "" if lie is None else f"{EXPELLED}: {lie}"
 
     def closed(self, peer: str) -> None:
-        self._node.closed(peer)
+        if not self._questions.closed(peer):
+            self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
+        if self._questions.moving(peer):
+            return
         if (now := asyncio.get_running_loop().time()) >= self._told_until:
             self._told, self._told_until = set(), now + MOVING_EVERY_S
         if peer not in self._told:

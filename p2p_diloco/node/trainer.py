@@ -19,6 +19,7 @@ from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.data_side import DataSide
+from p2p_diloco.node.door import Door
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.local_progress import LocalProgress, Take
 from p2p_diloco.node.submissions import SubmissionLog
@@ -66,6 +67,7 @@ class TrainerSide:
         self._not_reading = asyncio.Event()
         self._not_reading.set()
         self._data = DataSide(common.replica)
+        self._door = Door(common.fetching)
 
     @property
     def _commits(self) -> int:
@@ -113,6 +115,8 @@ class TrainerSide:
                 case {"kind": "data", "n": n, "data": data}:
                     self._data.register(**data)
                     self._channel.send("data", n=n, data=self._data.told())
+                case {"kind": "door", "n": n}:
+                    self._channel.send("door", n=n, path=await self._door.open())
 
     async def _mended(self) -> None:
         """Check the bases of the pseudo-gradients that are due next. If some are corrupted in memory, wait, in bounded
@@ -182,6 +186,7 @@ class TrainerSide:
     def departs(self) -> None:
         """Record that the trainer no longer reads θ, because this peer leaves the run."""
         self._not_reading.set()
+        self._door.close()
 
     async def not_reading(self) -> None:
         """Wait until the trainer is not reading θ. This is checked again after each wait, because the trainer may have

@@ -81,14 +81,56 @@ class Accusation:
     shown: bool
 
 
-NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation
+@dataclass(frozen=True, slots=True)
+class ListSlices:
+    """A request to a data node for the manifest of the data set that it serves under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceList:
+    """The answer to `ListSlices`. `payload`: the packed manifest."""
+
+    name: str
+    nbytes: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class GetSlice:
+    """A request to a data node for one slice of the data set with this identity."""
+
+    data_set: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceBytes:
+    """The answer to `GetSlice`. `payload`: the slice."""
+
+    data_set: str
+    index: int
+    nbytes: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+DataMessage = ListSlices | SliceList | GetSlice | SliceBytes
+"""Messages to and from data nodes. They don't have the run's token, because a data node knows neither the settings nor
+the model of its run. What they carry is checked by its hash."""
+ANY_RUN = bytes(TOKEN_BYTES)
+"""The token of a `DataMessage`."""
+
+NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | DataMessage
 """Messages between nodes that are not for their replicas."""
 
 AnyMessage = messages.Message | NodeMessage
 
 
-def pack(message: AnyMessage, token: bytes) -> bytes:
-    """Encode a message's header. The message's payload, if there is one, is sent beside the header."""
+def pack(message: AnyMessage, token: bytes = ANY_RUN) -> bytes:
+    """Encode a message's header. The message's payload, if there is one, is sent beside the header. `token`: the run's;
+    a `DataMessage` has none."""
+    token = ANY_RUN if isinstance(message, DataMessage) else token
     return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
 
 
@@ -108,7 +150,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
                 raise Refusal("the header is no message of this protocol")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Refusal(f"the header can't be read ({type(error).__name__})") from None
-    if theirs != token:
+    if theirs != (ANY_RUN if kind in _DATA else token):
         raise Refusal("wrong run token: the sender has another run id, other settings or another model")
     if (read := _READERS.get(kind)) is None:
         raise Refusal(f"the message has the unknown kind {kind[:40]!r}")
@@ -119,4 +161,5 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     return message
 
 
+_DATA = {kind.__name__ for kind in get_args(DataMessage)}
 _READERS: dict[str, Reader] = {kind.__name__: reader(kind) for kind in get_args(AnyMessage)}

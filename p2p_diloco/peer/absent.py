@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
@@ -74,6 +75,11 @@ class AbsentPeer:
         data, found = data_set(dataset, name, epochs, fingerprint)
         made = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
         return made.again(data, found)
+
+    def slices(self, name: str, *, fingerprint: str = "") -> NoReturn:
+        """Raise UsageError: data nodes serve a run's peers."""
+        mend = "start this script with `p2p-diloco join ... -- COMMAND`, or read the files themselves"
+        raise UsageError("come from a run's data nodes, and there is no run", key="slices", value=name, mend=mend)
 
     def force_sync(self) -> None:
         """Do nothing: there is no other peer."""

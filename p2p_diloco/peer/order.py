@@ -6,7 +6,9 @@ network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,20 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 ROUNDS = 6
+
+
+class Ordered(Sequence[Any]):
+    """A data set that is told ahead which samples come next, and may choose an order of its own."""
+
+    fingerprint: str
+    """Equal if the samples are."""
+
+    def order(self, seed: str, positions: Numbers) -> Numbers:
+        """The samples at these positions [n]; in each epoch a permutation that depends on `seed` and the epoch."""
+        return indices(seed, len(self), positions)
+
+    def soon(self, seed: str, positions: Numbers) -> None:
+        """Called with the positions that come next, in this order, whenever they may have changed."""
 
 
 def indices(seed: str, length: int, positions: Numbers) -> Numbers:

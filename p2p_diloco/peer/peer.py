@@ -35,6 +35,7 @@ from p2p_diloco.peer.refilling import open_shard
 from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
+from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
@@ -221,6 +222,15 @@ class Peer:
         which it ends; None: never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
         data, found = data_set(dataset, name, epochs, fingerprint)
         return open_shard(self._entered, data, found, self._local_config.run_id)
+
+    def slices(self, name: str, *, fingerprint: str = "") -> Slices:
+        """The data set that data nodes of the run serve under this name, as a sequence of slices: `slices[i]` is the
+        path of a file with the checked bytes of slice i, and `slices.samples` is the sequence of their samples. Give
+        one of both to `shard`. Waits until a data node answers, for `wait_timeout` at most. `fingerprint`: the identity
+        that the data set must have, as a data node tells it; empty: any."""
+        _ = self._hook  # raises UsageError: only peers that train read data
+        door = _running(self._entered).client.ask("door", "door")["path"]
+        return open_slices(door, name, fingerprint, self._local_config.wait_timeout)
 
     def force_sync(self) -> None:
         """Exchange the whole model now, between two steps. The other peers contribute their progress at their next

@@ -17,10 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.peer.order import indices
+from p2p_diloco.peer.order import Numbers, Ordered, indices
 
 log = logging.getLogger("p2p_diloco")
 
+SOON = 2**16
+"""The most positions of the stock of which a data set is told ahead."""
 OURS = ("shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 """Arguments of a DataLoader that the shard decides."""
 TEXT_MAX = 256
@@ -142,9 +144,17 @@ class Shard:
 
     def indices(self, spans: Spans) -> list[int]:
         """The samples at these positions."""
-        positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in spans])
-        found: list[int] = indices(self._seed, self.data.length, positions).tolist()
+        positions = _positions(spans)
+        if isinstance(self.dataset, Ordered):
+            found: list[int] = self.dataset.order(self._seed, positions).tolist()
+        else:
+            found = indices(self._seed, self.data.length, positions).tolist()
         return found
+
+    def _tell_ahead(self) -> None:
+        """Tell the data set which positions come next, if it wants to know."""
+        if isinstance(self.dataset, Ordered) and (spans := taken(self.free, SOON)[0]):
+            self.dataset.soon(self._seed, _positions(spans))
 
     def refill(self) -> bool:
         """Get more stock. Returns False if there will be none."""
@@ -212,6 +222,7 @@ class Shard:
         self.complete, self.used, self.left = told["complete"], told["used"], told["left"]
         self.epoch = told["lowest"] // data.length
         self.mark = told["next"], told["used"], told["freed"]
+        self._tell_ahead()
 
 
 class ShardLoader:
@@ -270,6 +281,10 @@ class Alone:
         return bool(shard.free)
 
 
+def _positions(spans: Spans) -> Numbers:
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in spans])
+
+
 def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[DataSet, Dataset[Any]]:
     """What the peers must agree on, and the data set itself. If only its length is given, its samples are numbers.
 
@@ -277,6 +292,8 @@ def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[Da
         ConfigError, UsageError: an argument can't be used.
     """
     found: Any = range(dataset) if isinstance(dataset, int) else dataset
+    if isinstance(found, Ordered):
+        fingerprint = fingerprint or found.fingerprint
     if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
         mend = "give a data set with a length and samples by number, or the number of samples"
         raise UsageError("has no length", key="dataset", value=type(dataset).__name__, mend=mend)

@@ -14,7 +14,7 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, PEERS_MAX, Allowances
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.roles import forbidden
-from p2p_diloco.node.wire import Describe, Nudge
+from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -26,7 +26,8 @@ def probe(role: str) -> Probe:
     return Probe(Summary(1, role, True, ModelVersion(), (), idle=False))
 
 
-ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker"), probe("aggregator"), Nudge(1)]
+DATA = [ListSlices("a"), SliceList("a", 1), GetSlice("ab", 0), SliceBytes("ab", 0, 1)]
+ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker"), probe("aggregator"), Nudge(1), *DATA]
 
 
 @pytest.mark.parametrize(
@@ -34,14 +35,15 @@ ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker")
     [
         (None, [*ALL, CONTRIBUTION]),
         ("worker", [*ALL, CONTRIBUTION]),
-        ("aggregator", [m for m in ALL if m not in (probe("worker"), Nudge(1))]),
+        ("aggregator", [m for m in ALL if m not in (probe("worker"), Nudge(1), *DATA)]),
         ("observer", ALL[:3]),
         ("", []),
         ("unknown", []),
     ],
 )
 def test_a_role_allows_these_messages(role: str | None, allowed: list[Any]) -> None:
-    """An observer changes nothing and is not seen as a peer; an aggregator neither trains nor says that it does."""
+    """An observer changes nothing and is not seen as a peer; an aggregator neither trains nor says that it does. Only
+    workers read and serve data."""
     assert [message for message in [*ALL, CONTRIBUTION] if not forbidden(role, message)] == allowed
 
 

@@ -13,6 +13,7 @@ from p2p_diloco.core.leases import DataSet
 from p2p_diloco.core.spans import Spans, joined, length, minus, taken, union
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.order import Numbers, Ordered
 from p2p_diloco.peer.shard import Shard, data_set
 
 LENGTH, EPOCHS = 100, 2
@@ -269,6 +270,43 @@ def test_a_step_uses_the_lowest_positions_first() -> None:
     run.refill(run.shard)
     batch = next(iter(run.shard.batches(10)))
     assert batch == run.shard.indices(taken(((0, 40),), 10)[0])
+
+
+class Turned(Ordered):
+    """A data set that comes backwards."""
+
+    fingerprint = "abc"
+
+    def __init__(self) -> None:
+        self.told: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+    def order(self, seed: str, positions: Numbers) -> Numbers:
+        return LENGTH - 1 - positions % LENGTH
+
+    def soon(self, seed: str, positions: Numbers) -> None:
+        self.told.append(self.order(seed, positions).tolist())
+
+
+def test_a_data_set_may_choose_its_order_and_hears_what_comes() -> None:
+    """It is told before its samples are read; its fingerprint is what the peers must agree on."""
+    dataset = Turned()
+    data, found = data_set(dataset, "train", 1, "")
+    assert (data.fingerprint, found) == ("abc", dataset)
+    assert data_set(dataset, "train", 1, "other")[0].fingerprint == "other"
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    shard = AbsentPeer(None, optimizer).shard(dataset, epochs=1)
+    seen: list[int] = []
+    for batch in shard.loader(10):
+        assert {*batch.tolist()} <= {sample for told in dataset.told for sample in told}
+        seen += batch.tolist()
+        optimizer.step()
+    assert seen == list(range(LENGTH))[::-1]
 
 
 def test_outside_a_run_one_peer_has_all() -> None:

@@ -36,6 +36,11 @@ class Numbers(Dataset[int]):
         return index
 
 
+def read(lines: list[str]) -> torch.Tensor:
+    """The samples of a text that has the number of each line."""
+    return torch.tensor([int(line) for line in lines])
+
+
 def main(options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
     torch.set_num_threads(1)
@@ -48,13 +53,18 @@ def main(options: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD([weight], lr=1.0)
     config = {"codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0, "aggregation": "mean", "weighting": "uniform"}
     config |= {"step_limit": 0.0, "shard_elements": options.get("shard_elements", numel), **options["config"]}
-    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
+    own = {"cache_dir": f"{options['caches']}/{life}"} if "caches" in options else {}
+    local = PeerConfig(name=options["name"], open=True, **own, **options.get("local", {}))
     with Peer(
         model, optimizer, run_id=options["run_id"], initial_peers=options["initial_peers"], config=config, local=local
     ) as peer:
         say("in", life=life)
-        shard = peer.shard(Numbers(samples), epochs=options["epochs"])
-        loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0))
+        more: dict[str, Any] = {}
+        dataset: Any = Numbers(samples)
+        if "slices" in options:
+            dataset, more = peer.slices(options["slices"]).samples, {"collate_fn": read}
+        shard = peer.shard(dataset, epochs=options["epochs"])
+        loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0), **more)
         tick, accumulate = 0, options.get("accumulate", 1)
 
         def step() -> None:

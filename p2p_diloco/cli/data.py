@@ -1,0 +1,111 @@
+"""`data`: serves files of this machine to the peers of a run.
+
+Law: the files are read and cut before anything is started. A data node takes no part in the run. What carries the
+command out is loaded only when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import typer
+from typer import Option
+
+from p2p_diloco.cli.flags import given
+from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.cli.options import CONFIG, DEBUG, INITIAL_PEERS, INVITE, LOGS
+from p2p_diloco.cli.quantities import count_of
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.settings import check_paths, flag
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+log = logging.getLogger("p2p_diloco.data")
+
+
+def data(
+    paths: list[Path] = typer.Argument(..., help="Files to serve, or folders of them.", metavar="PATH"),
+    data_set: str | None = Option(
+        None, "--as", help="Name under which peers find the data; unset: that of the first path.", metavar="NAME"
+    ),
+    slice_bytes: str = Option("8M", help="About the length of a slice.", metavar="N"),
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    run_id: str | None = Option(None, help="The run whose peers may read.", show_default="main", metavar="NAME"),
+    invite: str | None = INVITE,
+    open: bool | None = Option(None, "--open", help="Serve to every peer that knows an address of the run."),
+    name: str | None = Option(None, help="This data node's name in logs; unset: the host's name.", metavar="NAME"),
+    host_maddrs: list[str] | None = Option(None, help="Addresses to listen on.", metavar="ADDR..."),
+    announce_maddrs: list[str] | None = Option(None, help="Addresses that peers are told to dial.", metavar="ADDR..."),
+    identity_path: Path | None = Option(
+        None, help="File that keeps its identity across restarts; unset: a new one.", metavar="PATH"
+    ),
+    direct_port: int | None = Option(None, help="TCP port for direct connections; unset: any.", metavar="N"),
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
+) -> None:
+    """Serve files to the peers of a run that don't have them ([bold]peer.slices[/bold]). Takes no part in the run.
+
+    Text, .safetensors or .tar files are cut into slices, each with a hash, and are read anew at each start.
+    Several data nodes may serve the same files. Prints one line of JSON once peers find it.
+    """
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.join import settings_of
+    from p2p_diloco.cli.loop import run
+    from p2p_diloco.cli.reach import check_free, check_initial_peers
+    from p2p_diloco.data.files import cut_files
+    from p2p_diloco.data.manifest import SLICE_BYTES_MAX
+
+    flags = {
+        "initial_peers": initial_peers,
+        "run_id": run_id,
+        "invite": invite,
+        "open": open,
+        "name": name,
+        "host_maddrs": host_maddrs,
+        "announce_maddrs": announce_maddrs,
+        "identity_path": identity_path,
+        "direct_port": direct_port,
+    }
+    _, local = settings_of(given(PeerConfig, flags), config)
+    local = PeerConfig(**{key: value for key, value in local.given.items() if key in flags})
+    _check_access(local)
+    check_paths(local)
+    for address in local.host_maddrs:
+        check_free(address, key=flag("host_maddrs"))
+    check_initial_peers(local.initial_peers)
+    name_of_data = data_set or paths[0].resolve().stem
+    if not re.fullmatch(NAME, name_of_data):
+        mend = "give --as with letters, digits, dots, dashes and underscores, at most 64"
+        raise ConfigError("can't be the name of a data set", key="--as", value=name_of_data, mend=mend)
+    length = count_of(slice_bytes, key="--slice-bytes", what="bytes", most=SLICE_BYTES_MAX)
+    manifest, pieces = cut_files(paths, length, _tell)
+    from p2p_diloco.node.data_node import Served, serve
+
+    served = Served(name_of_data, manifest, pieces)
+    told = {"name": served.name, "format": manifest.form, "slices": len(manifest.slices), "samples": manifest.samples}
+    line = json.dumps({**told, "bytes": manifest.nbytes, "fingerprint": manifest.identity})
+    run(serve(local, served, _tell, lambda: typer.echo(line)))
+
+
+def _check_access(local: PeerConfig) -> None:
+    """Check that this process may serve data, and that strangers can't read it unless that is wanted.
+
+    Raises:
+        UsageError, ConfigError: it may not, or they could.
+    """
+    from p2p_diloco.net.invited import check_role, on_this_machine, read_invitation
+
+    if local.invite is not None:
+        check_role(local, read_invitation(local))
+    elif not (local.open or on_this_machine(local)):
+        mend = "give it, or --open to serve the data to every peer that knows an address of the run"
+        raise UsageError("is missing, and other machines can reach this run", key="--invite", mend=mend)
+
+
+def _tell(text: str) -> None:
+    log.info("%s", text)

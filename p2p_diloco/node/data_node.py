@@ -1,0 +1,224 @@
+"""A data node: serves the slices of one data set to the peers of a run.
+
+Law: it only answers. It takes no part in the run, is in no roster, and knows neither the run's settings nor its model.
+In a private run the transport lets members in alone, and `roles` workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from socket import gethostname
+from typing import Any
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.data.files import Piece
+from p2p_diloco.data.manifest import Manifest
+from p2p_diloco.errors import Refused, reason
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.net.shares import Groups, has_room
+from p2p_diloco.node import revoking, wire
+from p2p_diloco.node.entry import close, enter_swarm
+from p2p_diloco.node.fetching import AT_ONCE
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.participation import until_one_ends
+from p2p_diloco.node.privacy import refuse_if_private
+from p2p_diloco.node.providers import DataNodeRecord, Questions, publish, read_data_nodes
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
+
+SENT_AT_ONCE = 16
+"""The most slices that are being sent, and so held in memory. In a private run one peer has a quarter of them at most,
+and the peers of one invitation three quarters."""
+PUBLISH_EVERY_S = 10.0
+TELL_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a data node serves: a data set under a name, and where its slices are."""
+
+    name: str
+    manifest: Manifest
+    pieces: Sequence[Piece]
+
+
+class DataNode(Handler):
+    """Answers the questions for one data set."""
+
+    def __init__(self, transport: Transport, inbox: Inbox, served: Served) -> None:
+        self._transport, self._served = transport, served
+        self._groups: Groups = lambda peer: inbox.grant_of(peer)
+        self._questions = Questions(transport)
+        self._sending = Counter[str]()
+        self._tasks = set[asyncio.Task[None]]()
+        self.sent = Counter[str]()
+        """How many slices each peer has got."""
+
+    # -- what comes
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        match message := wire.unpack(header, wire.ANY_RUN):
+            case ListSlices() | GetSlice():
+                return message, 0
+            case SliceList() | SliceBytes():
+                return message, self._questions.nbytes(message)
+        raise Refusal("this is a data node, which takes no part in the run")
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        name, manifest = self._served.name, self._served.manifest
+        match message:
+            case SliceList() | SliceBytes():
+                self._questions.check(sender, message, payload)
+            case ListSlices(asked) if asked != name:
+                raise Refusal(f"this data node serves {name!r}")
+            case GetSlice(data_set, index) if data_set != manifest.identity or index >= len(manifest.slices):
+                raise Refusal(f"this data node serves another data set under the name {name!r}")
+            case ListSlices() | GetSlice() if self._busy(sender):
+                raise Refusal("this data node sends as many slices as it can")
+        return message
+
+    def _busy(self, sender: str) -> bool:
+        theirs = self._sending[sender]
+        return theirs >= AT_ONCE or not has_room(sender, self._sending, SENT_AT_ONCE, self._groups)
+
+    async def take(self, sender: str, message: wire.AnyMessage) -> None:
+        match message:
+            case ListSlices(name):
+                packed = memoryview(self._served.manifest.packed)
+                self._start(sender, self._send(sender, SliceList(name, packed.nbytes), packed))
+            case GetSlice(index=index):
+                self._start(sender, self._send_slice(sender, index))
+
+    def moving(self, peer: str) -> None:
+        self._questions.moving(peer)
+
+    def closed(self, peer: str) -> None:
+        self._questions.closed(peer)
+
+    # -- what is sent
+
+    def _start(self, to: str, sending: Coroutine[Any, Any, None]) -> None:
+        def sent(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._sending[to] -= 1
+            self._sending += Counter()  # drops zeros
+
+        self._sending[to] += 1
+        task = asyncio.create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(sent)
+
+    async def _send_slice(self, to: str, index: int) -> None:
+        piece, content = self._served.pieces[index], b""
+        try:
+            content = await asyncio.get_running_loop().run_in_executor(None, piece.read)
+        except OSError as error:
+            log.warning("slice %d can't be read from %s: %s", index, piece.path, reason(error))
+        content = content or b"\0"  # without the right hash: the peer asks another data node
+        answer = SliceBytes(self._served.manifest.identity, index, len(content))
+        await self._send(to, answer, memoryview(content))
+
+    async def _send(self, to: str, answer: SliceList | SliceBytes, payload: memoryview) -> None:
+        try:
+            await self._transport.send(to, wire.pack(answer), payload)
+        except Refusal as refusal:
+            log.warning("the peer %s refused what it asked for: %s", to, refusal.reason)
+        except Unreachable as error:
+            log.debug("the peer %s did not get what it asked for: %s", to, error)
+        else:
+            self.sent[to] += isinstance(answer, SliceBytes)
+
+    # -- besides
+
+    async def refuse_another(self, run_id: str) -> None:
+        """Look for data nodes that serve another data set under the same name.
+
+        Raises:
+            Refused: there is one.
+        """
+        served = self._served
+        try:
+            records = await read_data_nodes(self._transport, run_id, served.name)
+        except Unreachable:
+            return
+        for record in records:
+            if record.data_set == served.manifest.identity:
+                continue
+            await self._transport.introduce(record.peer_id, record.addresses)
+            try:
+                theirs = await self._questions.manifest(record, served.name)
+            except (Refusal, Unreachable) as error:  # a record that is left over, or a false one
+                log.debug("the data node %s doesn't answer: %s", record.label, error)
+                continue
+            raise Refused(
+                f"is another data set on the data node {record.label}: {_told(theirs)} there, {_told(served.manifest)} "
+                "here",
+                key="--as",
+                value=served.name,
+                mend="give the same files and the same --slice-bytes as there, or another --as",
+            )
+
+    async def announce(self, run_id: str, label: str, ready: Callable[[], None]) -> None:
+        """Until cancelled, keep this data node's record in the DHT. `ready` is called once it is there."""
+        for turn in itertools.count():
+            record = DataNodeRecord(
+                peer_id=self._transport.peer_id,
+                label=label,
+                data_set=self._served.manifest.identity,
+                addresses=tuple(self._transport.addresses()),
+            )
+            try:
+                await publish(self._transport, run_id, self._served.name, record)
+            except Exception:  # the next turn may succeed
+                log.warning("this data node's record can't be stored", exc_info=True)
+            if not turn:
+                ready()
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def tell(self) -> None:
+        """Until cancelled, log now and then how much was sent."""
+        before = 0
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            if (count := self.sent.total()) > before:
+                log.info("sent %d slices of %r to %d peers so far", count, self._served.name, len(self.sent))
+                before = count
+
+
+def _told(manifest: Manifest) -> str:
+    return f"{len(manifest.slices)} slices, {manifest.nbytes} bytes, identity {manifest.identity[:16]}"
+
+
+async def serve(
+    local: PeerConfig, served: Served, tell: Callable[[str], None], ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve a data set in a run until cancelled. `tell` is called with what is done now, `ready` once peers find this
+    data node.
+
+    Raises:
+        P2PDilocoError: this process can't serve in the run, or can't go on.
+    """
+    inbox, dead = Inbox(), asyncio.get_running_loop().create_future()
+    transport, access = await enter_swarm(Setup(RunConfig(), local, None), inbox, tell, dead)
+    inbox.knows(transport)
+    inbox.handler = node = DataNode(transport, inbox, served)
+    try:
+        if access is None and not local.open:
+            await refuse_if_private(transport, local.run_id)
+        await node.refuse_another(local.run_id)
+        tell(f"serves {served.name!r} in the run {local.run_id}: {_told(served.manifest)}")
+        tasks = [node.announce(local.run_id, local.name or gethostname(), ready), node.tell()]
+        if access is not None:
+            tasks.append(revoking.watch(transport, local.run_id, access.member))
+        await until_one_ends([asyncio.create_task(task) for task in tasks], dead)
+    finally:
+        if dead.done():
+            dead.exception()
+        await close(transport)

@@ -1,0 +1,279 @@
+"""Fetches the slices of data sets from data nodes, as this peer's trainer wants them.
+
+Law: each slice is under way once at most, from one data node, and is checked before it is kept (`Questions`). What the
+trainer waits for goes before what it will want soon. A data node that refuses a slice, or doesn't answer, is asked
+again later, after longer and longer times; others are asked first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from p2p_diloco.data.cache import Cache
+from p2p_diloco.data.manifest import Manifest
+from p2p_diloco.errors import ConfigError, Refused, reason
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node.providers import DataNodeRecord, Questions, read_data_nodes
+from p2p_diloco.remembered import cache_folder
+
+AT_ONCE = 4
+"""The most slices under way from one data node. The last place is kept for what the trainer waits for."""
+AHEAD = 8
+"""The most slices that are fetched ahead at a time."""
+LOOK_EVERY_S, LOOK_SOON_S = 10.0, 1.0
+"""Seconds between two searches for data nodes; the second while a slice has no data node."""
+TELL_EVERY_S = 1.0
+AGAIN_S, AGAIN_S_MAX = 0.5, 30.0
+"""Seconds until a data node is asked again that did not answer, or that refused this slice. They double each time."""
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Pause:
+    """When something may be tried again after it has failed."""
+
+    until: float = 0.0
+    failures: int = 0
+
+    def failed(self, now: float) -> None:
+        self.until = now + min(AGAIN_S_MAX, AGAIN_S * 2**self.failures)
+        self.failures = min(self.failures + 1, 16)
+
+
+@dataclass(slots=True)
+class _DataNode:
+    record: DataNodeRecord
+    under_way: int = 0
+    pause: _Pause = field(default_factory=_Pause)
+    refused: dict[int, _Pause] = field(default_factory=dict)
+    why: str = ""
+    """Why it did not give the last slice for which it was asked; empty if it did."""
+
+
+class _DataSet:
+    """A data set that the trainer reads, and the data nodes that serve it."""
+
+    def __init__(self, name: str, manifest: Manifest, records: Iterable[DataNodeRecord]) -> None:
+        self.name, self.manifest = name, manifest
+        self.nodes: dict[str, _DataNode] = {}
+        self.fetching: dict[int, asyncio.Task[Path]] = {}
+        self.awaited: set[int] = set()  # slices that the trainer waits for
+        self.soon: deque[int] = deque()
+        self.news = asyncio.Event()
+        self.meet(records)
+
+    def meet(self, records: Iterable[DataNodeRecord]) -> None:
+        """Keep to the data nodes that these records name."""
+        ours = [record for record in records if record.data_set == self.manifest.identity]
+        self.nodes = {record.peer_id: self.nodes.get(record.peer_id, _DataNode(record)) for record in ours}
+        self.news.set()
+
+    def choose(self, index: int, now: float) -> _DataNode | None:
+        """The data node to ask for a slice: of those that may be asked now, the one that refused it least often, then
+        the one with the fewest slices under way."""
+        places = AT_ONCE if index in self.awaited else AT_ONCE - 1
+        never = _Pause()
+        able = [
+            node
+            for node in self.nodes.values()
+            if node.under_way < places and max(node.pause.until, node.refused.get(index, never).until) <= now
+        ]
+        return min(able, key=lambda node: (node.refused.get(index, never).failures, node.under_way), default=None)
+
+    def why(self, index: int) -> str:
+        """Why a slice is not here yet, as a sentence."""
+        nodes, begin = self.nodes.values(), f"waits for slice {index} of {self.name!r}: "
+        if not nodes:
+            return begin + "no data node serves it now"
+        if all(node.why for node in nodes):
+            said = "; ".join(f"{node.record.label}: {node.why}" for node in nodes)
+            return begin + f"no data node that holds it answers ({said})"
+        return begin + f"it is on its way, with {len(self.fetching) - 1} others"
+
+
+class Fetching:
+    """The slices that one peer fetches, and the folder in which it keeps them (None: that of this user)."""
+
+    def __init__(self, transport: Transport, run_id: str, folder: Path | None, bytes_max: int) -> None:
+        self.questions = Questions(transport)
+        self._transport, self._run_id = transport, run_id
+        self._folder, self._bytes_max = folder, bytes_max
+        self._cache: Cache | None = None
+        self._data_sets: dict[str, _DataSet] = {}
+        self._disk = ThreadPoolExecutor(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        fetching = [task for data_set in self._data_sets.values() for task in data_set.fetching.values()]
+        for task in (*self._tasks, *fetching):
+            task.cancel()
+        self._disk.shutdown(wait=False, cancel_futures=True)
+
+    async def open(self, name: str, identity: str, tell: Tell) -> Manifest:
+        """Find the data set of this name, and with this identity unless that is empty. Waits until a data node that
+        serves it answers. `tell` is called with the reason of the wait.
+
+        Raises:
+            Refused: data nodes serve several data sets under this name. ConfigError: the cache can't be used.
+        """
+        while True:
+            records, why = await self._records(name), "none serves it"
+            found: dict[str, tuple[DataNodeRecord, Manifest]] = {}
+            for record in records:
+                if record.data_set in found or identity not in ("", record.data_set):
+                    continue
+                try:
+                    found[record.data_set] = record, await self.questions.manifest(record, name)
+                except (Refusal, Unreachable) as error:
+                    why = f"{record.label}: {error}"
+            if len(found) > 1:
+                listed = ", ".join(f"{one} (served by {record.label})" for one, (record, _) in found.items())
+                mend = "stop the data nodes of one of them, or give fingerprint= with the one to use"
+                raise Refused(f"is the name of several data sets: {listed}", key="slices", value=name, mend=mend)
+            if found:
+                manifest = next(iter(found.values()))[1]
+                await self._begin(name, manifest, records)
+                return manifest
+            tell(f"waits for the data set {name!r}: no data node that serves it answers ({why})")
+            await asyncio.sleep(LOOK_SOON_S)
+
+    async def get(self, identity: str, index: int, tell: Tell) -> Path:
+        """The file with a slice of a data set that is open. Waits until it is there. `tell` is called with the reason
+        of the wait.
+
+        Raises:
+            ConfigError: the cache can't be written.
+        """
+        data_set = self._data_sets[identity]
+        data_set.awaited.add(index)
+        try:
+            task = self._fetch(data_set, index)
+            while not (await asyncio.wait({task}, timeout=TELL_EVERY_S))[0]:
+                tell(data_set.why(index))
+            return task.result()
+        finally:
+            data_set.awaited.discard(index)
+
+    def soon(self, identity: str, indices: Sequence[int]) -> None:
+        """Fetch these slices ahead, in this order: as many as take half of the cache."""
+        data_set, left = self._data_sets[identity], self._bytes_max // 2
+        data_set.soon.clear()
+        for index in indices:
+            left -= data_set.manifest.slices[index].nbytes
+            if left < 0:
+                break
+            data_set.soon.append(index)
+        self._fetch_ahead(data_set)
+
+    # -- one slice
+
+    def _fetch(self, data_set: _DataSet, index: int) -> asyncio.Task[Path]:
+        if (task := data_set.fetching.get(index)) is not None:
+            data_set.news.set()  # it may be awaited from now on
+            return task
+
+        def fetched(task: asyncio.Task[Path]) -> None:
+            del data_set.fetching[index]
+            if task.cancelled():
+                return
+            if (error := task.exception()) is not None:
+                log.debug("slice %d of %r was not kept: %r", index, data_set.name, error)  # `get` raises it
+            else:
+                self._fetch_ahead(data_set)
+
+        task = data_set.fetching[index] = asyncio.create_task(self._bring(data_set, index))
+        task.add_done_callback(fetched)
+        return task
+
+    def _fetch_ahead(self, data_set: _DataSet) -> None:
+        while data_set.soon and len(data_set.fetching) < AHEAD:
+            self._fetch(data_set, data_set.soon.popleft())
+
+    async def _bring(self, data_set: _DataSet, index: int) -> Path:
+        one, clock, cache = data_set.manifest.slices[index], asyncio.get_running_loop().time, self._cache
+        assert cache is not None, "a data set is open"
+        if (path := await self._on_disk(lambda: cache.find(one))) is not None:
+            return path
+        while True:
+            if (node := data_set.choose(index, clock())) is None:
+                data_set.news.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(data_set.news.wait(), AGAIN_S)
+            elif (content := await self._from(data_set, node, index)) is not None:
+                return await self._on_disk(lambda: cache.put(one, content))
+
+    async def _from(self, data_set: _DataSet, node: _DataNode, index: int) -> memoryview | None:
+        """Ask a data node for a slice; None if it doesn't come."""
+        clock, peer, identity = asyncio.get_running_loop().time, node.record.peer_id, data_set.manifest.identity
+        node.under_way += 1
+        try:
+            content = await self.questions.slice(peer, identity, index, data_set.manifest.slices[index])
+        except Refusal as refusal:
+            node.refused.setdefault(index, _Pause()).failed(clock())
+            node.why = refusal.reason
+            log.warning("slice %d of %r doesn't come from %s: %s", index, data_set.name, node.record.label, node.why)
+            return None
+        except Unreachable as error:
+            if not node.why:
+                log.warning("the data node %s of %r doesn't answer: %s", node.record.label, data_set.name, error)
+            node.why = str(error)
+            node.pause.failed(clock())
+            return None
+        finally:
+            node.under_way -= 1
+            data_set.news.set()
+        node.pause, node.why = _Pause(), ""
+        return content
+
+    # -- data sets and their data nodes
+
+    async def _begin(self, name: str, manifest: Manifest, records: Iterable[DataNodeRecord]) -> None:
+        longest = max(one.nbytes for one in manifest.slices)
+        if 2 * longest > self._bytes_max:
+            wrong = f"is too low for the data set {name!r}, whose longest slice has {longest} bytes"
+            raise ConfigError(wrong, key="cache_bytes", value=self._bytes_max, mend=f"give {2 * longest} or more")
+        if self._cache is None:
+            folder = self._folder or cache_folder() / "slices"
+            self._cache = await self._on_disk(lambda: Cache(folder, self._bytes_max))
+        if manifest.identity not in self._data_sets:
+            data_set = self._data_sets[manifest.identity] = _DataSet(name, manifest, records)
+            self._tasks.add(asyncio.create_task(self._look_often(data_set)))
+
+    async def _look_often(self, data_set: _DataSet) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            stuck = any(data_set.choose(index, clock()) is None for index in data_set.awaited)
+            await asyncio.sleep(LOOK_SOON_S if stuck else LOOK_EVERY_S)
+            if records := await self._records(data_set.name):
+                data_set.meet(records)
+
+    async def _records(self, name: str) -> list[DataNodeRecord]:
+        try:
+            records = await read_data_nodes(self._transport, self._run_id, name)
+        except Unreachable as error:
+            log.debug("the DHT gave no answer about data nodes: %s", error)
+            return []
+        for record in records:
+            await self._transport.introduce(record.peer_id, record.addresses)
+        return records
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+        except OSError as error:
+            wrong = f"can't be used as a cache ({reason(error)})"
+            mend = "mend it, or name another folder"
+            raise ConfigError(wrong, key="cache_dir", value=self._folder or "unset", mend=mend) from None

@@ -1,0 +1,215 @@
+"""Slices of a data set that data nodes serve, and their samples, as training code sees them.
+
+Law: reads files only. The node fetches them: it is asked at its door (`node.door`), from any process and thread of the
+trainer. A slice that the node has since removed from its cache is asked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2p_diloco.data.formats import FORMATS
+from p2p_diloco.data.manifest import Manifest
+from p2p_diloco.errors import GaveUpWaiting, NodeDied, P2PDilocoError, from_wire
+from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.peer.order import Numbers, Ordered, indices
+
+REPEAT_S = 10.0
+"""Seconds after which a wait with the same reason is logged again."""
+OPEN_MAX = 2
+"""Slices whose samples each process keeps in memory."""
+TRIES = 5
+"""How often a slice is asked for that is removed before it can be read."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+class _Door:
+    """A connection to the node's door; each process makes its own."""
+
+    def __init__(self, path: str, wait_s: float) -> None:
+        self._path, self._wait_s = path, wait_s
+        self._owner, self._one = os.getpid(), threading.Lock()
+        self._end: TrainerEnd | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Door, (self._path, self._wait_s)
+
+    def ask(self, kind: str, answer: str, **values: Any) -> Message:
+        """Ask the node, and wait for its answer. The reason of a wait is logged.
+
+        Raises:
+            GaveUpWaiting: it did not come within `wait_timeout`. NodeDied: the node has ended. P2PDilocoError: the
+                node's own error.
+        """
+        give_up_at, told, told_at, why = time.monotonic() + self._wait_s, "", 0.0, "the node does not answer"
+        with self._alone():
+            end = self._connected()
+            try:
+                end.send({"kind": kind, **values})
+                while (left_s := give_up_at - time.monotonic()) > 0:
+                    match message := end.receive(left_s):
+                        case None:
+                            break
+                        case {"kind": "waits", "text": why}:
+                            if why != told or time.monotonic() - told_at >= REPEAT_S:
+                                log.info("%s", why)
+                                told, told_at = why, time.monotonic()
+                        case {"kind": "error", "error": error}:
+                            raise from_wire(error)
+                        case {"kind": found} if found == answer:
+                            return message
+            except ChannelClosed:
+                raise NodeDied("the node has ended", mend="see its log above") from None
+            except BaseException as error:
+                if not isinstance(error, P2PDilocoError):
+                    self._disconnect()  # its answer must not be taken for that to the next question
+                raise
+            self._disconnect()
+        mend = "start a data node that serves it, or wait longer"
+        raise GaveUpWaiting(f"is over: {why}", key="wait_timeout", value=f"{self._wait_s:g}", mend=mend)
+
+    def tell(self, kind: str, **values: Any) -> None:
+        """Tell the node something that needs no answer. If it has ended, the next question says so."""
+        with self._alone(), contextlib.suppress(ChannelClosed, NodeDied):
+            self._connected().send({"kind": kind, **values})
+
+    def _alone(self) -> threading.Lock:
+        if self._owner != os.getpid():  # a forked process: the connection, and a lock that is held, are its parent's
+            self._owner, self._one, self._end = os.getpid(), threading.Lock(), None
+        return self._one
+
+    def _connected(self) -> TrainerEnd:
+        if self._end is None:
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(self._path)
+            except OSError:
+                sock.close()
+                raise NodeDied("the node has ended", mend="see its log above") from None
+            self._end = TrainerEnd(sock)
+        return self._end
+
+    def _disconnect(self) -> None:
+        if self._end is not None:
+            self._end.close()
+        self._end = None
+
+
+class Slices(Ordered):
+    """The slices of a data set: a sequence of paths. A file may be removed once others are read: open it at once."""
+
+    def __init__(self, door: _Door, name: str, manifest: Manifest) -> None:
+        self._door, self.name, self.manifest = door, name, manifest
+        self.fingerprint = manifest.identity
+        """The data set's identity."""
+
+    def __len__(self) -> int:
+        return len(self.manifest.slices)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        asked = {"data_set": self.fingerprint, "index": int(index) % len(self)}
+        return Path(self._door.ask("get", "slice", **asked)["path"])
+
+    @property
+    def samples(self) -> Samples:
+        """The samples of all slices."""
+        return Samples(self)
+
+    def soon(self, seed: str, positions: Numbers) -> None:
+        self.fetch_ahead(self.order(seed, positions))
+
+    def fetch_ahead(self, slices: Numbers) -> None:
+        """Have these slices fetched ahead, in this order."""
+        _, first = np.unique(slices, return_index=True)
+        self._door.tell("soon", data_set=self.fingerprint, indices=slices[np.sort(first)].tolist())
+
+
+class Samples(Ordered):
+    """The samples of a data set's slices, one slice after another. In `peer.shard` the slices come in another order in
+    each epoch, and the samples of a slice, in another order, too, one after another: so each slice is fetched about
+    once an epoch by the swarm."""
+
+    def __init__(self, slices: Slices) -> None:
+        self.slices, self.fingerprint = slices, slices.fingerprint
+        self._counts = np.array([one.samples for one in slices.manifest.slices], dtype=np.int64)
+        self._ends: list[int] = list(accumulate(self._counts.tolist()))
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._open: dict[int, Sequence[Any]] = {}
+        self._turns = lru_cache(2)(self._turn)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Samples, (self.slices,)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, sample: Any) -> Any:
+        if not -len(self) <= sample < len(self):
+            raise IndexError(sample)
+        sample = int(sample) % len(self)
+        index = bisect_right(self._ends, sample)
+        if (rows := self._open.pop(index, None)) is None:
+            rows = self._read(index)
+        self._open[index] = rows  # now the last
+        while len(self._open) > OPEN_MAX:
+            del self._open[next(iter(self._open))]
+        return rows[sample - int(self._starts[index])]
+
+    def order(self, seed: str, positions: Numbers) -> Numbers:
+        epochs, slices, rows = self._at(seed, positions)
+        for epoch, index in {*zip(epochs.tolist(), slices.tolist(), strict=True)}:
+            here = (epochs == epoch) & (slices == index)
+            rows[here] = indices(f"{seed}/{epoch}/{index}", int(self._counts[index]), rows[here])
+        return self._starts[slices] + rows
+
+    def soon(self, seed: str, positions: Numbers) -> None:
+        self.slices.fetch_ahead(self._at(seed, positions)[1])
+
+    def _at(self, seed: str, positions: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """The epochs, the slices, and the places within the slices, of these positions; [n] each."""
+        epochs, within = np.divmod(positions, len(self))
+        slices, rows = np.empty_like(within), np.empty_like(within)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            turn, ends = self._turns(seed, int(epoch))
+            at = np.searchsorted(ends, within[here], side="right")
+            slices[here] = turn[at]
+            rows[here] = within[here] - ends[at] + self._counts[turn[at]]
+        return epochs, slices, rows
+
+    def _turn(self, seed: str, epoch: int) -> tuple[Numbers, Numbers]:
+        """The order of the slices in an epoch, and where each one ends; [slices] both."""
+        number = len(self.slices)
+        turn = indices(f"{seed}/slices", number, epoch * number + np.arange(number, dtype=np.int64))
+        return turn, np.cumsum(self._counts[turn])
+
+    def _read(self, index: int) -> Sequence[Any]:
+        for left in reversed(range(TRIES)):
+            try:
+                return FORMATS[self.slices.manifest.form].read(self.slices[index])
+            except FileNotFoundError:
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+
+def open_slices(door: str, name: str, identity: str, wait_s: float) -> Slices:
+    """Find a data set through the node's door; see `Peer.slices`."""
+    at = _Door(door, wait_s)
+    return Slices(at, name, Manifest.unpack(at.ask("open", "manifest", name=name, identity=identity)["packed"]))

@@ -1,0 +1,399 @@
+"""Data nodes serve slices, and a peer fetches them, over the in-memory swarm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Closed, Moving, Received
+from p2p_diloco.data.files import cut_files
+from p2p_diloco.errors import ConfigError, Refused
+from p2p_diloco.net.interface import Limits, Refusal
+from p2p_diloco.node import data_node, fetching, wire
+from p2p_diloco.node.data_node import DataNode, Served
+from p2p_diloco.node.fetching import AT_ONCE, Fetching
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.providers import DataNodeRecord, publish, read_data_nodes
+from p2p_diloco.peer.slices import open_slices
+from tests.net.memory import MemoryNetwork
+from tests.node.conftest import QUICK
+
+SLICES = 6
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_EVERY_S", "LOOK_SOON_S", "TELL_EVERY_S", "AGAIN_S"):
+        monkeypatch.setattr(fetching, name, 0.05)
+    monkeypatch.setattr(data_node, "PUBLISH_EVERY_S", 0.05)
+
+
+def served(folder: Path, text: str = "line", name: str = "corpus") -> Served:
+    """A data set of 6 slices of 8 bytes, in files of this folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "a.txt").write_text("".join(f"{text} {number:02}\n" for number in range(SLICES)))
+    return Served(name, *cut_files([folder], 1, lambda text: None))
+
+
+class Nodes:
+    """Data nodes and one reader in a network."""
+
+    def __init__(self, folder: Path, bytes_max: int = 10**6) -> None:
+        self.network, self.folder = MemoryNetwork(), folder
+        self.inbox = Inbox()
+        limits = Limits(read_timeout_s=0.5, connect_timeout_s=0.2)
+        self.reader = Fetching(self.network.join("reader", self.inbox, limits=limits), "r", folder / "cache", bytes_max)
+        self.inbox.handler = Reader(self.reader)
+        self.nodes: dict[str, DataNode] = {}
+        self.announcing: list[asyncio.Task[None]] = []
+        self.said: list[str] = []
+
+    async def add(self, name: str, what: Served | None = None) -> DataNode:
+        """Start a data node, and wait until it is announced."""
+        inbox = Inbox()
+        transport = self.network.join(name, inbox, limits=Limits(read_timeout_s=0.5))
+        inbox.handler = node = self.nodes[name] = DataNode(transport, inbox, what or served(self.folder / name))
+        await node.refuse_another("r")
+        ready = asyncio.Event()
+        self.announcing.append(asyncio.create_task(node.announce("r", name.upper(), ready.set)))
+        await ready.wait()
+        return node
+
+    def kill(self, name: str) -> None:
+        """End a data node. Its record stays for a while."""
+        self.announcing[list(self.nodes).index(name)].cancel()
+        self.network.kill(name)
+
+    async def read(self, *indices: int) -> list[bytes]:
+        """The bytes of slices of the one data set that there is."""
+        manifest = await self.reader.open("corpus", "", self.said.append)
+        found = await asyncio.gather(*(self.reader.get(manifest.identity, i, self.said.append) for i in indices))
+        return [path.read_bytes() for path in found]
+
+
+class Reader(Handler):
+    """What `RunInbox` does with the answers of data nodes."""
+
+    def __init__(self, reader: Fetching) -> None:
+        self.questions = reader.questions
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        message: Any = wire.unpack(header, wire.ANY_RUN)
+        return message, self.questions.nbytes(message)
+
+    def check(self, sender: str, message: Any, payload: memoryview | None) -> wire.AnyMessage:
+        self.questions.check(sender, message, payload)
+        return message
+
+    def closed(self, peer: str) -> None:
+        self.questions.closed(peer)
+
+
+def live(folder: Path, life: Callable[[Nodes], Awaitable[None]], **options: Any) -> None:
+    async def bounded() -> None:
+        nodes = Nodes(folder, **options)
+        try:
+            await asyncio.wait_for(life(nodes), 30)
+        finally:
+            for task in nodes.announcing:
+                task.cancel()
+            nodes.reader.close()
+
+    asyncio.run(bounded())
+
+
+def line(index: int) -> bytes:
+    return b"line %02d\n" % index
+
+
+def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
+    """Two data nodes share the work; what was read once comes from the disk, though both are gone."""
+
+    async def life(nodes: Nodes) -> None:
+        a, b = await nodes.add("a"), await nodes.add("b")
+        assert await nodes.read(*range(SLICES)) == [line(index) for index in range(SLICES)]
+        assert sum(a.sent.values()) + sum(b.sent.values()) == SLICES
+        assert a.sent["reader"] == b.sent["reader"] == SLICES / 2
+        identity = next(iter(nodes.reader._data_sets))
+        for name in "ab":
+            nodes.kill(name)
+        assert (await nodes.reader.get(identity, 3, nodes.said.append)).read_bytes() == line(3)
+
+    live(tmp_path, life)
+
+
+def test_a_damaged_slice_is_refused_and_comes_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whichever data node is asked first: what arrives is whole. The damaged one is told, and goes on to serve the
+    others."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.add("b")
+        path = tmp_path / "a" / "a.txt"
+        path.write_text(path.read_text().replace("line 01", "lIne 01"))
+        assert await nodes.read(1, 0, 1) == [line(1), line(0), line(1)]
+        (tmp_path / "b" / "a.txt").unlink()
+        assert await nodes.read(2, 3) == [line(2), line(3)]
+
+    live(tmp_path, life)
+    assert "slice 1 of 'corpus' doesn't come from A: slice 1 doesn't have its hash: a.txt was changed" in caplog.text
+    assert "the peer reader refused what it asked for: slice 1 doesn't have its hash" in caplog.text
+
+
+def test_a_slice_that_no_data_node_has_is_waited_for(tmp_path: Path) -> None:
+    """The wait says which slice, of what, and why; when a data node comes that has it, the wait ends."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        (tmp_path / "a" / "a.txt").write_text("gone")
+        waits = asyncio.create_task(nodes.read(4))
+        while not any(
+            "waits for slice 4 of 'corpus': no data node that holds it answers (A: " in s for s in nodes.said
+        ):
+            await asyncio.sleep(0.01)
+        await nodes.add("b")
+        assert await waits == [line(4)]
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+    """It dies after it was asked: the slices come from the other one, without a wait for a deadline."""
+
+    async def life(nodes: Nodes) -> None:
+        a, _ = await nodes.add("a"), await nodes.add("b")
+        await nodes.read(0)
+
+        async def never(to: str, index: int) -> None:
+            await asyncio.Event().wait()
+
+        a._send_slice = never  # type: ignore[method-assign]
+        nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
+        waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
+        while len(a._tasks) < 2:
+            await asyncio.sleep(0.01)
+        nodes.kill("a")
+        assert await waits == [line(index) for index in range(1, SLICES)]
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        a, _ = await nodes.add("a"), await nodes.add("b")
+        await nodes.read(0)
+        a._start = lambda to, sending: sending.close()  # type: ignore[method-assign]
+        assert await nodes.read(*range(1, SLICES)) == [line(index) for index in range(1, SLICES)]
+
+    live(tmp_path, life)
+
+
+def test_a_slow_data_node_is_waited_for_while_bytes_come(tmp_path: Path) -> None:
+    """It takes three times as long as it may be silent; there is no other one."""
+
+    async def life(nodes: Nodes) -> None:
+        a = await nodes.add("a")
+        await nodes.read(0)
+        send = a._send_slice
+
+        async def slowly(to: str, index: int) -> None:
+            for _ in range(15):
+                await asyncio.sleep(0.1)
+                nodes.reader.questions.moving("a")
+            await send(to, index)
+
+        a._send_slice = slowly  # type: ignore[method-assign]
+        assert await nodes.read(1) == [line(1)]
+        assert list(a.sent.values()) == [2]
+        assert not any("no data node" in text for text in nodes.said)
+
+    live(tmp_path, life)
+
+
+def test_only_a_data_nodes_own_record_counts(tmp_path: Path) -> None:
+    """Not this peer's own, nor one that can't be read or names another peer. A name from elsewhere is shown in one
+    line. What a data node announces must be what it serves."""
+
+    async def life(nodes: Nodes) -> None:
+        liar = nodes.network.join("liar", Inbox())
+        found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
+        await publish(liar, "r", "corpus", found)
+        await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
+        await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
+        own = nodes.network.peers["reader"]
+        await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
+        records = await read_data_nodes(own, "r", "corpus")
+        assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
+        serving = DataNode(liar, inbox := Inbox(), served(tmp_path / "a"))
+        inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
+        waits = asyncio.create_task(nodes.read(0))
+        while not any("the manifest isn't the one that the data node's record names" in text for text in nodes.said):
+            await asyncio.sleep(0.01)
+        waits.cancel()
+
+    live(tmp_path, life)
+
+
+def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    """The sentence names both; a record that no data node answers for, or a false one, refuses nobody."""
+
+    async def life(nodes: Nodes) -> None:
+        a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
+        await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
+        await nodes.add("a")
+        await nodes.add("b")
+        with pytest.raises(Refused) as raised:
+            await nodes.add("c", served(tmp_path / "c", "Line"))
+        assert "--name" not in str(raised.value)
+        assert "--as=corpus is another data set on the data node A: 6 slices, 48 bytes" in str(raised.value)
+        await nodes.add("d", served(tmp_path / "d", "Line", name="other"))
+        assert await nodes.read(0) == [line(0)]
+
+    live(tmp_path, life)
+
+
+def test_two_data_sets_of_one_name_are_told_apart_by_the_fingerprint(tmp_path: Path) -> None:
+    """They can only come from two starts at one moment, or from a liar. A reader that names none is refused."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        other = served(tmp_path / "b", "Line")
+        nodes.network.join("b", inbox := Inbox(), limits=Limits())
+        inbox.handler = liar = DataNode(nodes.network.peers["b"], inbox, other)
+        nodes.announcing.append(asyncio.create_task(liar.announce("r", "B", lambda: None)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refused, match=r"several data sets: .*\(served by A\).*\(served by B\); stop"):
+            await nodes.read(0)
+        manifest = await nodes.reader.open("corpus", other.manifest.identity, nodes.said.append)
+        path = await nodes.reader.get(manifest.identity, 0, nodes.said.append)
+        assert path.read_bytes() == b"Line 00\n"
+
+    live(tmp_path, life)
+
+
+def test_what_comes_soon_is_fetched_ahead_in_order(tmp_path: Path) -> None:
+    """As much as half of the cache holds. What the trainer waits for overtakes it."""
+
+    async def life(nodes: Nodes) -> None:
+        a = await nodes.add("a")
+        await nodes.read(0)
+        asked: list[int] = []
+        send = a._send_slice
+        a._send_slice = lambda to, index: (asked.append(index), send(to, index))[1]  # type: ignore[method-assign]
+        identity = next(iter(nodes.reader._data_sets))
+        nodes.network.delay_s = 0.02
+        nodes.reader.soon(identity, [5, 0, 4, 3, 2, 1])
+        assert await nodes.read(1) == [line(1)]
+        while nodes.reader._data_sets[identity].fetching:
+            await asyncio.sleep(0.01)
+        assert sorted(asked) == [1, 3, 4, 5]  # half of the cache holds 5, 0, 4 and 3
+        assert asked.index(1) <= AT_ONCE - 1
+
+    live(tmp_path, life, bytes_max=70)
+
+
+def test_a_cache_that_is_too_small_is_named(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        with pytest.raises(ConfigError, match=r"cache_bytes=15 is too low .* slice has 8 bytes; give 16 or more"):
+            await nodes.read(0)
+
+    live(tmp_path, life, bytes_max=15)
+
+
+def test_a_folder_that_can_not_be_a_cache_is_named(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        (tmp_path / "cache").write_text("a file")
+        with pytest.raises(ConfigError, match=r"cache_dir=.* can't be used as a cache"):
+            await nodes.read(0)
+
+    live(tmp_path, life)
+
+
+def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
+    """Each refusal says why."""
+
+    async def life(nodes: Nodes) -> None:
+        node = await nodes.add("a")
+        identity = next(iter(nodes.nodes.values()))._served.manifest.identity
+
+        def refused(sender: str, message: wire.AnyMessage) -> str:
+            try:
+                read, _ = node.read(wire.pack(message))
+                node.check(sender, read, None)
+            except Refusal as refusal:
+                return refusal.reason
+            return ""
+
+        assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
+        assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
+        assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
+        assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
+        assert "takes no part" in refused("p", wire.Describe())
+        assert not refused("p", wire.GetSlice(identity, 0))
+        node._sending["p"] = AT_ONCE
+        assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
+        node._sending["q"] = data_node.SENT_AT_ONCE
+        assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
+
+    live(tmp_path, life)
+
+
+def test_a_reader_takes_nothing_that_it_did_not_ask_for(tmp_path: Path) -> None:
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.read(0)
+        identity, liar = next(iter(nodes.reader._data_sets)), nodes.network.join("liar", Inbox())
+        header = wire.pack(wire.SliceBytes(identity, 1, 8))
+        with pytest.raises(Refusal, match="did not ask"):
+            await liar.send("reader", header, memoryview(line(1)))
+        nodes.network.delay_s = 0.05
+        waits = asyncio.create_task(nodes.read(1))
+        while not any(what == (identity, 1) for _, what in nodes.reader.questions._open):
+            await asyncio.sleep(0.005)
+        with pytest.raises(Refusal, match="did not ask"):
+            await liar.send("reader", header, memoryview(b"poison!!"))
+        assert await waits == [line(1)]
+
+    live(tmp_path, life)
+
+
+def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> None:
+    """What a data node sends, and the end of its connection, reach the replica by no event; the peer itself answers no
+    question for data."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "p", dict(QUICK), cache_dir=tmp_path / "cache")
+        await peer.enter()
+        inbox = Inbox()
+        transport = network.join("a", inbox)
+        inbox.handler = node = DataNode(transport, inbox, served(tmp_path / "a"))
+        announcing = asyncio.create_task(node.announce("r", "A", lambda: None))
+        door = (await peer.ask("door", "door"))["path"]
+        slices = await asyncio.to_thread(open_slices, door, "corpus", "", 10.0)
+        posted: list[Any] = []
+        events = peer.inbox.handler._node._events
+        post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
+        network.delay_s = 0.1
+        reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
+        while not peer.inbox.handler._questions._open:
+            await asyncio.sleep(0.01)
+        peer.inbox.moving("a")
+        assert await reading == "line 02"
+        for message in (wire.ListSlices("corpus"), wire.GetSlice(slices.fingerprint, 0)):
+            with pytest.raises(Refusal, match="this peer is no data node"):
+                await transport.send("p", wire.pack(message))
+        with pytest.raises(Refusal, match="did not ask"):
+            await transport.send("p", wire.pack(wire.SliceBytes(slices.fingerprint, 3, 8)), memoryview(line(3)))
+        assert not [event for event in posted if isinstance(event, (Closed, Moving, Received))]
+        announcing.cancel()
+        await peer.stop()
+        assert not Path(door).exists()
+
+    asyncio.run(asyncio.wait_for(life(), 60))

@@ -1,0 +1,113 @@
+"""Peers train on data that only data nodes have: each sample once, though a data node is damaged and then killed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from once import Once
+from swarm import ROOT, Member, Swarm, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SAMPLES = 3_000
+CACHE_BYTES = 3_000
+CONFIG = {"sync_every": 10, "start_peers": 2, "heartbeat_interval": 0.5, "heartbeat_timeout": 6.0}
+
+
+def started(swarm: Swarm, name: str, *arguments: str, on: Sequence[str] = ()) -> Member:
+    """A data node that starts, on another machine if its command prefix is given."""
+    return swarm.launch(name, ["-m", "p2p_diloco", "data", *arguments, "--name", name], on)
+
+
+def data_node(swarm: Swarm, name: str, *arguments: str, on: Sequence[str] = ()) -> Member:
+    """A data node that peers find."""
+    member = started(swarm, name, *arguments, on=on)
+
+    def serves() -> bool:
+        assert member.process.poll() is None, member.log()
+        return any("fingerprint" in line for line in list(member.said))
+
+    until(serves, 180.0, lambda: f"{name} serves: {member.log()}")
+    return member
+
+
+def numbers(folder: Path) -> Path:
+    folder.mkdir()
+    text = "".join(f"{number}\n" for number in range(SAMPLES))
+    (folder / "numbers.txt").write_text(text)
+    return folder
+
+
+def test_each_sample_is_used_once_though_a_data_node_dies(swarm: Swarm, tmp_path: Path) -> None:
+    """Two data nodes serve one data set to two peers, whose caches hold a fifth of it. Half of the file of one data
+    node is damaged, so that half of its slices are refused; then it is killed. The other one is enough: training goes
+    on, every sample is counted once, and what the peers keep is whole and bounded."""
+    options: dict[str, Any] = {"slices": "numbers", "caches": str(tmp_path / "caches"), "step_s": 0.05}
+    run = Once(swarm, tmp_path, SAMPLES, 1, 2, config=CONFIG, local={"cache_bytes": CACHE_BYTES}, **options)
+    of = ("--as", "numbers", "--slice-bytes", "300", "--run-id", "test", "--initial-peers", *swarm.addresses)
+    damaged = numbers(tmp_path / "damaged")
+    first = data_node(swarm, "first", str(damaged), *of)
+    text = (damaged / "numbers.txt").read_text()
+    (damaged / "numbers.txt").write_text(text[: len(text) // 2].replace("1", "2") + text[len(text) // 2 :])
+    second = data_node(swarm, "second", str(numbers(tmp_path / "whole")), *of)
+    for _ in range(2):
+        run.join()
+    run.reaches(SAMPLES // 3, 180.0)
+    first.die()
+    run.ended(180.0)
+    assert not run.verdict()
+    assert all(member.last("end")["complete"] for member in run.living)
+    assert all("doesn't have its hash: numbers.txt was changed" in one.log() for one in (first, *run.living))
+    assert second.process.poll() is None
+    for life in range(2):
+        kept = list((tmp_path / "caches" / str(life)).iterdir())
+        assert 0 < sum(path.stat().st_size for path in kept) <= CACHE_BYTES
+        assert all(blake3(path.read_bytes()).hexdigest() == path.name for path in kept)
+
+
+def test_members_of_a_private_run_read_and_strangers_do_not(swarm: Swarm, tmp_path: Path) -> None:
+    """A joiner needs its join line alone: the example trains. A data node without an invitation, or with another data
+    set under the same name, is refused with a sentence."""
+    swarm.bootstrap()
+    corpus, invite = tmp_path / "corpus", tmp_path / "secret.invite"
+    corpus.mkdir()
+    for module in (argparse, textwrap):
+        (corpus / f"{module.__name__}.txt").write_text(Path(module.__file__).read_text())
+    peers: list[subprocess.Popen[str]] = []
+
+    def join(*arguments: str) -> None:
+        script = [sys.executable, str(ROOT / "examples" / "data_node.py")]
+        command = [sys.executable, "-m", "p2p_diloco", "join", *arguments, "--", *script]
+        with (tmp_path / f"log-{len(peers)}").open("w") as log:
+            peers.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True))
+
+    def logs() -> str:
+        return "\n".join(path.read_text() for path in tmp_path.glob("log-*"))
+
+    try:
+        through = ("--run-id", "secret", "--initial-peers", *swarm.addresses)
+        join(*through, "--host-maddrs", "/ip4/0.0.0.0/tcp/0", "--sync-every", "20", "--start-peers", "2")
+        until(invite.exists, 180.0, lambda: f"the founder writes the invitation: {logs()}")
+        join("--invite", str(invite))
+        data_node(swarm, "first", str(corpus), "--slice-bytes", "10k", "--invite", str(invite))
+        stranger = started(swarm, "stranger", str(corpus), *through)
+        other = started(swarm, "other", str(corpus), "--slice-bytes", "9k", "--invite", str(invite))
+        assert stranger.status(120.0) == other.status(120.0) == 5
+        assert "--run-id=secret is the name of a private run" in stranger.log()
+        assert "--as=corpus is another data set on the data node first:" in other.log()
+        outcomes = [json.loads(one.communicate(timeout=180)[0].splitlines()[-1]) for one in peers]
+        assert [one["complete"] for one in outcomes] == [True, True], logs()
+        assert max(one["loss"] for one in outcomes) < 5.0  # it began at 5.5
+    finally:
+        for one in peers:
+            one.kill()
+            one.communicate()
