@@ -36,7 +36,8 @@ class Feed:
         self._rounds: dict[str, deque[dict[str, Any]]] = {}
         self._compared: deque[list[float]] = deque(maxlen=POINTS_KEPT)
         self._seen: Snapshot | None = None
-        self._newest = ""
+        self._fresh: dict[str, Any] = {}  # what the newest snapshot has added to the curves
+        self._newest = ""  # that snapshot as JSON, once a reader has asked for it
         self._changed = asyncio.Event()
         self._over = False
 
@@ -63,7 +64,8 @@ class Feed:
             if (one := self._next_round(peer)) is not None:
                 rounds[peer.peer_id] = [one]
         compared = self._next_comparison(seen.run.compared)
-        self._seen, self._newest = seen, _json(seen, points=points, rounds=rounds, compared=compared)
+        self._seen, self._newest = seen, ""
+        self._fresh = {"points": points, "rounds": rounds, "compared": compared}
         here = {peer.peer_id for peer in seen.peers}
         gone = [peer_id for peer_id in self._points if peer_id not in here]
         for peer_id in gone[: max(0, len(self._points) - PEERS_KEPT)]:
@@ -81,6 +83,8 @@ class Feed:
             await self._changed.wait()
             if self._over:
                 return
+            assert self._seen is not None, "a snapshot has come"
+            self._newest = self._newest or _json(self._seen, **self._fresh)
             yield f"event: look\ndata: {self._newest}\n\n"
 
     def _next_point(self, peer: PeerStatus) -> Point | None:
