@@ -95,6 +95,9 @@ class Feedback:
         not be sent twice. The error of that older contribution is not known; it is nearly the error of the last
         contribution, which is used instead.
         """
+        if (given_up := self._given_up) is not None and given_up.follow(counted):
+            for residual in (self.residual, self._other):  # later contributions included r, too
+                residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
         match carry:
             case Carry.SUBTRACT | Carry.RESTORE:
                 if not self._apart:
@@ -106,9 +109,6 @@ class Feedback:
                 elif self._oldest is not None and self._newest is not None:
                     self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
                 self._counted = True
-        if (given_up := self._given_up) is not None and given_up.follow(counted):
-            for residual in (self.residual, self._other):  # later contributions included r, too
-                residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
         """Whether the contribution `counted` included the present residual: it did if it is `_oldest` or later."""

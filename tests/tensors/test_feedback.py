@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -118,6 +118,7 @@ happenings = st.sampled_from(
 
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(LOSSY), st.integers(0, 10**6), st.lists(happenings, min_size=5, max_size=40))
+@example("int8", 0, ["train", *["send"] * 3, "missed", *["send"] * 3, "late"])  # the first of two given up counts
 def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, happenings: list[str]) -> None:
     """Decoded contributions of the lineage, residual and uncounted progress add up to all progress, whether a
     contribution is counted, missed, carried, dropped for its age, or counted in a lineage that lost, or that wins when
