@@ -127,8 +127,8 @@ def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
 
 
 def test_a_damaged_slice_is_refused_and_comes_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whichever data node is asked first: what arrives is whole, and soon. The damaged one is told, and goes on to serve
-    the others."""
+    """Whichever data node is asked first: what arrives is whole, and soon. The damaged one is told, and goes on
+    serving."""
 
     async def life(nodes: Nodes) -> None:
         await nodes.add("a")
@@ -380,6 +380,7 @@ def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
         assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
         assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
         assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
+        assert "another data set" in refused("p", wire.GetSlice(identity, -1))
         assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
         assert "takes no part" in refused("p", wire.Describe())
         assert not refused("p", wire.GetSlice(identity, 0))
@@ -432,6 +433,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> 
         while not peer.inbox.handler._questions._open:
             await asyncio.sleep(0.01)
         peer.inbox.moving("a")
+        peer.inbox.closed("a")
         assert await reading == "line 02"
         for message in (wire.ListSlices("corpus"), wire.GetSlice(slices.fingerprint, 0)):
             with pytest.raises(Refusal, match="this peer is no data node"):
