@@ -123,6 +123,7 @@ def test_each_sample_comes_once_an_epoch_and_a_slice_at_a_time(behind: Behind) -
     assert all(sorted(epoch.tolist()) == list(range(SAMPLES)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
     slices = np.searchsorted(samples._ends, epochs, side="right")
+    assert len({tuple(epoch) for epoch in slices.tolist()}) == 3
     for epoch in slices.tolist():
         changes = [index for index, before in zip(epoch, [-1, *epoch], strict=False) if index != before]
         assert sorted(changes) == list(range(len(samples.slices)))
