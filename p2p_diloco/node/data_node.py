@@ -78,7 +78,7 @@ class DataNode(Handler):
                 self._questions.check(sender, message, payload)
             case ListSlices(asked) if asked != name:
                 raise Refusal(f"this data node serves {name!r}")
-            case GetSlice(data_set, index) if data_set != manifest.identity or index >= len(manifest.slices):
+            case GetSlice(data_set, index) if data_set != manifest.identity or not 0 <= index < len(manifest.slices):
                 raise Refusal(f"this data node serves another data set under the name {name!r}")
             case ListSlices() | GetSlice() if self._busy(sender):
                 raise Refusal("this data node sends as many slices as it can")

@@ -16,7 +16,8 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.providers import read_data_nodes
 from p2p_diloco.node.wire import GetSlice, ListSlices
 from tests.net.members import invitation
-from tests.net.swarm import join, run
+from tests.net.patience import run
+from tests.net.swarm import join
 from tests.node.test_data_node import Reader
 
 pytestmark = [pytest.mark.real]

@@ -22,7 +22,7 @@ from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import QUICK
 
-SLICES = 6
+SLICES = 8
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def served(folder: Path, text: str = "line", name: str = "corpus") -> Served:
-    """A data set of 6 slices of 8 bytes, in files of this folder."""
+    """A data set of 8 slices of 8 bytes, in files of this folder."""
     folder.mkdir(exist_ok=True)
     (folder / "a.txt").write_text("".join(f"{text} {number:02}\n" for number in range(SLICES)))
     return Served(name, *cut_files([folder], 1, lambda text: None))
@@ -127,12 +127,13 @@ def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
 
 
 def test_a_damaged_slice_is_refused_and_comes_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whichever data node is asked first: what arrives is whole. The damaged one is told, and goes on to serve the
-    others."""
+    """Whichever data node is asked first: what arrives is whole, and soon. The damaged one is told, and goes on
+    serving."""
 
     async def life(nodes: Nodes) -> None:
         await nodes.add("a")
         await nodes.add("b")
+        nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
         path = tmp_path / "a" / "a.txt"
         path.write_text(path.read_text().replace("line 01", "lIne 01"))
         assert await nodes.read(1, 0, 1) == [line(1), line(0), line(1)]
@@ -249,7 +250,7 @@ def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None
         with pytest.raises(Refused) as raised:
             await nodes.add("c", served(tmp_path / "c", "Line"))
         assert "--name" not in str(raised.value)
-        assert "--as=corpus is another data set on the data node A: 6 slices, 48 bytes" in str(raised.value)
+        assert "--as=corpus is another data set on the data node A: 8 slices, 64 bytes" in str(raised.value)
         await nodes.add("d", served(tmp_path / "d", "Line", name="other"))
         assert await nodes.read(0) == [line(0)]
 
@@ -286,14 +287,60 @@ def test_what_comes_soon_is_fetched_ahead_in_order(tmp_path: Path) -> None:
         a._send_slice = lambda to, index: (asked.append(index), send(to, index))[1]  # type: ignore[method-assign]
         identity = next(iter(nodes.reader._data_sets))
         nodes.network.delay_s = 0.02
-        nodes.reader.soon(identity, [5, 0, 4, 3, 2, 1])
-        assert await nodes.read(1) == [line(1)]
+        nodes.reader.soon(identity, [7, 0, 6, 5, 4, 3, 2])
+        while not asked:
+            await asyncio.sleep(0.001)
+        assert (await nodes.reader.get(identity, 1, nodes.said.append)).read_bytes() == line(1)
         while nodes.reader._data_sets[identity].fetching:
             await asyncio.sleep(0.01)
-        assert sorted(asked) == [1, 3, 4, 5]  # half of the cache holds 5, 0, 4 and 3
+        assert sorted(asked) == [1, 4, 5, 6, 7]  # half of the cache holds 7, 0, 6, 5 and 4
         assert asked.index(1) <= AT_ONCE - 1
 
-    live(tmp_path, life, bytes_max=70)
+    live(tmp_path, life, bytes_max=80)
+
+
+def test_few_slices_are_fetched_ahead_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one is there, the next one is asked for, until all are there."""
+    monkeypatch.setattr(fetching, "AHEAD", 2)
+
+    async def life(nodes: Nodes) -> None:
+        a = await nodes.add("a")
+        await nodes.read(0)
+        nodes.network.delay_s = 0.01
+        data_set = next(iter(nodes.reader._data_sets.values()))
+        nodes.reader.soon(data_set.manifest.identity, list(range(SLICES)))
+        while sum(a.sent.values()) < SLICES:
+            assert len(data_set.fetching) <= 2
+            await asyncio.sleep(0.001)
+
+    live(tmp_path, life)
+
+
+def test_a_slice_is_asked_for_where_it_was_refused_least(tmp_path: Path) -> None:
+    """Among equals where fewest are under way; nowhere before the time to try again has come."""
+
+    async def life(nodes: Nodes) -> None:
+        await nodes.add("a")
+        await nodes.add("b")
+        await nodes.read(0)
+        data_set = next(iter(nodes.reader._data_sets.values()))
+        a, b = data_set.nodes["a"], data_set.nodes["b"]
+        a.refused[3] = fetching._Pause()
+        a.refused[3].failed(10.0)
+        b.under_way = 2
+        assert data_set.choose(3, 1000.0) is b
+        assert data_set.choose(4, 1000.0) is a
+        b.pause.failed(1000.0)
+        assert data_set.choose(3, 1000.0) is a
+        assert data_set.choose(3, 10.0) is None
+        waits = []
+        for _ in range(20):
+            b.pause.failed(0.0)
+            waits.append(b.pause.until)
+        assert waits == sorted(waits)
+        assert waits[-1] == fetching.AGAIN_S_MAX
+
+    live(tmp_path, life)
 
 
 def test_a_cache_that_is_too_small_is_named(tmp_path: Path) -> None:
@@ -333,6 +380,7 @@ def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
         assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
         assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
         assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
+        assert "another data set" in refused("p", wire.GetSlice(identity, -1))
         assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
         assert "takes no part" in refused("p", wire.Describe())
         assert not refused("p", wire.GetSlice(identity, 0))
@@ -385,6 +433,7 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> 
         while not peer.inbox.handler._questions._open:
             await asyncio.sleep(0.01)
         peer.inbox.moving("a")
+        peer.inbox.closed("a")
         assert await reading == "line 02"
         for message in (wire.ListSlices("corpus"), wire.GetSlice(slices.fingerprint, 0)):
             with pytest.raises(Refusal, match="this peer is no data node"):

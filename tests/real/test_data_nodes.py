@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 from blake3 import blake3
 from once import Once
 from swarm import ROOT, Member, Swarm, until
+
+from p2p_diloco.net.membership import Invitation, RunKey
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -78,32 +81,40 @@ def test_members_of_a_private_run_read_and_strangers_do_not(swarm: Swarm, tmp_pa
     """A joiner needs its join line alone: the example trains. A data node without an invitation, or with another data
     set under the same name, is refused with a sentence."""
     swarm.bootstrap()
-    corpus, invite = tmp_path / "corpus", tmp_path / "secret.invite"
+    corpus, key = tmp_path / "corpus", RunKey.create()
     corpus.mkdir()
     for module in (argparse, textwrap):
         (corpus / f"{module.__name__}.txt").write_text(Path(module.__file__).read_text())
+    grant, seed = key.grant("worker", "shared", time.time() + 3600)
+    invitation = Invitation("secret", tuple(swarm.addresses), grant, seed, key.secret).pack()
+    for place in ("founder", "joiner"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "secret.invite").write_text(invitation)
+        (tmp_path / place / "secret.invite").chmod(0o600)
+    key.save(tmp_path / "founder" / "secret.key")
     peers: list[subprocess.Popen[str]] = []
 
-    def join(*arguments: str) -> None:
+    def join(place: str, *settings: str) -> None:
         script = [sys.executable, str(ROOT / "examples" / "data_node.py")]
-        command = [sys.executable, "-m", "p2p_diloco", "join", *arguments, "--", *script]
-        with (tmp_path / f"log-{len(peers)}").open("w") as log:
-            peers.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True))
+        line = [sys.executable, "-m", "p2p_diloco", "join", "--invite", "secret.invite", *settings, "--", *script]
+        with (tmp_path / place / "log").open("w") as log:
+            peers.append(subprocess.Popen(line, cwd=tmp_path / place, stdout=subprocess.PIPE, stderr=log, text=True))
 
     def logs() -> str:
-        return "\n".join(path.read_text() for path in tmp_path.glob("log-*"))
+        return "\n".join(path.read_text() for path in tmp_path.glob("*/log"))
 
     try:
-        through = ("--run-id", "secret", "--initial-peers", *swarm.addresses)
-        join(*through, "--host-maddrs", "/ip4/0.0.0.0/tcp/0", "--sync-every", "20", "--start-peers", "2")
-        until(invite.exists, 180.0, lambda: f"the founder writes the invitation: {logs()}")
-        join("--invite", str(invite))
-        data_node(swarm, "first", str(corpus), "--slice-bytes", "10k", "--invite", str(invite))
-        stranger = started(swarm, "stranger", str(corpus), *through)
-        other = started(swarm, "other", str(corpus), "--slice-bytes", "9k", "--invite", str(invite))
-        assert stranger.status(120.0) == other.status(120.0) == 5
-        assert "--run-id=secret is the name of a private run" in stranger.log()
+        join("founder", "--sync-every", "20", "--start-peers", "2")
+        join("joiner")
+        invite = str(tmp_path / "joiner" / "secret.invite")
+        data_node(swarm, "first", str(corpus), "--slice-bytes", "10k", "--invite", invite)
+        other = started(swarm, "other", str(corpus), "--slice-bytes", "9k", "--invite", invite)
+        assert other.status(120.0) == 5
         assert "--as=corpus is another data set on the data node first:" in other.log()
+        until(lambda: "founded the run" in logs(), 180.0, lambda: f"the run: {logs()}")
+        stranger = started(swarm, "stranger", str(corpus), "--run-id", "secret", "--initial-peers", *swarm.addresses)
+        assert stranger.status(120.0) == 5
+        assert "--run-id=secret is the name of a private run" in stranger.log()
         outcomes = [json.loads(one.communicate(timeout=180)[0].splitlines()[-1]) for one in peers]
         assert [one["complete"] for one in outcomes] == [True, True], logs()
         assert max(one["loss"] for one in outcomes) < 5.0  # it began at 5.5

@@ -28,7 +28,8 @@ PACKAGES = (
     "rich", "psutil", "xxhash",
 )  # fmt: skip
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "NO_COLOR", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "XDG_STATE_HOME",
+    "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "NO_COLOR", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "XDG_CACHE_HOME",
+    "XDG_STATE_HOME",
 )  # fmt: skip
 """Environment variables that are shown in addition to those that begin with `PREFIX`."""
 GPU_S = 5.0
