@@ -8,7 +8,11 @@ EXPERIMENT = Experiment(
     "H inner steps between two exchanges, two peers",
     {
         "data-parallel": DATA_PARALLEL,
-        **{f"H = {steps}": Setting({"sync_every": steps}) for steps in (1, 10, 20, 50, 100)},
+        "H = 1": Setting({"sync_every": 1}),
+        "H = 10": Setting({"sync_every": 10}),
+        "H = 20": Setting(),
+        "H = 50": Setting({"sync_every": 50}),
+        "H = 100": Setting({"sync_every": 100}),
         "H = 1, 0.7/0": Setting({"sync_every": 1, "outer_momentum": 0.0}),
         "H = 100, 0.7/0.5": Setting({"sync_every": 100, "outer_momentum": 0.5}),
     },

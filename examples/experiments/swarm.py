@@ -25,7 +25,9 @@ from p2p_diloco import RunConfig
 from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.run import Run
+from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 LATENCY_S = 0.02
@@ -192,10 +194,8 @@ class Swarm:
             self.curve.append((asyncio.get_running_loop().time(), counted, self._loss(peer, self.task.few)))
 
     def _loss(self, peer: Member, windows: int) -> float:
-        params = self.run.layout.params
-        values = torch.split(peer.theta, [param.numel for param in params])
-        named = {p.name: flat.view(p.shape) for p, flat in zip(params, values, strict=True)}
-        self._judge.load_state_dict(named, strict=False)  # a tied parameter has one name here
+        judge = LocalModel(self._judge, self.run.layout, peer.theta, peer.theta, peer.delta)
+        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), Take.DROP))
         return self.task.loss(self._judge, windows)
 
 

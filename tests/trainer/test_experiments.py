@@ -66,6 +66,16 @@ def test_a_run_depends_on_its_arguments_alone(lab: SimpleNamespace) -> None:
     assert run(lab, length=16, **drawn) == run(lab, length=16, **drawn) != run(lab, length=16, seed=1, **drawn)
 
 
+def test_what_is_judged_does_not_depend_on_the_order_of_the_parameters(lab: SimpleNamespace) -> None:
+    """Interleaved fragments permute the flat vector, and learn about as much."""
+    layers = replace(lab.tiny, layers=4, steps=16)
+    losses = [
+        lab.swarm.simulated(lab.setting.Setting({"num_fragments": 2, "fragment_layout": layout}), 0, layers).loss
+        for layout in ("contiguous", "strided")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
 def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNamespace) -> None:
     """Virtual time: 16 steps of each peer, by the slowest one's clock; asynchronously the fast ones make more."""
     unlike: dict[str, Any] = {"peers": 4, "step_s": UNLIKE, "length": 16}
