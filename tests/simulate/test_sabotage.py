@@ -441,7 +441,7 @@ def test_a_broken_rule_shows(
     kind: str,
     shown_by: int,
 ) -> None:
-    """One of the first seeds breaks an invariant, though all of them hold without the sabotage."""
+    """A world breaks an invariant, though it holds without the sabotage."""
     sabotage(owner, method, old, new)
     assert first_to_break(kinds[kind], shown_by) is not None
 
