@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from setting import Result, Setting
-from swarm import simulated
+from virtual import simulated
 from task import Task
 
 DATA_PARALLEL = Setting({"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32"}, peers=1, batch=16)

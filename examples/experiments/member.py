@@ -29,7 +29,7 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 if TYPE_CHECKING:
-    from swarm import Swarm
+    from virtual import Swarm
 
 
 class Diverged(Exception):

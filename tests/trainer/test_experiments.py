@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
-PARTS = ("setting", "task", "member", "swarm", "processes", "lab")
+PARTS = ("setting", "task", "member", "virtual", "processes", "lab")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in (*PARTS, "all"))
 UNLIKE = (0.58, 0.75, 1.51, 3.33)
 
@@ -35,7 +35,7 @@ def lab() -> Iterator[SimpleNamespace]:
 def run(lab: SimpleNamespace, length: int = 8, seed: int = 0, **setting: Any) -> Any:
     """A run of `length` inner steps of each peer, H = 4."""
     setting["run"] = {"sync_every": 4, **setting.get("run", {})}
-    return lab.swarm.simulated(lab.setting.Setting(**setting), seed, replace(lab.tiny, steps=length))
+    return lab.virtual.simulated(lab.setting.Setting(**setting), seed, replace(lab.tiny, steps=length))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +43,7 @@ def test_every_experiment_runs(
     lab: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All its settings are valid, the first and the last make a run, and it leaves JSON and a plot."""
-    experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.swarm.simulated)
+    experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.virtual.simulated)
     assert experiment.name == name
     assert {experiment.against, *experiment.bounds, *experiment.least} <= experiment.settings.keys()
     assert all(setting.config for setting in experiment.settings.values())
@@ -70,7 +70,7 @@ def test_what_is_judged_does_not_depend_on_the_order_of_the_parameters(lab: Simp
     """Interleaved fragments permute the flat vector, and learn about as much."""
     layers = replace(lab.tiny, layers=4, steps=16)
     losses = [
-        lab.swarm.simulated(lab.setting.Setting({"num_fragments": 2, "fragment_layout": layout}), 0, layers).loss
+        lab.virtual.simulated(lab.setting.Setting({"num_fragments": 2, "fragment_layout": layout}), 0, layers).loss
         for layout in ("contiguous", "strided")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
@@ -128,7 +128,7 @@ def test_the_step_limit_saves_a_model_from_wrong_commits(lab: SimpleNamespace) -
 def test_a_run_in_virtual_time_is_that_of_real_peers(lab: SimpleNamespace) -> None:
     """To the last bit: nothing of the method is imitated in virtual time."""
     setting, task = lab.setting.Setting({"sync_every": 4}, step_s=(0.0,)), replace(lab.tiny, steps=16)
-    assert lab.processes.real(setting, 0, task).loss == lab.swarm.simulated(setting, 0, task).loss
+    assert lab.processes.real(setting, 0, task).loss == lab.virtual.simulated(setting, 0, task).loss
 
 
 def test_a_series_makes_missing_runs_alone(lab: SimpleNamespace, tmp_path: Path) -> None:
