@@ -241,7 +241,7 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 2)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no contributions come
+    a._outbox.put = lambda *args, **kwargs: None  # no contributions come; undone below, or leaving waits in vain
     case = next(case for case in a._cases if case.aggregator == "b")
     a._cases._cases.clear()
     crowd = tuple(replace(case.counted[0], peer=f"p{n}") for n in range(STRANGERS_MAX + 8))
@@ -261,6 +261,7 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
     a._verdicts.mistaken.add("c")
     with pytest.raises(Refusal, match="could not show"):
         a.accused("c", accusation(case))
+    del a._outbox.put
     await stop(peers)
 
 
@@ -472,7 +473,7 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 2)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no answer comes
+    a._outbox.put = lambda *args, **kwargs: None  # no answer comes; undone below, or leaving waits in vain
     a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
     first, second = [case for case in a._cases if case.aggregator == "b"][:2]
     a.asked("c", Audit(first.shard, first.digest))
@@ -483,6 +484,7 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     second.since -= 2 * a._wait_s + 1
     with pytest.raises(Refusal, match="too old"):
         a.asked("b", Audit(second.shard, second.digest))
+    del a._outbox.put
     await stop(peers)
 
 
@@ -492,7 +494,7 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 8)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no answer comes
+    a._outbox.put = lambda *args, **kwargs: None  # no answer comes; undone below, or leaving waits in vain
     a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
     cases = [case for case in a._cases if case.aggregator == "b"][: FAVOURS_AT_ONCE + 1]
     for case in cases[:FAVOURS_AT_ONCE]:
@@ -502,6 +504,7 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
     with pytest.raises(Refusal, match="many commits at the sender's request"):
         a.asked("c", last)
     a.asked("b", last)  # others still have theirs
+    del a._outbox.put
     await stop(peers)
 
 
