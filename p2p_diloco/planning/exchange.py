@@ -131,9 +131,9 @@ def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: C
     busy = [HEADERS * max(both) / m.link for m, both in zip(machines, zip(sent, received, strict=True), strict=True)]
     paced = max(busy) >= PACED_AFTER_S * (peers - 1) and max(m.link for m in machines) <= PACED_BELOW
     uneven = 1 + PACED * (peers - 2) if paced else 1 + UNEVEN * (1 - 2 / peers)
-    ends = []
+    ends, aggregators = [], sum(share > 0 for share in part)
     for number, (machine, rtt_s) in enumerate(zip(machines, round_trips(machines), strict=True)):
-        others = sum(share > 0 for share in part) - (part[number] > 0)  # those that aggregate
+        others = aggregators - (part[number] > 0)
         last_s = HEADERS * min(others, shards) / shards * commits / machine.link
         to_send_s = HEADERS * (1 - part[number]) * contributions / machine.link
         node_s = NODE_S * sent[number] + ENCODE_S.get(codecs.codec, 0.0) * numel

@@ -83,11 +83,16 @@ def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(told([*alone, "--json"], capsys))["machines"][0]["link_mbit"] is None
 
 
-def test_a_thousand_peers_are_computed_in_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    """The time grows with the peers, not with their square. (2 s here; over a minute before.)"""
-    started = time.process_time()
-    told(["plan", "--params", "1B", "--peers", "1000", "--bandwidth", "50mbit", "--step-time", "1"], capsys)
-    assert time.process_time() - started < 20
+def test_time_grows_with_the_peers_and_not_with_their_square(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight times as many peers take less than thirty times as long; with the square it would be sixty-four."""
+
+    def took(peers: int) -> float:
+        started = time.process_time()
+        told(["plan", "--params", "1B", "--peers", str(peers), "--bandwidth", "50mbit", "--step-time", "1"], capsys)
+        return time.process_time() - started
+
+    took(10)  # the first question loads modules
+    assert took(800) < 30 * min(took(100) for _ in range(3))
 
 
 @pytest.mark.parametrize("latency", ["0", "0s", "0ms,60ms,0,1s"])

@@ -396,7 +396,7 @@ SHOWN_BY = {
     "a named peer has no grace": 26,
     "a peer with a state does not announce it": 28,
     "a holder of the base has only a grace": 7,
-    "a pausing peer is idle at once": 18,
+    "a pausing peer is idle at once": 11,
     "a state's revision is not taken": 48,
     "private peers are elected like reachable ones": 2,
     "private successors stay": 6,
