@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' $(VENV)/lib || true  # on all cores; pip would use one
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; ten minutes at most
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; a quarter of an hour and more
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; two minutes
