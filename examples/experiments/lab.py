@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from setting import Result, Setting
-from virtual import simulated
 from task import Task
+from virtual import simulated
 
 DATA_PARALLEL = Setting({"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32"}, peers=1, batch=16)
 """AdamW on the windows of two peers: one peer alone, whose outer step takes over what it has trained."""
