@@ -321,6 +321,8 @@ class CatchUp:
         if self.switching is not None:
             self.switching.staged[shard] = state
             return self._switch(self.switching, now)
+        # the Accept drops the shard's other proposals, also where a repair leaves its version as it was
+        self.filling = {key: under_way for key, under_way in self.filling.items() if key[0] != shard}
         log = self.logs[shard]
         follows = damage.mended(log, now) if version == log.version else log.adopt(state, now)
         return [Accept(((shard, digest),)), *follows]

@@ -45,6 +45,18 @@ def test_a_damaged_shard_is_fetched_and_commits_nothing_meanwhile(peer: Any) -> 
     assert average.held == meta_of(a.replica.state(0))
 
 
+def test_a_repair_voids_another_state_that_is_filled_in(peer: Any) -> None:
+    """The node drops the other state's proposal when it accepts the repair, so it can't accept that one afterwards."""
+    a = peer("a", group="ab")
+    a.feed(Damaged(0, a.held))
+    repair, newer = a.state(0, 1, plan=a.plan("ab")), a.state(0, 2, plan=a.plan("ab"))
+    assert a.hear("b", repair) == [fill(a, repair)]
+    assert a.hear("b", newer) == [fill(a, newer)]
+    assert a.feed(Filled(0, repair.version, repair.version.digest))[0] == Accept(((0, "d1"),))
+    assert a.feed(Filled(0, newer.version, newer.version.digest)) == []
+    assert a.replica.logs[0].version == repair.version
+
+
 def test_damage_is_reported_once_and_for_the_present_version_only(peer: Any) -> None:
     a = peer("a", group="ab")
     assert a.feed(Damaged(0, a.version(0))) == []
