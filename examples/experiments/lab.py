@@ -28,6 +28,8 @@ DATA_PARALLEL = Setting({"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32"
 """AdamW on the windows of two peers: one peer alone, whose outer step takes over what it has trained."""
 AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
 """Outer steps to the mean of the peers' parameters."""
+EDGE = 40
+"""Percent: where higher losses are drawn, so that a run that diverges leaves room for the others."""
 ROW_KEYS = ("loss", "time_s", "payload_bytes", "curve")
 
 
@@ -150,15 +152,16 @@ def plot(experiment: Experiment, runs: Runs, path: Path) -> None:
     figure = Figure(figsize=(8, 1.2 + 0.32 * len(names)), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     for row, name in enumerate(reversed(names)):
-        found = [100 * (quotient - 1) for quotient in found_of[name]]
+        found = [min(100 * (quotient - 1), EDGE) for quotient in found_of[name]]
         axes.plot(found, [row] * len(found), "o", color="#0b6e99", markersize=5, alpha=0.6)
         axes.plot([statistics.median(found)] * 2, [row - 0.3, row + 0.3], "-", color="#0b6e99", linewidth=2)
         bound = experiment.bounds.get(name, experiment.least.get(name))
         if bound is not None:
             axes.plot([100 * (bound - 1)], [row], "x", color="#d1663c", markersize=8)
+    beyond = f"; {EDGE}: that or more" if any(100 * (max(found_of[name]) - 1) >= EDGE for name in names) else ""
     axes.axvline(0, color="#888888", linewidth=1, linestyle=":")
     axes.set_yticks(range(len(names)), list(reversed(names)))
-    axes.set(title=experiment.title, xlabel=f"held-out loss against {experiment.against}, %")
+    axes.set(title=experiment.title, xlabel=f"held-out loss against {experiment.against}, %{beyond}")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, format="png")
