@@ -23,12 +23,13 @@ class Mismatches:
 
     def found(self, text: str, sender: str, now: float) -> list[Effect]:
         """Record that a commit from this sender led to another digest than it names. Log ``text``, unless such a line
-        was logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. If several
-        other peers are live, these commits must come from at least two of them, because a single peer may compute
-        wrongly, or lie."""
+        was logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. They must come
+        from a live peer, and from two if several other peers are live, because a single peer may compute wrongly, or
+        lie. Peers that have died or left don't count, or one that lies would be alone against the others."""
         self.in_a_row += 1
         self.senders.add(sender)
-        proven = self.in_a_row >= self.rules.astray_max and len(self.senders) >= min(2, len(self.roster.alive()))
+        live = set(self.roster.alive())
+        proven = self.in_a_row >= self.rules.astray_max and len(self.senders & live) >= max(1, min(2, len(live)))
         if proven and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (

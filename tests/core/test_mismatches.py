@@ -74,6 +74,18 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     assert astray(b) == []
 
 
+def test_commits_of_a_peer_that_has_left_make_no_peer_unlike(peer: Any) -> None:
+    """It says that it leaves, and sends wrong commits: the one peer that is still live sent none of them."""
+    b = peer("b", group="abc")
+    roster, counted = b.replica.roster, Mismatches(b.rules, b.replica.roster, b.now)
+    assert roster.departed("c", roster.summary("c").incarnation)
+    for _ in range(2 * b.rules.astray_max):
+        counted.found("wrong", "c", b.now)
+    assert not roster.mine.unlike
+    counted.found("wrong", "a", b.now)
+    assert roster.mine.unlike
+
+
 def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
     """It could not apply the commits. If every peer is unlike the others, they are elected all the same."""
     a = peer("a", group="abc", succession="abc")
@@ -122,7 +134,7 @@ def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
 
 
 def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:
-    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b"), 0.0)
+    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "a"), 0.0)
     for agrees in (False, False, True, False, False):
         found.agreed() if agrees else found.found("text", "a", 0.0)
     assert not found.roster.mine.unlike
