@@ -18,7 +18,8 @@ SLICES_MAX = 2**18
 NAME_MAX = 256
 """The most letters of a file's name."""
 MANIFEST_BYTES_MAX = 64 * 2**20
-FORMATS = ("text", "safetensors", "tar")
+FORMAT_NAMES = ("text", "safetensors", "tar")
+"""How samples are read from each: `formats.FORMATS`."""
 HASH_BYTES = 32
 
 
@@ -54,7 +55,7 @@ class Manifest:
     slices: tuple[Slice, ...]
 
     def __post_init__(self) -> None:
-        if self.form not in FORMATS or not 1 <= len(self.slices) <= SLICES_MAX:
+        if self.form not in FORMAT_NAMES or not 1 <= len(self.slices) <= SLICES_MAX:
             raise ValueError("a manifest has an unknown format, or no slices, or too many")
 
     @cached_property
