@@ -188,7 +188,7 @@ class DataNode(Handler):
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if (count := self.sent.total()) > before:
-                log.info("sent %d slices of %r to %d peers so far", count, self._served.name, len(self.sent))
+                log.info("slices of %r sent so far: %d, to peers: %d", self._served.name, count, len(self.sent))
                 before = count
 
 
