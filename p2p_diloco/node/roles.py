@@ -15,8 +15,7 @@ def forbidden(role: str | None, message: AnyMessage) -> str:
 
     A worker may send everything, so it alone may read the data of data nodes, and serve data; an aggregator neither
     contributes nor counts as a worker; an observer only asks for the run's description and states, and needs no other
-    message. `role`: None in an open run, where every peer may send
-    everything; empty for a peer that is no member.
+    message. `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
     """
     match role, message:
         case (None | "worker", _) | ("observer", Describe() | Fetch() | Leave()):
