@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -96,6 +97,13 @@ async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
     while not holds():
         assert asyncio.get_running_loop().time() < give_up_at
         await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def silent(audits: Audits) -> Iterator[None]:
+    """Within the block nothing that this peer would send is sent, so no answer comes."""
+    with mock.patch.object(audits._outbox, "put"):
+        yield
 
 
 async def stop(peers: Peers) -> None:
@@ -241,27 +249,26 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 2)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no contributions come; undone below, or leaving waits in vain
-    case = next(case for case in a._cases if case.aggregator == "b")
-    a._cases._cases.clear()
-    crowd = tuple(replace(case.counted[0], peer=f"p{n}") for n in range(STRANGERS_MAX + 8))
-    with pytest.raises(Refusal, match="more peers than"):
-        a.accused("c", accusation(case, counted=crowd))
-    for changes in ({"digest": "another"}, {"base": "another"}, {"epoch": 77}, {"counted": case.counted[:1]}):
-        with pytest.raises(Refusal, match="no commit that the accused"):
-            a.accused("c", accusation(case, **changes))
-    a.accused("c", accusation(case, shown=False))  # only who has seen the commit can find that nothing is shown
-    assert not a._alleged
-    known, a._roster.known = a._roster.known, lambda peer: False
-    a.accused("c", accusation(case, digest="invented"))  # a commit of no lineage, by a peer that was never met
-    assert not a._alleged
-    a._roster.known = known
-    a.accused("c", accusation(case))
-    assert [alleged.accusers for alleged in a._alleged.values()] == [{"c"}]
-    a._verdicts.mistaken.add("c")
-    with pytest.raises(Refusal, match="could not show"):
+    with silent(a):
+        case = next(case for case in a._cases if case.aggregator == "b")
+        a._cases._cases.clear()
+        crowd = tuple(replace(case.counted[0], peer=f"p{n}") for n in range(STRANGERS_MAX + 8))
+        with pytest.raises(Refusal, match="more peers than"):
+            a.accused("c", accusation(case, counted=crowd))
+        for changes in ({"digest": "another"}, {"base": "another"}, {"epoch": 77}, {"counted": case.counted[:1]}):
+            with pytest.raises(Refusal, match="no commit that the accused"):
+                a.accused("c", accusation(case, **changes))
+        a.accused("c", accusation(case, shown=False))  # only who has seen the commit can find that nothing is shown
+        assert not a._alleged
+        known, a._roster.known = a._roster.known, lambda peer: False
+        a.accused("c", accusation(case, digest="invented"))  # a commit of no lineage, by a peer that was never met
+        assert not a._alleged
+        a._roster.known = known
         a.accused("c", accusation(case))
-    del a._outbox.put
+        assert [alleged.accusers for alleged in a._alleged.values()] == [{"c"}]
+        a._verdicts.mistaken.add("c")
+        with pytest.raises(Refusal, match="could not show"):
+            a.accused("c", accusation(case))
     await stop(peers)
 
 
@@ -473,18 +480,17 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 2)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no answer comes; undone below, or leaving waits in vain
-    a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
-    first, second = [case for case in a._cases if case.aggregator == "b"][:2]
-    a.asked("c", Audit(first.shard, first.digest))
-    with pytest.raises(Refusal, match="another commit"):
-        a.asked("c", Audit(second.shard, second.digest))
-    with pytest.raises(Refusal, match="not kept"):
-        a.asked("c", Audit(0, "unknown"))
-    second.since -= 2 * a._wait_s + 1
-    with pytest.raises(Refusal, match="too old"):
-        a.asked("b", Audit(second.shard, second.digest))
-    del a._outbox.put
+    with silent(a):
+        a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
+        first, second = [case for case in a._cases if case.aggregator == "b"][:2]
+        a.asked("c", Audit(first.shard, first.digest))
+        with pytest.raises(Refusal, match="another commit"):
+            a.asked("c", Audit(second.shard, second.digest))
+        with pytest.raises(Refusal, match="not kept"):
+            a.asked("c", Audit(0, "unknown"))
+        second.since -= 2 * a._wait_s + 1
+        with pytest.raises(Refusal, match="too old"):
+            a.asked("b", Audit(second.shard, second.digest))
     await stop(peers)
 
 
@@ -494,17 +500,16 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
     peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
     await rounds(peers, 8)
     a = auditors["a"]
-    a._outbox.put = lambda *args, **kwargs: None  # no answer comes; undone below, or leaving waits in vain
-    a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
-    cases = [case for case in a._cases if case.aggregator == "b"][: FAVOURS_AT_ONCE + 1]
-    for case in cases[:FAVOURS_AT_ONCE]:
-        a.asked("c", Audit(case.shard, case.digest))
-        case.askers.clear()
-    last = Audit(cases[-1].shard, cases[-1].digest)
-    with pytest.raises(Refusal, match="many commits at the sender's request"):
-        a.asked("c", last)
-    a.asked("b", last)  # others still have theirs
-    del a._outbox.put
+    with silent(a):
+        a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
+        cases = [case for case in a._cases if case.aggregator == "b"][: FAVOURS_AT_ONCE + 1]
+        for case in cases[:FAVOURS_AT_ONCE]:
+            a.asked("c", Audit(case.shard, case.digest))
+            case.askers.clear()
+        last = Audit(cases[-1].shard, cases[-1].digest)
+        with pytest.raises(Refusal, match="many commits at the sender's request"):
+            a.asked("c", last)
+        a.asked("b", last)  # others still have theirs
     await stop(peers)
 
 
