@@ -197,13 +197,14 @@ class Field:
 
         async def end() -> None:
             await asyncio.gather(*(node.end() for node in reversed(self.nodes)), return_exceptions=True)
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            if left := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in left:
+                    task.cancel()
+                await asyncio.wait(left, timeout=ROW_S)
 
+        # not by `do`, whose task waits for this one: it would be among those that are left, and end this one early
         with contextlib.suppress(Exception):
-            self.do(end())
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result(2 * ROW_S)
         records.PUBLISH_EVERY_S = self._published_every_s
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20.0)
