@@ -238,17 +238,15 @@ class AsynchronousLog(ShardLog):
 
     # -- others' commits and states
 
-    def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit that a peer sent. It replaces this peer's draft, unless this peer's claim wins against the
-        author's. A commit that this peer itself wrote in an earlier incarnation always replaces the draft, because
-        another peer may hold that commit."""
+    def gives_way(self, commit: Commit) -> bool:
+        """Whether another peer's commit replaces this peer's draft: it does unless this peer's claim wins against its
+        author's. A commit that this peer itself wrote in an earlier incarnation always does, because another peer may
+        hold that commit."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
         present = lead.rank(lead.term, lead.holder)
         greater = lead.rank(commit.term, commit.aggregator) > present or commit.aggregator == self.me
-        if isinstance(round.working, Average) and not mine and greater:
-            round.drop_draft()
-        return super().committed(sender, commit)
+        return isinstance(round.working, Average) and not mine and greater
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
         """Handle a commit on a version that this replica has not reached. If that version is this peer's own proposal,

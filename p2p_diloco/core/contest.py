@@ -3,7 +3,9 @@
 Law: the greater claim wins, with one exception: a peer that was lately passed over never wins against a holder that may
 aggregate. Otherwise a peer that never commits could claim each round, and delay each by `Rules.commits_within`. The
 exception ends once a round has lasted that long. Otherwise honest peers that have passed each other over would each
-take itself for the holder: none would have a quorum, or two would commit on one version.
+take itself for the holder: none would have a quorum, or two would commit on one version. A peer that this round has
+passed over gets its chance back by such a claim (`ShardLog.concede`), and loses it for good when it is passed over
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from .messages import Outdated
 
 def wins(lead: Leadership, term: int, peer: str) -> bool:
     """Whether the plan allows this peer's claim, and the claim wins against the known one."""
-    barred = peer != lead.holder and lead.roster.passed(peer) and lead.able(lead.holder) and not lead.overdue
+    again = lead.overdue and not (peer in lead.passed_over and peer in lead.forgiven)
+    barred = peer != lead.holder and lead.roster.passed(peer) and lead.able(lead.holder) and not again
     return lead.rank(term, peer) >= lead.present and not barred and lead.entitles(peer, term)
 
 

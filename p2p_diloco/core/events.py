@@ -121,11 +121,12 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """The answer to Average: the outer step, taken from ``base``, leads to ``digest``. ``payload``: the encoded mean.
-    ``seal``: the commit's seal."""
+    """The answer to the Average with this number: the outer step, taken from ``base``, leads to ``digest``.
+    ``payload``: the encoded mean. ``seal``: the commit's seal."""
 
     shard: int
     base: Version
+    number: int
     digest: str
     payload: Any = field(compare=False, repr=False)
     seal: bytes = field(repr=False, default=b"")
@@ -250,7 +251,8 @@ class Average:
     contributions: sorted by peer id, and summed in this order. meta: what the digest of the new state covers besides
     its tensors. held: the same for the base's digest. The base's tensors are checked against that digest first; if they
     differ, the answer is Damaged instead. None: no check. buffered: submissions in the Delayed Nesterov buffer before
-    this step. revision: it sets the learning rate and the momentum of this step.
+    this step. revision: it sets the learning rate and the momentum of this step. number: tells this Average from the
+    shard's earlier ones, whose answers may still come.
     """
 
     shard: int
@@ -260,6 +262,7 @@ class Average:
     held: bytes | None
     buffered: int = 0
     revision: Revision = FOUNDED
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class ShardLog(ABC):
         self.state: State | None = None  # without its payload
         self.counts_me = False  # whether the commit that made the present version counts this peer
         self.frozen = False  # this lineage is about to be replaced: nothing is appended
+        self.averages = 0  # number of Averages that this replica has begun
         self.round = Round(Leadership(roster, None))
         self.incoming, self.outgoing, self.own = Incoming(rules, roster), Outgoing(rules, roster), own
 
@@ -171,7 +172,8 @@ class ShardLog(ABC):
         round.draft = draft = self._draft(state.version, contributions, now)
         held = None if round.trusted else meta_of(state)
         after = meta_of(append(state, draft, self.rules))
-        of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision
+        self.averages += 1
+        of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision, self.averages
         round.working = work = Average(*of)
         return [work]
 
@@ -187,9 +189,10 @@ class ShardLog(ABC):
 
     def averaged(self, done: Averaged, now: float) -> list[Effect]:
         """Handle the outer step that this peer has computed as aggregator. Offer the commit, unless a newer version or
-        a higher claim has arrived meanwhile."""
+        a higher claim has arrived meanwhile. An answer to a draft that was dropped is ignored, because a later draft on
+        the same base may have another plan or term, and so another digest."""
         round = self.round
-        if not isinstance(round.working, Average) or round.working.base != done.base or round.proposed is not None:
+        if not isinstance(round.working, Average) or round.working.number != done.number or round.proposed is not None:
             return []
         if not self.aggregating or done.base != self.version or self.frozen:
             round.working = None
@@ -221,7 +224,7 @@ class ShardLog(ABC):
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
         """Handle another peer's commit on the present version: apply it, unless its author may not write it, or a live
         peer has claimed a higher term."""
-        if self.round.working is not None or self.frozen or self.state is None:
+        if self.frozen or self.state is None or (self.round.working is not None and not self.gives_way(commit)):
             return []
         if why := objection(commit, self.state, self.lead, self.rules):
             return [Complaint(sender, f"a commit of shard {self.shard} is ignored: {why}")]
@@ -233,9 +236,15 @@ class ShardLog(ABC):
         if self.round.damaged is not None:
             self.incoming.keep(sender, commit)
             return []
+        self.round.drop_draft()
         self.round.told_by = sender
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
+
+    def gives_way(self, commit: Commit) -> bool:
+        """Whether another peer's commit, if its author may write it, replaces this peer's draft. In synchronous mode
+        this is always False."""
+        return False
 
     def expects_states_of(self, peer: str) -> bool:
         """Whether the peer sends states without a question: a candidate does if this replica can't apply commits."""
@@ -396,5 +405,10 @@ class ShardLog(ABC):
         return self.deliver(now)
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term."""
+        """Accept that ``holder`` holds the term. If this round has passed the holder over, it no longer does, once in a
+        round: otherwise this peer would send the holder no contribution, and claim the term from it again."""
+        if holder in self.lead.passed_over - self.lead.forgiven:
+            self.lead.passed_over.discard(holder)
+            self.lead.forgiven.add(holder)
+            self.round.awaited.pop(holder, None)
         self.lead.concede(term, holder)

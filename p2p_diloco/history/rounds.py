@@ -68,7 +68,7 @@ class Epochs:
         match entry.what:
             case "starts":
                 self.of = {place: epoch for place, epoch in self.of.items() if place[0] != me}
-            case events.Averaged(shard, base, digest) | events.Applied(shard, base, digest):
+            case events.Averaged(shard, base, digest=digest) | events.Applied(shard, base, digest):
                 self._made[me, shard, digest] = base.epoch + 1
             case events.Filled(shard, version, digest):
                 self._made[me, shard, digest] = version.epoch

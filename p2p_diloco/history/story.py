@@ -76,7 +76,7 @@ class Story:
                 line = self._add(entry, "death" if text in CRASHED else "fault", f"{me} {text}", 9)
                 if text in CRASHED:
                     self._of["died", me] = line
-            case Averaged(shard, _, digest):
+            case Averaged(shard, digest=digest):
                 self._made[digest] = f"{me} from {self._averaged.get((me, shard), 'a version')}"
             case Depart() if ("ended", me) not in self._of:
                 self._add(entry, "leave", f"{me} leaves", 7)

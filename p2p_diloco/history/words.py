@@ -50,7 +50,7 @@ def tell(what: events.Event | events.Effect) -> str:
             return "asks for newer states"
         case events.Contribute(shards, weight):
             return f"has made {_steps(weight)} for {_shards(shards)}"
-        case events.Averaged(shard, base, digest) | events.Applied(shard, base, digest):
+        case events.Averaged(shard, base, digest=digest) | events.Applied(shard, base, digest):
             return f"has made the outer step from {_at(shard, base)}, reaching ({digest[:6]})"
         case events.Filled(shard, version, digest):
             return f"has loaded {_at(shard, version)}, reaching ({digest[:6]})"

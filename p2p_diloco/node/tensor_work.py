@@ -70,7 +70,7 @@ class TensorWork:
         # those that the commit lists, even if they are ignored
         submissions = sum(not is_empty(c) for _, c in effect.contributions)
         digest = self._proposed(shard, payload, submissions, effect, effect.revision, effect.base)
-        return Averaged(shard, effect.base, digest, payload)
+        return Averaged(shard, effect.base, effect.number, digest, payload)
 
     def mean_of(self, shard: int, contributions: Sequence[Given]) -> memoryview:
         """Compute the encoded mean that an aggregator makes of these contributions. It is zero if they can't be

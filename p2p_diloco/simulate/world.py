@@ -292,7 +292,7 @@ class World:
                 elects(self, process, effect)
                 obeys(self, process, effect)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
-                self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
+                self.later(process, rng.uniform(0, work), Averaged(shard, base, effect.number, digest, mean))
             case Apply(commit, meta):
                 present = store.present[commit.shard]
                 digest = store.propose(commit.shard, present.rated(commit.revision).step(commit.payload), meta)

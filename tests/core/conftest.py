@@ -222,7 +222,7 @@ class Peer:
         """The node's answer to the Average at the end of the effects."""
         average = effects[-1]
         assert isinstance(average, Average)
-        return self.feed(Averaged(average.shard, average.base, digest, "mean"))
+        return self.feed(Averaged(average.shard, average.base, average.number, digest, "mean"))
 
     @staticmethod
     def averages(effects: list[Effect]) -> list[list[str]]:
@@ -329,7 +329,7 @@ def round_alone(a: Peer, *shards: int) -> list[Effect]:
     """A whole round of a peer that trains alone; the effects of its commit."""
     effects = []
     for average in a.contribute(*shards):
-        effects += a.feed(Averaged(average.shard, average.base, f"n{average.base.epoch + 1}", "mean"))
+        effects += a.feed(Averaged(average.shard, average.base, average.number, f"n{average.base.epoch + 1}", "mean"))
     return effects
 
 
@@ -386,7 +386,7 @@ def average_in(effects: list[Effect]) -> Average:
 def computed(one: Peer, effects: list[Effect], digest: str = "new") -> list[Effect]:
     """The node's answer to the one Average among the effects."""
     average = average_in(effects)
-    return one.feed(Averaged(average.shard, average.base, digest, "mean"))
+    return one.feed(Averaged(average.shard, average.base, average.number, digest, "mean"))
 
 
 def held_by(one: Peer, peer: str, effects: list[Effect]) -> list[Effect]:

@@ -12,6 +12,7 @@ from p2p_diloco.core.events import (
     Applied,
     Apply,
     Averaged,
+    Complaint,
     Effect,
     Fill,
     Filled,
@@ -37,7 +38,7 @@ from p2p_diloco.core.messages import (
 from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.submitting import TOO_OLD
 from p2p_diloco.core.version import ContributionId, Version, model_version
-from tests.core.conftest import commits_to, computed, held_by, joined_by, next_commit, running, to
+from tests.core.conftest import average_in, commits_to, computed, held_by, joined_by, next_commit, running, to
 
 
 def submitted(one: Any, sender: str, sequence: int = 1, base: Version | None = None, digest: str = "") -> list[Effect]:
@@ -520,6 +521,27 @@ def test_a_successor_goes_on_from_the_last_commit_it_holds(peer: Any) -> None:
     assert effects[-1].buffered == 1
 
 
+def test_a_commit_that_its_author_may_not_write_leaves_the_draft_alone(peer: Any) -> None:
+    """Otherwise a member could keep the aggregator from ever committing, by commits that all peers refuse."""
+    c = running(peer)
+    average = average_in(c.contribute())
+    forged = Commit(0, c.held, c.version(2, "forged"), 2**40, "a", (), c.plan("abc"))
+    assert any(isinstance(effect, Complaint) for effect in c.hear("a", forged))
+    assert len(commits_to(c.averaged([average]), "b")) == 1
+
+
+def test_the_answer_to_a_dropped_draft_is_not_taken_for_that_of_the_next_draft(peer: Any) -> None:
+    """The next draft on the same base has another term, so the earlier digest is not that of its commit."""
+    c = running(peer)
+    first = average_in(c.contribute())
+    c.hear("b", TakeOver(0, c.held, 1))
+    second = average_in([*c.lose("a"), *c.lose("b"), *c.pass_time(1.1)])
+    assert (second.base, second.meta != first.meta) == (first.base, True)
+    assert c.averaged([first], "first") == []
+    c.averaged([second], "second")
+    assert c.held.digest == "second"
+
+
 def test_an_aggregator_with_the_lesser_claim_commits_nothing(peer: Any) -> None:
     """Its successor refuses the proposal. It concedes, and sends its own submission to the successor."""
     c = running(peer)
@@ -530,7 +552,7 @@ def test_an_aggregator_with_the_lesser_claim_commits_nothing(peer: Any) -> None:
     b.hear("a", b.contribution(b.held))
     b.hear("a", Promise(0, b.held, 1))
     assert not to(b.hear("c", proposal), "c", Held)
-    assert not to(b.feed(Averaged(0, b.held, "b2", "mean")), "c", Held)
+    assert not to(b.feed(Averaged(0, b.held, 1, "b2", "mean")), "c", Held)
     effects = c.hear("b", Outdated(0, c.held, 1, "b"))
     assert not any(isinstance(e, Accept) for e in effects)
     assert len(to(effects, "b", Contribution)) == 1

@@ -187,7 +187,7 @@ def round_of_one(p: Any, shards: int) -> list[Event]:
     commit = Commit(last, base, version, 0, "a", (), p.plan("ab"))
     return [
         Received("b", p.contribution(base, shard=last)),
-        Averaged(last, base, "new", "mean"),
+        Averaged(last, base, 1, "new", "mean"),
         Received("b", Held(last, version)),
         Delivered("b", commit),
         Stepped(0.5),

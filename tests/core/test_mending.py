@@ -135,7 +135,7 @@ def test_damaged_tensors_that_no_peer_can_replace_become_a_version(peer: Any) ->
 def test_a_damaged_shard_past_its_end_becomes_a_version_while_the_run_goes_on(peer: Any) -> None:
     a = peer("a", group="a", fragments=((0,), (1,)), stop_after_epochs=2)
     a.contribute(0)
-    a.feed(Averaged(0, a.held, "d2", "mean"))
+    a.feed(Averaged(0, a.held, 1, "d2", "mean"))
     assert a.replica.logs[0].final
     assert not a.replica.finished
     told = a.feed(Damaged(0, a.held))
@@ -181,19 +181,19 @@ def test_an_asynchronous_commit_of_damaged_tensors_waits_for_no_successor(peer: 
         c.lose(one)
     [average] = [e for e in [*c.feed(Damaged(0, c.held)), *c.pass_time(1.1)] if isinstance(e, Average)]
     c.meet("b")
-    assert c.feed(Averaged(0, average.base, "true", "mean"))[0] == Accept(((0, "true"),))
+    assert c.feed(Averaged(0, average.base, average.number, "true", "mean"))[0] == Accept(((0, "true"),))
 
 
 def test_a_proposal_that_damage_interrupts_is_computed_again_unchanged(peer: Any) -> None:
     """A successor may hold the proposal already. A new draft would have another plan."""
     c = running(peer)
     first = average_in(c.hear("a", c.contribution(c.held)))
-    c.feed(Averaged(0, first.base, "d2", "mean"))
+    c.feed(Averaged(0, first.base, first.number, "d2", "mean"))
     c.feed(Damaged(0, c.held))
     c.meet("a", idle=True)
     c.hear("b", c.state(0, 1))
     assert average_in(c.feed(Filled(0, c.held, "d1"))) == first
-    assert len(to(c.feed(Averaged(0, first.base, "d2", "mean")), "b", Commit)) == 1
+    assert len(to(c.feed(Averaged(0, first.base, first.number, "d2", "mean")), "b", Commit)) == 1
 
 
 def test_a_proposal_whose_base_no_peer_can_replace_is_given_up(peer: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.events import Delivered, Note, Send
-from p2p_diloco.core.messages import Contribution, TakeOver
+from p2p_diloco.core.messages import Contribution, Outdated, TakeOver
 
 
 def handed(b: Any, effects: list[Any]) -> None:
@@ -149,3 +149,16 @@ def test_the_next_candidate_is_waited_for_no_longer_than_the_holder(peer: Any) -
         assert second < both / 2 or "a" in log.lead.passed_over
     assert log.lead.passed_over == {"a", "b"}
     assert log.lead.holder == "d"
+
+
+def test_a_candidate_that_wins_its_term_back_gets_one_more_chance(peer: Any) -> None:
+    """All others may have passed it over because none of them had given it a contribution. If they conceded, but went
+    on without it all the same, they would claim the term from it and concede again, without end."""
+    b = peer("b", group="a", live="ac")
+    lead = b.replica.logs[0].lead
+    handed(b, b.contribute())
+    for then in (("a", set[str]()), ("b", {"a"})):
+        b.pass_time(b.rules.commits_within + 2.0)
+        assert (lead.holder, lead.passed_over) == ("b", {"a"})
+        handed(b, b.hear("a", Outdated(0, b.held, 0, "a")))
+        assert (lead.holder, lead.passed_over) == then

@@ -15,7 +15,7 @@ def test_a_mean_is_dropped_if_another_peer_took_the_term_meanwhile(peer: Any) ->
     a.hear("b", a.contribution(a.held))
     (average,) = a.hear("c", a.contribution(a.held))
     assert a.hear("c", TakeOver(0, a.held, 2))[0] == Send("c", Promise(0, a.held, 2))
-    assert a.feed(Averaged(0, average.base, "new", "mean")) == []
+    assert a.feed(Averaged(0, average.base, average.number, "new", "mean")) == []
     assert a.held == a.version(1)
 
 
@@ -23,12 +23,12 @@ def test_the_result_of_work_on_another_base_is_ignored(peer: Any) -> None:
     """Each answer of tensor work names the base that it started from."""
     a = peer("a", group="a", live="")
     (average,) = a.contribute()
-    assert a.feed(Averaged(0, a.version(9), "new", "mean")) == []
+    assert a.feed(Averaged(0, a.version(9), 9, "new", "mean")) == []
     assert a.feed(Applied(0, average.base, "new")) == []
     assert a.held == a.version(1)
     a.averaged([average])
     assert a.held.epoch == 2
-    assert a.feed(Averaged(0, average.base, "new", "mean")) == []
+    assert a.feed(Averaged(0, average.base, average.number, "new", "mean")) == []
 
 
 def test_only_one_outer_step_is_computed_at_a_time(peer: Any) -> None:

@@ -109,7 +109,7 @@ def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> No
     assert a.averages(effects) == [], "a shard stays for a while"
     effects = a.pass_time(2.0)
     first = next(e for e in effects if isinstance(e, Average))
-    effects = a.feed(Averaged(0, first.base, "d2", "mean"))
+    effects = a.feed(Averaged(0, first.base, first.number, "d2", "mean"))
     assert [c.plan.succession for c in commits_to(effects, "c")] == [("a", "c")]
     assert commits_to(effects, "b") == commits_to(effects, "c"), "b was named before, and has to hold it too"
     a.hear("b", Held(0, commits_to(effects, "b")[0].version))
@@ -170,7 +170,7 @@ def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: An
     effects = a.pass_time(2.0)
     last = next(e for e in effects if isinstance(e, Average))
     assert a.hear("b", a.contribution(a.held)) == []
-    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    effects = a.feed(Averaged(0, last.base, last.number, "d2", "mean"))
     effects = held_by(a, "c", effects)
     assert [commit.plan.succession for commit in commits_to(effects, "b")] == [("c", "a")]
     b = running(peer, "b", succession="ac")
@@ -185,7 +185,7 @@ def test_the_new_aggregators_commit_acknowledges_the_last_one(peer: Any) -> None
     a = running(peer, "a", succession="ac")
     effects = a.pass_time(11.0)
     last = next(e for e in effects if isinstance(e, Average))
-    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    effects = a.feed(Averaged(0, last.base, last.number, "d2", "mean"))
     [handed] = commits_to(effects, "c")
     base = handed.version
     commit = Commit(0, base, Version(0, 15, 3, "d3"), 0, "c", (), Plan(tuple("abc"), tuple("ca")), "mean")

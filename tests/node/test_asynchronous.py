@@ -88,7 +88,7 @@ class Table:
                 sent = [codecs.decode(c.payload, "fp32", 1) for _, c in contributions]
                 mean = bytes(codecs.encode(torch.stack(sent).mean(0) if sent else torch.zeros(1), "fp32"))
                 digest = self.proposed(name, mean, meta, len(sent), buffered)
-                queue.append((name, Averaged(0, base, digest, mean)))
+                queue.append((name, Averaged(0, base, effect.number, digest, mean)))
             case Apply(commit, meta, buffered):
                 digest = self.proposed(name, commit.payload, meta, len(commit.contributions), buffered)
                 queue.append((name, Applied(0, commit.base, digest)))

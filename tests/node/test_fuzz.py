@@ -140,8 +140,8 @@ def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
     events: list[Event] = []
     for effect in effects:
         match effect:
-            case Average(shard, base):
-                events.append(Averaged(shard, base, data.draw(digests), None))
+            case Average(shard, base, number=number):
+                events.append(Averaged(shard, base, number, data.draw(digests), None))
             case Apply(commit):
                 events.append(
                     Applied(commit.shard, commit.base, "?" if data.draw(yes_or_no) else commit.version.digest)
