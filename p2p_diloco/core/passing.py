@@ -43,8 +43,9 @@ def forgive_all_but(lost: str, log: ShardLog) -> None:
 
 def absent(log: ShardLog) -> list[Effect]:
     """Log each live worker that has missed several rounds in a row, once."""
-    members, misses = log.roster.members, log.attendance.misses_often
-    missing = [peer for peer in log.roster.workers() if peer in members and not members[peer].missed and misses(peer)]
+    members = log.roster.members
+    often = [p for p in log.attendance.missing_often() if p in members and not members[p].missed]
+    missing = [peer for peer in log.roster.workers() if peer in often] if often else []
     for peer in missing:
         members[peer].missed = True
     times = log.rules.misses_max
@@ -65,7 +66,7 @@ def awaited(log: ShardLog) -> dict[str, float]:
         passed, shorter = log.roster.passed, min(rules.dead_after, rules.promises_within)
         return found | {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
     _, holder = lead.target()  # not the known holder, if this peer has passed that one over
-    if holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:
-        return found
     sent = log.own.handed == holder if log.own.sendable(log.version) else bool(log.round.inbox)
-    return found | ({holder: rules.commits_within} if sent else {})
+    if not sent or holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:
+        return found
+    return found | {holder: rules.commits_within}

@@ -85,9 +85,11 @@ class Presence:
             effects += self.catchup.gone(peer, now)
             for log in self.logs:
                 log.forgotten_by(peer)
-        for log in self.logs if summary.epochs else ():
-            if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
-                log.outgoing.reached(peer)
+        for shard in range(len(self.logs)) if summary.epochs else ():
+            log = self.logs.look_at(shard)
+            version = log.version if peer in log.outgoing.lacking else None
+            if version is not None and summary.epochs[log.fragment] >= version.epoch:
+                self.logs[shard].outgoing.reached(peer)
         if back:
             effects.append(Note("joined", f"{peer} joined"))
         turned = before is None or (before.idle, before.eligible) != (summary.idle, summary.eligible)
@@ -118,7 +120,7 @@ class Presence:
     def tick(self, now: float) -> list[Effect]:
         """Handle the end of a heartbeat interval: find peers that died, and probe some peers."""
         effects: list[Effect] = []
-        for peer in self.roster.probing.expire(now):
+        for peer in self.roster.expire(now):
             effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
         for peer in self.roster.probing.to_probe(self._watched(), now):
             effects += self.probe(peer, now)

@@ -99,7 +99,7 @@ class Replica:
         self.adopted = FOUNDED  # the revision last logged as reached by every shard
         self.next_tick = self.planned = now
         self.ends = PerShard(self.logs, lambda log: log.closes_at())  # when the round closes if nothing arrives
-        self.asked_of = self.roster.standing()  # what `standing` returned when `ends` was last computed
+        self.asked_of = self.roster.changes  # as it was when `ends` was last computed
 
     # -- questions
 
@@ -173,8 +173,8 @@ class Replica:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
         if self.departed:
             return float("inf")
-        if (standing := self.roster.standing()) != self.asked_of:
-            self.asked_of = standing
+        if (changes := self.roster.changes) != self.asked_of:
+            self.asked_of = changes
             self.ends.forget()
         if [attendance for attendance in self.attendances if attendance.has_news()]:
             self.ends.forget()

@@ -23,6 +23,9 @@ class Roster:
         self.me, self.rules = me, rules
         self.mine = summary
         self.members: dict[str, Member] = {}
+        # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
+        # state or changes its role
+        self.changes = 0
         self.probing = Probing(rules, self.members)
         self.asked = Asked(rules)
 
@@ -95,15 +98,6 @@ class Roster:
         summary = self.summary(peer)
         return summary is None or summary.eligible
 
-    def standing(self) -> object:
-        """Return a value that changes when a peer comes, goes, gets a state, or changes its role."""
-        mine, members = self.mine, self.members.items()
-        others = [
-            (peer, m.presumed) if m.summary is None or not m.here else (peer, m.summary.role, bool(m.summary.epochs))
-            for peer, m in members
-        ]
-        return mine.role, bool(mine.epochs), others
-
     def expelled(self, peer: str) -> bool:
         """Whether the peer has lied, so that it counts as dead for good."""
         return peer in self.members and self.members[peer].expelled
@@ -119,15 +113,17 @@ class Roster:
             return False
         if theirs.model.generation != self.mine.model.generation:
             return True
+        if theirs.model.samples >= self.mine.model.samples:
+            return False
         even = sum(e * len(s) for e, s in zip(self.mine.epochs, self.rules.fragments, strict=True))
-        as_far = even == self.mine.model.epochs and all(map(ge, theirs.epochs, self.mine.epochs))
-        return as_far and theirs.model.samples < self.mine.model.samples
+        return even == self.mine.model.epochs and all(map(ge, theirs.epochs, self.mine.epochs))
 
     # -- what happens
 
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
-        self.mine = replace(self.mine, **changes)
+        before, self.mine = self.mine, replace(self.mine, **changes)
+        self.changes += (before.role, bool(before.epochs)) != (self.mine.role, bool(self.mine.epochs))
 
     def passes_over(self, peer: str, now: float) -> None:
         """Record that a round went on without a live peer: for ``forgotten_after`` no plan of this peer lets it
@@ -144,12 +140,16 @@ class Roster:
         if peer == self.me or peer in self.members:
             return False
         self.members[peer] = Member()
+        self.changes += 1
         return True
 
     def name(self, peer: str) -> None:
         """Record that a commit names ``peer`` for the next round."""
-        if peer != self.me:
-            self.members.setdefault(peer, Member()).named = True
+        if peer == self.me:
+            return
+        member = self.members.setdefault(peer, Member())
+        self.changes += not member.named
+        member.named = True
 
     def heard(self, peer: str) -> bool:
         """Record that a message came from the peer. Returns True if the peer was unknown or counted as dead.
@@ -161,6 +161,7 @@ class Roster:
         if member.expelled or (member.dead and self.probing.is_deaf(member)):
             return False
         back = member.summary is None or member.dead
+        self.changes += member.dead
         member.suspect, member.dead = False, False
         return back and member.left is None
 
@@ -168,6 +169,7 @@ class Roster:
         """Count the peer as dead for good. Returns False if it was expelled before."""
         member = self.members.setdefault(peer, Member())
         before, member.expelled, member.dead = member.expelled, True, True
+        self.changes += 1
         return not before
 
     def summarized(self, peer: str, summary: Summary) -> bool:
@@ -182,6 +184,7 @@ class Roster:
             return False
         known = member.left if member.summary is None else member.summary.incarnation
         restarted = known not in (None, summary.incarnation)
+        self.changes += restarted or before is None or _stands(before) != _stands(summary)
         member.summary, member.left = summary, None if restarted else member.left
         return restarted
 
@@ -190,6 +193,7 @@ class Roster:
         member = self.members.setdefault(peer, Member())
         if member.suspect and not member.dead:
             member.dead = True
+            self.changes += 1
             return True
         member.suspect = True
         return False
@@ -206,7 +210,20 @@ class Roster:
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False
         member.left = incarnation
+        self.changes += 1
         return True
+
+    def expire(self, now: float) -> list[str]:
+        """Handle the end of a heartbeat interval, as `Probing.expire` does."""
+        known, gone = len(self.members), self.probing.expire(now)
+        self.changes += bool(gone) or len(self.members) != known
+        return gone
+
+
+def _stands(summary: Summary) -> tuple[object, ...]:
+    """What `Roster.changes` depends on in a Summary: all but the speeds of the peer's link and of its trainer."""
+    s = summary
+    return s.incarnation, s.role, s.eligible, s.model, s.epochs, s.idle, s.unlike, s.revision, s.paused
 
 
 def _works(summary: Summary) -> bool:

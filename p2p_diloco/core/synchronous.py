@@ -145,6 +145,7 @@ class SynchronousLog(ShardLog):
         assert self.state is not None
         epoch = self.state.version.epoch
         self.attendance.planned(self.state.plan, epoch)
+        self.attendance.at(self.shard, None if self.final else epoch, now)
         self.attendance.shows(self.me, epoch)  # this peer's own Summary is updated only at the event's end
         effects, early = self.take_kept(), self.incoming.early
         for peer, contribution in sorted(early.items()):

@@ -55,8 +55,10 @@ class Waits:
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
-        """Whether the round may close with the contributions that it has."""
-        if len(self.round.inbox) < self.quorum(now):
+        """Whether the round may close with the contributions that it has. It may not while its shard is ahead of
+        another shard of the fragment. Only a peer that skips the other shard's round contributes so early, and the
+        peers that skip none would seem to miss this round."""
+        if self.epoch > self.attendance.lowest or len(self.round.inbox) < self.quorum(now):
             return False
         return now >= self.deadline or not self._taking_part(now)
 
@@ -70,7 +72,12 @@ class Waits:
     def deadline(self) -> float:
         """The time at which the round stops waiting for missing members: from then on a quorum of contributions is
         enough."""
-        return self.round.opened + self.rules.round_timeout
+        return self.opened + self.rules.round_timeout
+
+    @property
+    def opened(self) -> float:
+        """When the round opened; not before its shard was level with the others of the fragment."""
+        return max(self.round.opened, self.attendance.level_since)
 
     def to_ask(self) -> list[str]:
         """Return the peers to ask for contributions: the missing members of the group; if none is missing and more
@@ -89,7 +96,7 @@ class Waits:
         """Return the time at which the round stops waiting for a missing member; inf if the member is sure to take
         part."""
         sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
-        return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
+        return math.inf if sure else self.attendance.waits_until(peer, self.opened)
 
     def _expected(self, peer: str) -> bool:
         """Whether the peer is expected to contribute: it is a worker that is not idle, or it is presumed live."""

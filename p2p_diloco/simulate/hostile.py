@@ -172,24 +172,23 @@ class Hostile:
             answer = answer or replica.logs.look_at(message.shard).expects_states_of(self.name)
         if answer and isinstance(message, (State, Versions)):
             return
+        used = self._is_used(to, message)  # an honest peer may have passed the same commit on
         world.feed_alive(to, Received(self.name, message))
-        if not answer:
-            self._is_ignored(to, message)
+        require(answer or used or not self._is_used(to, message), "q", f"{to.name} uses {message}")
 
-    def _is_ignored(self, process: Process, message: Message) -> None:
-        """Check that a peer does not use a state, versions or another peer's commit for which it did not ask."""
+    def _is_used(self, process: Process, message: Message) -> bool:
+        """Whether a peer uses a state, versions or another peer's commit for which it may not have asked."""
         catchup = process.replica.catchup
         match message:
             case State(shard, version):
-                require((shard, version) not in catchup.filling, "q", f"{process.name} loads {message}")
+                return (shard, version) in catchup.filling
             case Versions(versions):
-                taken = catchup.switching is not None and catchup.switching.vector == versions
-                require(not taken, "q", f"{process.name} changes to the lineage of {message}")
+                return catchup.switching is not None and catchup.switching.vector == versions
             case Commit(shard, aggregator=author) if author != self.name:
                 log = process.replica.logs.look_at(shard)
-                taken = isinstance(log.round.working, Apply) and log.round.working.commit is message
-                stored = any(commit is message for commit in log.incoming.commits.values())
-                require(not taken and not stored, "q", f"{process.name} uses {message}")
+                applied = isinstance(log.round.working, Apply) and log.round.working.commit is message
+                return applied or any(commit is message for commit in log.incoming.commits.values())
+        return False
 
     def _message(self, process: Process, shard: int, tactic: str) -> Message | None:
         """Make up a message, with true parts from one peer."""

@@ -287,6 +287,8 @@ class World:
             case Average(shard, base, _, _, held) if held is not None and self.damaged(process, shard):
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
+                if effect.held is None:  # no peer has had undamaged tensors of this shard, until now
+                    self.membership.disturbed(self.now)
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
                 self.membership.averages(process, effect)
                 elects(self, process, effect)

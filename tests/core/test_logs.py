@@ -19,6 +19,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
 from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
+from tests.core.conftest import dies
 
 RULES = Rules(run="run", fragments=((0, 2), (1, 3, 4)), stop_after_epochs=4)
 FRAGMENT_OF = (0, 1, 0, 1, 1)
@@ -140,7 +141,7 @@ def test_the_next_wakeup_follows_the_roster_though_no_log_was_taken(peer: Any) -
     a.replica.logs[0].lead.promised_by = set()
     assert a.replica.next_wakeup() == a.replica.next_tick
     for name in "bc":
-        a.replica.roster.members[name].dead = True
+        dies(a.replica.roster, name)
     assert a.replica.next_wakeup() == ends
 
 

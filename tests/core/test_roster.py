@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -194,21 +195,52 @@ def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: Mo
     assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
 
 
-def test_the_standing_changes_with_what_rounds_hang_on() -> None:
-    """A peer comes, gets a state, changes its role or goes; or this one gets a state. Other words change nothing."""
+def test_changes_are_counted_that_rounds_hang_on() -> None:
+    """A peer comes, moves on, changes its role or goes; or this one moves on. Speeds change nothing."""
     roster = roster_of("a", "b")
     summary = roster.summary("b")
     assert summary is not None
-    seen = [roster.standing()]
+    seen = [roster.changes]
     words: list[dict[str, Any]] = [{"bandwidth": 7.0}, {"epochs": ()}, {"epochs": (2,)}, {"role": "aggregator"}]
     for word in words:
         roster.summarized("b", replace(summary, **word))
-        seen.append(roster.standing())
+        seen.append(roster.changes)
     dies(roster, "b")
-    seen.append(roster.standing())
+    seen.append(roster.changes)
     roster.says(epochs=())
-    seen.append(roster.standing())
+    seen.append(roster.changes)
     assert [one == before for before, one in pairwise(seen)] == [True, False, False, False, False, False]
+
+
+def standing(roster: Roster) -> object:
+    """What rounds hang on: who is here, with which role, and whether it holds a state."""
+    here = {peer: (m.presumed, m.live) + ((m.summary.role, bool(m.summary.epochs)) if m.live and m.summary else ())
+            for peer, m in roster.members.items()}  # fmt: skip
+    return roster.mine.role, bool(roster.mine.epochs), {peer: how for peer, how in here.items() if any(how)}
+
+
+def happens(r: Roster, rng: Random, now: float) -> None:
+    """Anything that a roster may be told."""
+    peer, epochs, life = rng.choice("abcd"), rng.choice([(), (1,)]), rng.choice([1, 2])
+    summary = replace(says(life, epochs), role=rng.choice(["worker", "aggregator"]))
+    rng.choice([
+        lambda: r.discovered(peer), lambda: r.name(peer), lambda: r.heard(peer),
+        lambda: r.heard(peer) and r.summarized(peer, summary), lambda: r.failed(peer), lambda: r.suspected(peer),
+        lambda: r.departed(peer, life), lambda: r.probing.probe(peer, now), lambda: r.probing.reached(peer),
+        lambda: r.expire(now), lambda: r.says(epochs=epochs), lambda: r.passes_over(peer, now),
+        lambda: rng.random() < 0.02 and r.expel(peer),
+    ])()  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_change_that_rounds_hang_on_is_missed(seed: int) -> None:
+    """Whatever happens to the roster, in any order."""
+    rng, r, now = Random(seed), roster("a"), 0.0
+    for _ in range(300):
+        before, counted = standing(r), r.changes
+        now += rng.choice([0.0, 1.0, 5.0])
+        happens(r, rng, now)
+        assert standing(r) == before or r.changes != counted
 
 
 def test_a_peer_that_a_round_went_on_without_is_passed_for_a_while() -> None:

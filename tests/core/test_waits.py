@@ -26,6 +26,34 @@ def round_with(a: Any, *others: str) -> float:
     return round(held, 1)  # type: ignore[no-any-return]
 
 
+# -- shards of one fragment
+
+
+def test_no_round_closes_while_its_shard_is_ahead_of_the_fragment(peer: Any) -> None:
+    """A member could else drive one shard ahead alone: all others send to the lowest shards first, and would seem to
+    miss each of its rounds. The round's clock begins when the other shards have come."""
+    a = peer("a", group="abc", round_timeout=8.0)
+    attendance, another_shard = a.replica.attendances[0], 9
+    attendance.at(another_shard, 0, a.now)
+    for name in "bc":
+        assert a.hear(name, a.contribution(a.held)) == []
+    assert a.averages(a.pass_time(9.0)) == []
+    a.feed(Stepped(0.5))
+    attendance.at(another_shard, 1, a.now)
+    assert a.averages(a.pass_time(7.0)) == []
+    assert a.averages(a.pass_time(2.0)) == [["b", "c"]]
+
+
+def test_a_shard_whose_run_has_ended_holds_up_no_other(peer: Any) -> None:
+    """It never gets any further."""
+    a = peer("a", group="ab", live="b")
+    a.replica.attendances[0].at(9, 0, a.now)
+    a.contribute()
+    assert a.hear("b", a.contribution(a.held)) == []
+    a.replica.attendances[0].at(9, None, a.now)
+    assert a.averages(a.pass_time(1.0)) == [["a", "b"]]
+
+
 # -- how many contributions a round needs
 
 
