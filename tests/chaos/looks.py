@@ -72,7 +72,7 @@ class Usage:
     def cores(self, name: str, since_s: float) -> float | None:
         """The share of a core that this role used since that moment; None if it was seen for less than 20 s."""
         points = after(self.cpu_s.get(name, []), since_s)
-        if not points or points[-1][0] - points[0][0] < 20.0:
+        if not spans(points, 20.0):
             return None
         return (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
 
@@ -80,6 +80,11 @@ class Usage:
 def after(points: Sequence[Point], since_s: float) -> list[Point]:
     """The points from that moment on."""
     return [point for point in points if point[0] >= since_s]
+
+
+def spans(points: Sequence[Point], seconds: float) -> bool:
+    """Whether the points are spread over so long a time."""
+    return bool(points) and points[-1][0] - points[0][0] >= seconds
 
 
 def by_minute(points: Sequence[Point]) -> list[float]:

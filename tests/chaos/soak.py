@@ -33,12 +33,12 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from looks import Look, Usage, after, by_minute, growth_per_hour
+from looks import Look, Usage, after, by_minute, growth_per_hour, spans
 from swarm import Member, Swarm, agree, stall_s
 
 RANDOM_EVERY_S = 10.0
@@ -49,6 +49,8 @@ SETTLED_S = 30.0
 AT_ONCE = 4
 """So many peers start at the same time."""
 STALL_ROUNDS = 4
+LIVED_S = 120.0
+"""The growth of a node's memory is known if it was looked at for so long after warming up."""
 GOODPUT = 0.95
 GROWTH = 1.1
 """The most that the last part may hold, relative to the first one."""
@@ -64,6 +66,7 @@ class Load:
     sync_every: int
     step_s: float
     heartbeat_s: float
+    pace: str
 
     def training(self) -> dict[str, object]:
         """Options of every peer."""
@@ -74,6 +77,7 @@ class Load:
             "shard_elements": -(-self.numel // self.shards),
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
+            "pace": self.pace,
         }
         return {"params": {"u": [self.numel]}, "step_s": self.step_s, "config": config, "log": "INFO"}
 
@@ -268,9 +272,7 @@ class Soak:
         for two minutes after warming up."""
         of = {name: usage.rss_mb["node"] for name, usage in self.usage.items() if "node" in usage.rss_mb}
         warm = {name: after(points, points[0][0] + WARM_UP_S) for name, points in of.items()}
-        slopes = {
-            n: growth_per_hour(points) for n, points in warm.items() if points and points[-1][0] - points[0][0] >= 120
-        }
+        slopes = {name: growth_per_hour(points) for name, points in warm.items() if spans(points, LIVED_S)}
         anchor = self.peers[0].name
         return {
             "anchor, by minute": by_minute(of[anchor]),
@@ -306,10 +308,11 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
+    parser.add_argument("--pace", choices=("steps", "time"), default="steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()
-    load = Load(asked.peers, asked.numel, asked.shards, asked.sync_every, asked.step_s, asked.heartbeat_s)
+    load = Load(**{one.name: getattr(asked, one.name) for one in fields(Load)})
     with contextlib.ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
