@@ -48,7 +48,6 @@ SETTLED_S = 30.0
 """So long after a peer is in, its processor time is that of its rounds alone."""
 AT_ONCE = 4
 """So many peers start at the same time."""
-STALL_ROUNDS = 4
 LIVED_S = 120.0
 """The growth of a node's memory is known if it was looked at for so long after warming up."""
 GOODPUT = 0.95
@@ -67,6 +66,7 @@ class Load:
     step_s: float
     heartbeat_s: float
     pace: str
+    overlap: int
 
     def training(self) -> dict[str, object]:
         """Options of every peer."""
@@ -78,6 +78,8 @@ class Load:
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
             "pace": self.pace,
+            "overlap_steps": self.overlap,
+            "merge": "rebase",
         }
         return {"params": {"u": [self.numel]}, "step_s": self.step_s, "config": config, "log": "INFO"}
 
@@ -173,7 +175,7 @@ class Soak:
             "longest_round_s": round(gaps[-1], 2),
             "waits": self.waits(began, ended),
             "cores": self.cores(began),
-            "node_mb": self.node_mb(),
+            "memory": self.memory(),
             "first": first,
             "last": last,
         }
@@ -194,15 +196,12 @@ class Soak:
             "goodput": round(counted / made, 4),
             "of the possible": round(counted * self.load.step_s / trained_s, 4),
             "of all places": round(counted * self.load.step_s / places_s, 4),
-            "dropped by a rule": sum(peer.last("epoch")["dropped"] for peer in self.peers if peer.lines("epoch")),
+            "dropped by a rule": sum(grown_by(peer, "dropped", first["epoch"], last["epoch"]) for peer in self.peers),
         }
 
     def made(self, peer: Member, first: int, last: int) -> float:
         """The inner steps that a peer made between two epochs, at most."""
-        local = {line["epoch"]: line["local"] for line in peer.lines("epoch")}
-        before = max((steps for epoch, steps in local.items() if epoch <= first), default=0)
-        until = max((steps for epoch, steps in local.items() if epoch <= last), default=0)
-        return until - before + self.unseen(peer)
+        return grown_by(peer, "local", first, last) + self.unseen(peer)
 
     def unseen(self, peer: Member) -> float:
         """The inner steps that a killed peer made after its last line, at most."""
@@ -218,8 +217,8 @@ class Soak:
         return max(0.0, min(ended, self.kills.get(peer.name, ended)) - max(began, entered[0]["time"]))
 
     def waits(self, began: float, ended: float) -> dict[str, object]:
-        """How long trainers stood still for an exchange, from their second one on, and how much longer than usual the
-        longest round after each kill took."""
+        """How long trainers stood still for an exchange, from each one's second on; and how much longer than usual the
+        rounds were in which a peer was killed, and those in which a newcomer began to train."""
         usual: list[float] = []
         longest = (0.0, "", 0)
         for peer in self.peers:
@@ -227,28 +226,34 @@ class Soak:
                 if began <= later["time"] <= ended:
                     usual.append(later["waiting_s"] - earlier["waiting_s"])
                     longest = max(longest, (usual[-1], peer.name, later["epoch"]))
-        stalls = sorted(filter(None, map(self.stall, self.kills.values())))
+        joined = [line["time"] for peer in self.peers[self.load.peers :] for line in peer.lines("in")]
         return {
             "of a trainer, s": {
                 "median": round(statistics.median(usual), 2),
                 "99 %": round(sorted(usual)[int(len(usual) * 0.99)], 2),
                 "longest": f"{longest[0]:.2f} ({longest[1]}, epoch {longest[2]})",
             },
-            "stall after a kill, s": {
-                "kills": len(stalls),
-                "median": round(statistics.median([stall for stall, _ in stalls]), 2),
-                "longest": [f"{stall:.2f} ({name})" for stall, name in stalls[-3:]],
-            },
+            "a round longer by, s, after a kill": self.stalls(list(self.kills.values())),
+            "a round longer by, s, after a newcomer was in": self.stalls([at for at in joined if at <= ended]),
         }
 
-    def stall(self, killed_at: float) -> tuple[float, str] | None:
-        """How much longer than usual the longest of the next rounds took, of the survivor for which that was longest;
-        None if the run ended before the next round."""
+    def stalls(self, moments: list[float]) -> dict[str, object]:
+        """How much longer than usual the rounds were that were under way at these moments, each by the survivor for
+        which it was longest."""
+        stalls = sorted(filter(None, map(self.stall, moments)))
+        return {
+            "rounds": len(stalls),
+            "median": round(statistics.median([stall for stall, _ in stalls]), 2) if stalls else None,
+            "longest": [f"{stall:.2f} ({name})" for stall, name in stalls[-3:]],
+        }
+
+    def stall(self, at: float) -> tuple[float, str] | None:
+        """The same of one moment; None if the run ended before the round."""
         found = []
         for peer in self.peers:
             times = [line["time"] for line in peer.lines("epoch", synced=True)]
-            if len([at for at in times if at <= killed_at]) >= 3 and times[-1] > killed_at:
-                found.append((stall_s(peer, killed_at, STALL_ROUNDS), peer.name))
+            if len([time for time in times if time <= at]) >= 3 and times[-1] > at:
+                found.append((stall_s(peer, at, 1), peer.name))
         return max(found, default=None)
 
     def cores(self, began: float) -> dict[str, object]:
@@ -267,22 +272,24 @@ class Soak:
                 figures[name] = {"anchor": of_anchor and round(of_anchor, 3), "median": middle, "most": most}
         return {**figures, "bootstrap": round(self.usage["bootstrap"].cores("bootstrap", 0.0) or 0.0, 3)}
 
-    def node_mb(self) -> dict[str, object]:
-        """The memory of node processes: of the anchor's by minute, of all by minute, and how fast those grow that lived
-        for two minutes after warming up."""
-        of = {name: usage.rss_mb["node"] for name, usage in self.usage.items() if "node" in usage.rss_mb}
+    def memory(self) -> dict[str, object]:
+        """The memory of processes by role: of the anchor's and of all by minute, in MB, and how fast it grows, in MB an
+        hour, in peers that were looked at for long enough."""
+        return {role: self.memory_of(role) for role in ("trainer", "node", "p2pd")}
+
+    def memory_of(self, role: str) -> dict[str, object]:
+        """The same of one role."""
+        of = {name: usage.rss_mb[role] for name, usage in self.usage.items() if role in usage.rss_mb}
         warm = {name: after(points, points[0][0] + WARM_UP_S) for name, points in of.items()}
         slopes = {name: growth_per_hour(points) for name, points in warm.items() if spans(points, LIVED_S)}
         anchor = self.peers[0].name
         return {
             "anchor, by minute": by_minute(of[anchor]),
-            "all, by minute": by_minute(sorted(point for points in of.values() for point in points)),
-            "growth per hour, anchor": round(slopes[anchor], 1) if anchor in slopes else None,
-            "growth per hour, of nodes that lived for three minutes": {
-                "nodes": len(slopes),
-                "median": round(statistics.median(slopes.values()), 1) if slopes else None,
-                "most": round(max(slopes.values()), 1) if slopes else None,
-            },
+            "all, by minute": by_minute([point for points in of.values() for point in points]),
+            "growth, anchor": round(slopes[anchor], 1) if anchor in slopes else None,
+            "growth, median": round(statistics.median(slopes.values()), 1) if slopes else None,
+            "growth, most": round(max(slopes.values()), 1) if slopes else None,
+            "growth, of": len(slopes),
         }
 
     def parts(self) -> list[dict[str, float]]:
@@ -297,6 +304,13 @@ class Soak:
         return [{key: statistics.median(getattr(look, key) for look in part) for key in keys} for part in parts]
 
 
+def grown_by(peer: Member, key: str, first: int, last: int) -> int:
+    """By how much a counter of a peer grew between two epochs; it is 0 when the peer enters the run."""
+    values = {line["epoch"]: int(line[key]) for line in peer.lines("epoch")}
+    before = max((value for epoch, value in values.items() if epoch <= first), default=0)
+    return max((value for epoch, value in values.items() if epoch <= last), default=0) - before
+
+
 def main() -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(description="Kill and start peers of a real run for a long time.")
@@ -309,6 +323,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
     parser.add_argument("--pace", choices=("steps", "time"), default="steps")
+    parser.add_argument("--overlap", type=int, default=0, help="steps that go on during an exchange")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()
