@@ -1,5 +1,6 @@
-"""Kills and joins for a long time: `python tests/chaos/soak.py --minutes 30`, and with sixteen peers `python
-tests/chaos/soak.py --peers 16 --minutes 10 --every 20 --numel 100000 --sync-every 40 --step-s 0.1`.
+"""Kills and joins for a long time: `python tests/chaos/soak.py --minutes 30`; with sixteen peers `python
+tests/chaos/soak.py --peers 16 --minutes 10 --every 20 --numel 100000 --shards 4 --sync-every 30 --step-s 0.1
+--heartbeat-s 1`.
 
 A run of real peers. Without `--every` one is killed or one joins every ten seconds on average, at random moments. With
 it one is killed and one starts in its place every so many seconds. A kill takes trainer, node and p2pd at once. One
@@ -7,8 +8,9 @@ peer, the anchor, and the bootstrap live from beginning to end, and what they ho
 is compared between the first and the last sixth of the time, after a minute of warming up. All peers train when the
 time begins.
 
-Two figures compare what was counted. Both are of the same time, between the anchor's first and last commit in it, and
-what was counted is the difference between the inner steps that these two commits' states count.
+Three figures compare what was counted with what might have been. All are of the same time, between the anchor's first
+and last commit in it, and what was counted is the difference between the inner steps that these two commits' states
+count.
 
 - *goodput*: of the inner steps that all trainers made. Of a killed peer the steps since its last exchange are not
   known; they are taken as the most that fit in the time that it lived since then. They are lost, and so count against
