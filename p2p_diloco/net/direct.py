@@ -301,7 +301,7 @@ class DirectChannel:
         way.add(stream)
         self._connections.add(stream)
         self._used(peer)
-        in_use = [way for way in self._ways.values() if way.connections]
+        in_use = [way for way in self._ways.values() if way.fit()]  # connections to peers that are gone are dropped
         for unused in in_use[:-OPEN_MAX]:
             unused.drop_all()
 

@@ -1,14 +1,33 @@
-"""Half an hour of kills and joins: `python tests/chaos/soak.py --minutes 30`.
+"""Kills and joins for a long time: `python tests/chaos/soak.py --minutes 30`; with sixteen peers `python
+tests/chaos/soak.py --peers 16 --minutes 10 --every 20 --numel 100000 --shards 4 --sync-every 30 --step-s 0.1
+--heartbeat-s 1`.
 
-A run of about four real peers; every ten seconds on average one is killed or one joins. One peer, the anchor, and the
-bootstrap live from beginning to end, and what they hold (memory, files, sockets, processes) is compared between the
-first and the last five minutes, after a minute of warming up. Goodput is what was counted of all inner steps taken. A
-report as JSON on stdout; the exit code is 1 if digests differed, something grew, or goodput fell below 0.95.
+A run of real peers. Without `--every` one is killed or one joins every ten seconds on average, at random moments. With
+it one is killed and one starts in its place every so many seconds. A kill takes trainer, node and p2pd at once. One
+peer, the anchor, and the bootstrap live from beginning to end, and what they hold (memory, files, sockets, processes)
+is compared between the first and the last sixth of the time, after a minute of warming up. All peers train when the
+time begins.
+
+Three figures compare what was counted with what might have been. All are of the same time, between the anchor's first
+and last commit in it, and what was counted is the difference between the inner steps that these two commits' states
+count.
+
+- *goodput*: of the inner steps that all trainers made. Of a killed peer the steps since its last exchange are not
+  known; they are taken as the most that fit in the time that it lived since then. They are lost, and so count against
+  goodput, as do the steps of a newcomer that no commit counts. Progress that the last commit leaves to a later one
+  counts against it, too.
+- *of the possible*: of the inner steps that these trainers could have made if they had done nothing else, one in each
+  `--step-s`, each from the moment when it is in the run until it is killed. Here waits count against it, too.
+- *of all places*: the same, of as many trainers as there are peers, all of the time; so the time in which a newcomer
+  starts counts, too.
+
+A report as JSON on stdout; the exit code is 1 if digests differed, something grew, or goodput fell below 0.95.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
@@ -16,54 +35,55 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from swarm import Member, Swarm, agree
+from looks import Look, Usage, after, by_minute, growth_per_hour, spans
+from swarm import Member, Swarm, agree, stall_s
 
-PEERS = 4
-EVERY_S = 10.0
+RANDOM_EVERY_S = 10.0
 LOOK_S = 5.0
 WARM_UP_S = 60.0
+SETTLED_S = 30.0
+"""So long after a peer is in, its processor time is that of its rounds alone."""
+AT_ONCE = 4
+"""So many peers start at the same time."""
+LIVED_S = 120.0
+"""The growth of a node's memory is known if it was looked at for so long after warming up."""
 GOODPUT = 0.95
 GROWTH = 1.1
-"""The most that the last five minutes may hold, relative to the first five."""
-CONFIG = {
-    "sync_every": 10,
-    "outer_lr": 0.5,
-    "codec": "bf16",
-    "shard_elements": 500_000,
-    "heartbeat_interval": 0.5,
-    "heartbeat_timeout": 5.0,
-}
-TRAINING = {"params": {"u": [1_000_000]}, "step_s": 0.05, "config": CONFIG, "log": "INFO"}
+"""The most that the last part may hold, relative to the first one."""
 
 
-@dataclass
-class Look:
-    """What the anchor and the bootstrap hold at one moment."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The run: how many peers, of which model, at which pace."""
 
-    at_s: float
-    rss_mb: float
-    files: int
-    sockets: int
-    processes: int
-    threads: int
+    peers: int
+    numel: int
+    shards: int
+    sync_every: int
+    step_s: float
+    heartbeat_s: float
+    pace: str
+    overlap: int
 
-    @classmethod
-    def at(cls, members: list[Member], at_s: float) -> Look:
-        """The sums over all of their processes."""
-        sums: Counter[str] = Counter()
-        for process in (process for member in members for process in member.family()):
-            sums["processes"] += 1
-            sums["rss"] += process.memory_info().rss
-            sums["files"] += process.num_fds()
-            sums["sockets"] += len(process.net_connections("all"))
-            sums["threads"] += process.num_threads()
-        return cls(at_s, sums["rss"] / 1e6, sums["files"], sums["sockets"], sums["processes"], sums["threads"])
+    def training(self) -> dict[str, object]:
+        """Options of every peer."""
+        config = {
+            "sync_every": self.sync_every,
+            "outer_lr": 0.5,
+            "codec": "bf16",
+            "shard_elements": -(-self.numel // self.shards),
+            "heartbeat_interval": self.heartbeat_s,
+            "heartbeat_timeout": 10 * self.heartbeat_s,
+            "pace": self.pace,
+            "overlap_steps": self.overlap,
+            "merge": "rebase",
+        }
+        return {"params": {"u": [self.numel]}, "step_s": self.step_s, "config": config, "log": "INFO"}
 
 
 @dataclass
@@ -71,93 +91,251 @@ class Soak:
     """A run with kills and joins."""
 
     swarm: Swarm
+    load: Load
     seconds: float
+    every_s: float | None
     rng: random.Random
     looks: list[Look] = field(default_factory=list)
-    did: Counter[str] = field(default_factory=Counter)
-    born: int = 0
+    usage: dict[str, Usage] = field(default_factory=dict)
+    peers: list[Member] = field(default_factory=list)
+    kills: dict[str, float] = field(default_factory=dict)
+    """Names of killed peers, and when they died, as time.time()."""
+    joins: int = 0
 
     def start(self) -> Member:
         """One more peer."""
-        self.born += 1
-        return self.swarm.start(f"p{self.born}", delta=1.0 + self.born % 3, **TRAINING)
+        number = len(self.peers) + 1
+        self.peers.append(self.swarm.start(f"p{number}", delta=1.0 + number % 3, **self.load.training()))
+        return self.peers[-1]
 
     def run(self) -> dict[str, object]:
         """The whole run, then its report."""
         bootstrap = self.swarm.bootstrap()
-        peers = [self.start() for _ in range(PEERS)]
-        anchor, others = peers[0], peers[1:]
-        for peer in peers:
+        for number in range(self.load.peers):
+            if number >= AT_ONCE:
+                self.peers[number - AT_ONCE].wait_for("in")
+            self.start()
+        for peer in self.peers:
             peer.wait_for("epoch")
-        began = time.monotonic()
-        next_event = next_look = 0.0
+        began, began_at = time.monotonic(), time.time()
+        next_look, next_event = 0.0, self.every_s or 0.0
         while (now := time.monotonic() - began) < self.seconds:
             if now >= next_look:
-                self.looks.append(Look.at([anchor, bootstrap], now))
+                self.look(bootstrap, now)
                 next_look = now + LOOK_S
             if now >= next_event:
-                next_event = now + self.rng.expovariate(1 / EVERY_S)
-                self.disturb(others)
+                next_event += self.every_s or self.rng.expovariate(1 / RANDOM_EVERY_S)
+                self.disturb()
             time.sleep(0.1)
-        return self.report(anchor)
+        return self.report(began_at, time.time())
 
-    def disturb(self, others: list[Member]) -> None:
-        """Kill one peer or start one."""
-        living = [peer for peer in others if peer.process.poll() is None]
-        if len(living) >= PEERS - 1 or (len(living) > 1 and self.rng.random() < 0.3):
-            self.rng.choice(living).die()
-            self.did["kills"] += 1
+    def look(self, bootstrap: Member, now: float) -> None:
+        """What the anchor and the bootstrap hold, and what each member uses."""
+        self.looks.append(Look.at([self.peers[0], bootstrap], now))
+        for member in (bootstrap, *self.peers):
+            if member.name not in self.kills:
+                self.usage.setdefault(member.name, Usage()).look(member, now)
+
+    def disturb(self) -> None:
+        """Kill one peer and start another; without an interval, one of the two."""
+        living = [peer for peer in self.peers[1:] if peer.process.poll() is None]
+        if self.every_s is not None:
+            self.kill([peer for peer in living if peer.lines("epoch")])
+            self.join()
+        elif len(living) >= self.load.peers - 1 or (len(living) > 1 and self.rng.random() < 0.3):
+            self.kill(living)
         else:
-            others.append(self.start())
-            self.did["joins"] += 1
+            self.join()
 
-    def report(self, anchor: Member) -> dict[str, object]:
-        """The figures of the whole run."""
-        peers = [member for member in self.swarm.members if member.name != "bootstrap" and member.lines("epoch")]
-        agree(peers)
-        unseen = self.did["kills"] * int(str(CONFIG["sync_every"]))  # at most, of peers killed since their last line
-        taken = sum(peer.last("epoch")["local"] for peer in peers) + unseen
-        counted = anchor.last("epoch")["counted"]
-        first, last = self.fives()
-        rounds = [line["time"] for line in anchor.lines("epoch", synced=True)]
+    def kill(self, among: list[Member]) -> None:
+        """Kill all processes of one of these peers."""
+        victim = self.rng.choice(among)
+        self.kills[victim.name] = victim.die()
+
+    def join(self) -> None:
+        """Start a peer beside the others."""
+        self.start()
+        self.joins += 1
+
+    # -- the report
+
+    def report(self, began: float, ended: float) -> dict[str, object]:
+        """The figures of the whole run, whose time began and ended at these moments, as time.time()."""
+        agree(self.peers)
+        anchor = self.peers[0]
+        rounds = [line["time"] for line in anchor.lines("epoch", synced=True) if began <= line["time"] <= ended]
         gaps = sorted(later - earlier for earlier, later in itertools.pairwise(rounds))
+        first, last = self.parts()
         return {
             "minutes": round(self.seconds / 60, 1),
-            **self.did,
-            "lives": self.born,
-            "epochs": anchor.reached(),
+            "kills": len(self.kills),
+            "joins": self.joins,
+            "lives": len(self.peers),
             "digests equal at every epoch": True,
-            "inner steps taken, at most": taken,
-            "inner steps counted": counted,
-            "goodput": round(counted / taken, 4),
+            **self.counted(began, ended),
             "round_s": {"median": round(statistics.median(gaps), 2), "99 %": round(gaps[int(len(gaps) * 0.99)], 2)},
             "longest_round_s": round(gaps[-1], 2),
+            "waits": self.waits(began, ended),
+            "cores": self.cores(began),
+            "memory": self.memory(),
             "first": first,
             "last": last,
         }
 
-    def fives(self) -> list[dict[str, float]]:
-        """Medians over the first five minutes after warming up, and over the last five."""
-        warm = [look for look in self.looks if look.at_s >= WARM_UP_S]
-        span = min(300.0, (self.seconds - WARM_UP_S) / 2)
+    def counted(self, began: float, ended: float) -> dict[str, object]:
+        """What was counted between the anchor's first and last commit in this time, and of how much."""
+        lines = [line for line in self.peers[0].lines("epoch", synced=True) if began <= line["time"] <= ended]
+        first, last = lines[0], lines[-1]
+        counted = last["counted"] - first["counted"]
+        made = sum(self.made(peer, first["epoch"], last["epoch"]) for peer in self.peers)
+        trained_s = sum(self.trained_s(peer, first["time"], last["time"]) for peer in self.peers)
+        places_s = self.load.peers * (last["time"] - first["time"])
+        return {
+            "epochs": last["epoch"] - first["epoch"],
+            "inner steps counted": counted,
+            "inner steps made, at most": round(made),
+            "of them after a killed peer's last exchange, at most": round(sum(map(self.unseen, self.peers))),
+            "goodput": round(counted / made, 4),
+            "of the possible": round(counted * self.load.step_s / trained_s, 4),
+            "of all places": round(counted * self.load.step_s / places_s, 4),
+            "dropped by a rule": sum(grown_by(peer, "dropped", first["epoch"], last["epoch"]) for peer in self.peers),
+        }
+
+    def made(self, peer: Member, first: int, last: int) -> float:
+        """The inner steps that a peer made between two epochs, at most."""
+        return grown_by(peer, "local", first, last) + self.unseen(peer)
+
+    def unseen(self, peer: Member) -> float:
+        """The inner steps that a killed peer made after its last line, at most."""
+        lines = [*peer.lines("in"), *peer.lines("epoch")]
+        if peer.name not in self.kills or not lines:
+            return 0.0
+        return min(self.load.sync_every, (self.kills[peer.name] - lines[-1]["time"]) / self.load.step_s)
+
+    def trained_s(self, peer: Member, began: float, ended: float) -> float:
+        """For how long a peer was in the run within this time."""
+        if not (entered := peer.lines("in")):
+            return 0.0
+        return max(0.0, min(ended, self.kills.get(peer.name, ended)) - max(began, entered[0]["time"]))
+
+    def waits(self, began: float, ended: float) -> dict[str, object]:
+        """How long trainers stood still for an exchange, from each one's second on; and how much longer than usual the
+        rounds were in which a peer was killed, and those in which a newcomer began to train."""
+        usual: list[float] = []
+        longest = (0.0, "", 0)
+        for peer in self.peers:
+            for earlier, later in itertools.pairwise(peer.lines("epoch")):
+                if began <= later["time"] <= ended:
+                    usual.append(later["waiting_s"] - earlier["waiting_s"])
+                    longest = max(longest, (usual[-1], peer.name, later["epoch"]))
+        joined = [line["time"] for peer in self.peers[self.load.peers :] for line in peer.lines("in")]
+        return {
+            "of a trainer, s": {
+                "median": round(statistics.median(usual), 2),
+                "99 %": round(sorted(usual)[int(len(usual) * 0.99)], 2),
+                "longest": f"{longest[0]:.2f} ({longest[1]}, epoch {longest[2]})",
+            },
+            "a round longer by, s, after a kill": self.stalls(list(self.kills.values())),
+            "a round longer by, s, after a newcomer was in": self.stalls([at for at in joined if at <= ended]),
+        }
+
+    def stalls(self, moments: list[float]) -> dict[str, object]:
+        """How much longer than usual the rounds were that were under way at these moments, each by the survivor for
+        which it was longest."""
+        stalls = sorted(filter(None, map(self.stall, moments)))
+        return {
+            "rounds": len(stalls),
+            "median": round(statistics.median([stall for stall, _ in stalls]), 2) if stalls else None,
+            "longest": [f"{stall:.2f} ({name})" for stall, name in stalls[-3:]],
+        }
+
+    def stall(self, at: float) -> tuple[float, str] | None:
+        """The same of one moment; None if the run ended before the round."""
+        found = []
+        for peer in self.peers:
+            times = [line["time"] for line in peer.lines("epoch", synced=True)]
+            if len([time for time in times if time <= at]) >= 3 and times[-1] > at:
+                found.append((stall_s(peer, at, 1), peer.name))
+        return max(found, default=None)
+
+    def cores(self, began: float) -> dict[str, object]:
+        """The share of a core that each role uses, of the bootstrap and of peers that have settled: of the anchor, and
+        the median and the most of all peers."""
+        anchor, figures = self.peers[0], {}
+        for name in ("trainer", "node", "p2pd"):
+            shares = []
+            for peer in self.peers:
+                since_s = peer.lines("in")[0]["time"] - began + SETTLED_S if peer.lines("in") else self.seconds
+                shares.append(self.usage[peer.name].cores(name, since_s) if peer.name in self.usage else None)
+            known = [share for share in shares if share is not None]
+            if known:
+                middle, most = round(statistics.median(known), 3), round(max(known), 3)
+                of_anchor = self.usage[anchor.name].cores(name, SETTLED_S)
+                figures[name] = {"anchor": of_anchor and round(of_anchor, 3), "median": middle, "most": most}
+        return {**figures, "bootstrap": round(self.usage["bootstrap"].cores("bootstrap", 0.0) or 0.0, 3)}
+
+    def memory(self) -> dict[str, object]:
+        """The memory of processes by role: of the anchor's and of all by minute, in MB, and how fast it grows, in MB an
+        hour, in peers that were looked at for long enough."""
+        return {role: self.memory_of(role) for role in ("trainer", "node", "p2pd")}
+
+    def memory_of(self, role: str) -> dict[str, object]:
+        """The same of one role."""
+        of = {name: usage.rss_mb[role] for name, usage in self.usage.items() if role in usage.rss_mb}
+        warm = {name: after(points, points[0][0] + WARM_UP_S) for name, points in of.items()}
+        slopes = {name: growth_per_hour(points) for name, points in warm.items() if spans(points, LIVED_S)}
+        anchor = self.peers[0].name
+        return {
+            "anchor, by minute": by_minute(of[anchor]),
+            "all, by minute": by_minute([point for points in of.values() for point in points]),
+            "growth, anchor": round(slopes[anchor], 1) if anchor in slopes else None,
+            "growth, median": round(statistics.median(slopes.values()), 1) if slopes else None,
+            "growth, most": round(max(slopes.values()), 1) if slopes else None,
+            "growth, of": len(slopes),
+        }
+
+    def parts(self) -> list[dict[str, float]]:
+        """Medians over the first sixth of the time after warming up, and over the last sixth."""
+        warm = [look for look in self.looks if look.at_s >= WARM_UP_S] or self.looks
+        span = self.seconds / 6
         parts = (
-            [look for look in warm if look.at_s < WARM_UP_S + span],
+            [look for look in warm if look.at_s < warm[0].at_s + span],
             [look for look in warm if look.at_s >= self.seconds - span],
         )
         keys = ("rss_mb", "files", "sockets", "processes", "threads")
         return [{key: statistics.median(getattr(look, key) for look in part) for key in keys} for part in parts]
 
 
+def grown_by(peer: Member, key: str, first: int, last: int) -> int:
+    """By how much a counter of a peer grew between two epochs; it is 0 when the peer enters the run."""
+    values = {line["epoch"]: int(line[key]) for line in peer.lines("epoch")}
+    before = max((value for epoch, value in values.items() if epoch <= first), default=0)
+    return max((value for epoch, value in values.items() if epoch <= last), default=0) - before
+
+
 def main() -> int:
     """Run, print, judge."""
-    parser = argparse.ArgumentParser(description="Kill and start peers of a real run for half an hour.")
+    parser = argparse.ArgumentParser(description="Kill and start peers of a real run for a long time.")
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--every", type=float, help="seconds between two kills, each with a join")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--numel", type=int, default=1_000_000, help="elements of the model")
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--sync-every", type=int, default=10)
+    parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
+    parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
+    parser.add_argument("--pace", choices=("steps", "time"), default="steps")
+    parser.add_argument("--overlap", type=int, default=0, help="steps that go on during an exchange")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
+    load = Load(**{one.name: getattr(asked, one.name) for one in fields(Load)})
+    with contextlib.ExitStack() as stack:
+        folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        swarm = Swarm(folder)
         try:
-            report = Soak(swarm, asked.minutes * 60, random.Random(asked.seed)).run()
+            report = Soak(swarm, load, asked.minutes * 60, asked.every, random.Random(asked.seed)).run()
         finally:
             swarm.end()
     print(json.dumps(report, indent=2))

@@ -206,6 +206,20 @@ async def test_a_surplus_connection_is_closed(start: Start) -> None:
 
 
 @plays(run)
+async def test_the_connection_of_a_peer_that_is_gone_is_dropped_when_another_is_made(start: Start) -> None:
+    """So its buffers, a third of a megabyte, aren't kept until this peer sends to that one again, which it never will
+    if that one is dead."""
+    a, b = start("a"), start("b")
+    start("c")
+    await a.send("b", b"x")
+    (lost,) = a.direct._way("b").connections
+    await b.close()
+    await until(lambda: lost.stream.ended)
+    await a.send("c", b"x")
+    assert [a.connected(name) for name in "bc"] == [False, True]
+
+
+@plays(run)
 async def test_the_number_of_remembered_peers_is_limited(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond `PEERS_COUNTED_MAX` a peer without a connection, or an attempt to make one, is forgotten."""
     monkeypatch.setattr(direct_module, "PEERS_COUNTED_MAX", 3)
