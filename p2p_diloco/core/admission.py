@@ -34,6 +34,8 @@ def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> s
     """Return why this commit can't follow the state; empty if it can. ``lead``: who may write the next commit."""
     if not lead.entitles(commit.aggregator, commit.term):
         return f"{commit.aggregator} may not write it under term {commit.term}"
+    if commit.revision < state.revision:
+        return "it would set the shard back to an earlier revision"
     latest = latest_incarnation(state.counted, lead.roster.mine.incarnation)
     for counted in commit.contributions:
         if not rules.fits(counted.weight, counted.samples, state.revision) or counted.id.incarnation > latest:

@@ -9,7 +9,7 @@ only by a commit of its own or by a takeover.
 from __future__ import annotations
 
 from . import damage
-from .admission import countable, misused, unfit
+from .admission import countable, misused, objection, unfit
 from .attendance import Attendance
 from .contest import wins
 from .events import Accept, Apply, Average, Complaint, Effect, Note, Send
@@ -238,15 +238,18 @@ class AsynchronousLog(ShardLog):
 
     # -- others' commits and states
 
-    def gives_way(self, commit: Commit) -> bool:
-        """Whether another peer's commit replaces this peer's draft: it does unless this peer's claim wins against its
-        author's. A commit that this peer itself wrote in an earlier incarnation always does, because another peer may
-        hold that commit."""
+    def committed(self, sender: str, commit: Commit) -> list[Effect]:
+        """Handle a commit that a peer sent. It replaces this peer's draft if its author may write it, unless this
+        peer's claim wins against the author's. A commit that this peer itself wrote in an earlier incarnation always
+        replaces the draft, because another peer may hold that commit."""
+        assert self.state is not None
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
-        present = lead.rank(lead.term, lead.holder)
-        greater = lead.rank(commit.term, commit.aggregator) > present or commit.aggregator == self.me
-        return isinstance(round.working, Average) and not mine and greater
+        greater = lead.rank(commit.term, commit.aggregator) > lead.rank(lead.term, lead.holder)
+        gives_way = isinstance(round.working, Average) and not mine and (greater or commit.aggregator == self.me)
+        if gives_way and not objection(commit, self.state, lead, self.rules):
+            round.drop_draft()
+        return super().committed(sender, commit)
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
         """Handle a commit on a version that this replica has not reached. If that version is this peer's own proposal,
@@ -299,8 +302,7 @@ class AsynchronousLog(ShardLog):
 
     def _names_me(self, commit: Commit) -> bool:
         """Whether this peer is in the succession of the commit's plan or of the present plan."""
-        present = () if self.state is None else self.state.plan.succession
-        return self.me in commit.plan.succession or self.me in present
+        return self.me in commit.plan.succession or (self.state is not None and self.me in self.state.plan.succession)
 
     # -- a new version
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from .level import Level
 from .messages import Commit, Plan
 from .roster import Roster
 from .rules import Rules
@@ -53,8 +54,7 @@ class Attendance:
         self._rounds = deque[float](maxlen=ROUNDS_KEPT)  # seconds that each of the last rounds without a miss took
         self._newest, self._since = -1, 0.0  # the highest epoch that was appended, and when
         self._news = False  # a wait of another shard may have become shorter
-        self._at = dict[int, int]()  # shard → its epoch, for the shards held here that have not reached the run's end
-        self.level_since = 0.0  # when the lowest of these epochs last changed
+        self.level = Level()
 
     # -- what is seen
 
@@ -64,13 +64,7 @@ class Attendance:
 
     def at(self, shard: int, epoch: int | None, now: float) -> None:
         """Record that a shard has reached this epoch; None: the run has ended for it."""
-        lowest = self.lowest
-        if epoch is None:
-            self._at.pop(shard, None)
-        else:
-            self._at[shard] = epoch
-        if self.lowest != lowest:
-            self.level_since, self._news = now, True
+        self._news = self.level.at(shard, epoch, now) or self._news
 
     def planned(self, plan: Plan, epoch: int) -> None:
         """Record that a shard has reached this epoch; ``plan`` names the peers of the round that follows."""
@@ -110,9 +104,8 @@ class Attendance:
                     del known[peer]
 
     def has_news(self) -> bool:
-        """Whether since the last call a round has closed without one of its members, or the lowest epoch has changed.
-        The waits of other shards may end earlier then: a peer that is given up in one shard is given up sooner in the
-        others, and a shard that was ahead need not wait for the others any longer."""
+        """Whether a round has closed without one of its members, or the level has changed, since the last call. If so,
+        the waits of other shards may now end earlier: a peer given up in one shard is given up sooner in the others."""
         news, self._news = self._news, False
         return news
 
@@ -123,11 +116,6 @@ class Attendance:
         self._newest = -1
 
     # -- questions
-
-    @property
-    def lowest(self) -> float:
-        """The lowest epoch of the fragment's shards; inf while none is held here, or once the run has ended for all."""
-        return min(self._at.values(), default=float("inf"))
 
     def group(self, plan: Plan, epoch: int) -> list[str]:
         """Return the peers that take part in a shard's round on a base of this epoch, sorted. They are the peers that
@@ -163,10 +151,6 @@ class Attendance:
         """Whether the peer has missed several rounds in a row, whatever it says of itself."""
         missed = self._missed.get(peer)
         return missed is not None and missed.in_a_row >= self.rules.misses_max
-
-    def missing_often(self) -> list[str]:
-        """Return the peers that have missed several rounds in a row, whatever they say of themselves."""
-        return [peer for peer in self._missed if self.misses_often(peer)]
 
     def waits_until(self, peer: str, opened: float) -> float:
         """Return the time at which a round stops waiting for a peer that is not sure to take part. ``opened``: when the

@@ -4,7 +4,7 @@ Law: the greater claim wins, with one exception: a peer that was lately passed o
 aggregate. Otherwise a peer that never commits could claim each round, and delay each by `Rules.commits_within`. The
 exception ends once a round has lasted that long. Otherwise honest peers that have passed each other over would each
 take itself for the holder: none would have a quorum, or two would commit on one version. A peer that this round has
-passed over gets its chance back by such a claim (`ShardLog.concede`), and loses it for good when it is passed over
+passed over gets its chance back by such a claim (`gives_chance`), and loses it for good when it is passed over
 again.
 """
 
@@ -19,6 +19,16 @@ def wins(lead: Leadership, term: int, peer: str) -> bool:
     again = lead.overdue and not (peer in lead.passed_over and peer in lead.forgiven)
     barred = peer != lead.holder and lead.roster.passed(peer) and lead.able(lead.holder) and not again
     return lead.rank(term, peer) >= lead.present and not barred and lead.entitles(peer, term)
+
+
+def gives_chance(lead: Leadership, holder: str) -> bool:
+    """Go on with a new holder that this round had passed over, once in a round. Otherwise this peer would send it no
+    contribution, and claim the term from it again. Return whether the round waits for it anew."""
+    if holder not in lead.passed_over - lead.forgiven:
+        return False
+    lead.passed_over.discard(holder)
+    lead.forgiven.add(holder)
+    return True
 
 
 def overruling(lead: Leadership, sender: str, refusal: Outdated) -> tuple[int, str] | None:

@@ -241,18 +241,6 @@ class State:
 
 
 Message = (
-    Probe
-    | ProbeAck
-    | Leave
-    | Contribution
-    | Commit
-    | Want
-    | Held
-    | Stale
-    | TakeOver
-    | Promise
-    | Outdated
-    | Fetch
-    | Versions
-    | State
-)
+    Probe | ProbeAck | Leave | Contribution | Commit | Want | Held | Stale | TakeOver | Promise | Outdated | Fetch
+    | Versions | State
+)  # fmt: skip

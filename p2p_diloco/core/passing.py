@@ -43,8 +43,8 @@ def forgive_all_but(lost: str, log: ShardLog) -> None:
 
 def absent(log: ShardLog) -> list[Effect]:
     """Log each live worker that has missed several rounds in a row, once."""
-    members = log.roster.members
-    often = [p for p in log.attendance.missing_often() if p in members and not members[p].missed]
+    members, misses = log.roster.members, log.attendance.misses_often
+    often = {peer for peer, member in members.items() if not member.missed and misses(peer)}
     missing = [peer for peer in log.roster.workers() if peer in often] if often else []
     for peer in missing:
         members[peer].missed = True

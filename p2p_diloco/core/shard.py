@@ -39,8 +39,7 @@ class ShardLog(ABC):
         self.rules, self.roster, self.attendance = rules, roster, attendance
         self.state: State | None = None  # without its payload
         self.counts_me = False  # whether the commit that made the present version counts this peer
-        self.frozen = False  # this lineage is about to be replaced: nothing is appended
-        self.averages = 0  # number of Averages that this replica has begun
+        self.frozen, self.averages = False, 0  # whether this lineage is about to be replaced; Averages begun so far
         self.round = Round(Leadership(roster, None))
         self.incoming, self.outgoing, self.own = Incoming(rules, roster), Outgoing(rules, roster), own
 
@@ -132,8 +131,7 @@ class ShardLog(ABC):
         if holder == self.me:
             self.own.handed = self.me
             return self.collect(self.me, mine, now)
-        here = self.roster.live(holder) or self.roster.presumed(holder)
-        leaves = self.own.send_to(holder) if here else None
+        leaves = self.own.send_to(holder) if self.roster.live(holder) or self.roster.presumed(holder) else None
         return [] if leaves is None else [Send(holder, leaves)]
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
@@ -189,8 +187,7 @@ class ShardLog(ABC):
 
     def averaged(self, done: Averaged, now: float) -> list[Effect]:
         """Handle the outer step that this peer has computed as aggregator. Offer the commit, unless a newer version or
-        a higher claim has arrived meanwhile. An answer to a draft that was dropped is ignored, because a later draft on
-        the same base may have another plan or term, and so another digest."""
+        a higher claim has arrived meanwhile. The answer to an earlier draft, of another term or plan, is ignored."""
         round = self.round
         if not isinstance(round.working, Average) or round.working.number != done.number or round.proposed is not None:
             return []
@@ -224,27 +221,19 @@ class ShardLog(ABC):
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
         """Handle another peer's commit on the present version: apply it, unless its author may not write it, or a live
         peer has claimed a higher term."""
-        if self.frozen or self.state is None or (self.round.working is not None and not self.gives_way(commit)):
+        if self.round.working is not None or self.frozen or self.state is None:
             return []
         if why := objection(commit, self.state, self.lead, self.rules):
             return [Complaint(sender, f"a commit of shard {self.shard} is ignored: {why}")]
         older = self.lead.rank(commit.term, commit.aggregator) < self.lead.rank(self.lead.term, self.lead.holder)
         if sender == commit.aggregator and older and self.lead.is_claimed_by_another(sender, self.fragment):
             return [Send(sender, self.lead.refusal())]
-        if commit.revision < self.state.revision:
-            return [Complaint(sender, f"a commit would set shard {self.shard} back to an earlier revision")]
         if self.round.damaged is not None:
             self.incoming.keep(sender, commit)
             return []
-        self.round.drop_draft()
         self.round.told_by = sender
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
-
-    def gives_way(self, commit: Commit) -> bool:
-        """Whether another peer's commit, if its author may write it, replaces this peer's draft. In synchronous mode
-        this is always False."""
-        return False
 
     def expects_states_of(self, peer: str) -> bool:
         """Whether the peer sends states without a question: a candidate does if this replica can't apply commits."""
@@ -405,10 +394,7 @@ class ShardLog(ABC):
         return self.deliver(now)
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term. If this round has passed the holder over, it no longer does, once in a
-        round: otherwise this peer would send the holder no contribution, and claim the term from it again."""
-        if holder in self.lead.passed_over - self.lead.forgiven:
-            self.lead.passed_over.discard(holder)
-            self.lead.forgiven.add(holder)
+        """Accept that ``holder`` holds the term. If it was passed over, it may get one more chance."""
+        if contest.gives_chance(self.lead, holder):
             self.round.awaited.pop(holder, None)
         self.lead.concede(term, holder)

@@ -55,10 +55,8 @@ class Waits:
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
-        """Whether the round may close with the contributions that it has. It may not while its shard is ahead of
-        another shard of the fragment. Only a peer that skips the other shard's round contributes so early, and the
-        peers that skip none would seem to miss this round."""
-        if self.epoch > self.attendance.lowest or len(self.round.inbox) < self.quorum(now):
+        """Whether the round may close with the contributions that it has; not while its shard is ahead (`level`)."""
+        if self.epoch > self.attendance.level.lowest or len(self.round.inbox) < self.quorum(now):
             return False
         return now >= self.deadline or not self._taking_part(now)
 
@@ -77,7 +75,7 @@ class Waits:
     @property
     def opened(self) -> float:
         """When the round opened; not before its shard was level with the others of the fragment."""
-        return max(self.round.opened, self.attendance.level_since)
+        return max(self.round.opened, self.attendance.level.since)
 
     def to_ask(self) -> list[str]:
         """Return the peers to ask for contributions: the missing members of the group; if none is missing and more

@@ -24,10 +24,13 @@ PUBLISH_EVERY_S = 2.0
 NEWS_AFTER_S = 0.3
 """How soon a record follows an event, such as a death. Events come in groups."""
 PUBLISH_AT_LEAST_EVERY_S = 10.0
-LOOK_EVERY_S = 1.5
-LOOK_EVERY_LATER_S = 10.0
+LOOK_EVERY_S, LOOK_EVERY_LATER_S = 1.5, 10.0
+"""Seconds between two looks for others. The first counts for a young peer, and for one that knows few others."""
+LOOK_EACH_S, LOOK_EACH_LATER_S = 0.1, 0.5
+"""The same for each peer that is known, where that is longer: so what is read in a second does not grow with the
+run."""
 YOUNG_S = 60.0
-"""Seconds after its start in which a peer looks often for others; later it does so only while it knows few."""
+"""A peer is young for so many seconds after its start."""
 FEW = 8
 
 TAKE_PART = ("training", "waiting", "paused", "idle")
@@ -132,5 +135,11 @@ async def look_around(
                     log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
             addresses_of[peer_id] = record.addresses
             discovered(peer_id, record.name[:64])
-        often = clock() < young_until or known() < FEW
-        await asyncio.sleep(LOOK_EVERY_S if often else LOOK_EVERY_LATER_S)
+        await asyncio.sleep(looks_again_in(known(), young=clock() < young_until))
+
+
+def looks_again_in(known: int, *, young: bool) -> float:
+    """Return how many seconds a peer waits until it looks for others again, if it knows so many live ones."""
+    if young or known < FEW:
+        return max(LOOK_EVERY_S, known * LOOK_EACH_S)
+    return max(LOOK_EVERY_LATER_S, known * LOOK_EACH_LATER_S)

@@ -118,9 +118,9 @@ class Trainers:
             world.at(delay, lambda: self._contribute(process, event))
 
     def pause(self, process: Process, seconds: float) -> None:
-        """Let the trainer announce a pause, and end it after this many seconds."""
+        """Let the trainer announce a pause, and end it after this many seconds. A frozen process announces nothing."""
         world = self.world
-        if process.paused is None and process.training:
+        if process.paused is None and process.training and process.frozen_until <= world.now:
             process.paused = world.now
             world.feed_alive(process, Pause(True))
             world.at(seconds, lambda: self._resume(process))

@@ -161,7 +161,7 @@ def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
     state = replace(a.state(0, 1, plan=a.plan("abc", "bac")), revision=SECOND)
     a.hear("b", state)
     a.feed(Filled(0, state.version, state.version.digest))
-    why = "a commit would set shard 0 back to an earlier revision"
+    why = "a commit of shard 0 is ignored: it would set the shard back to an earlier revision"
     assert a.hear("b", commit_on(a, FIRST)) == [Complaint("b", why)]
 
 

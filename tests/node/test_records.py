@@ -272,3 +272,18 @@ async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addr
     assert introduced == [("b", ("x",)), ("b", ("y",))]
     assert seen == [("x",), ("y",)]
     assert set(reported) == {("b", "alice")}
+
+
+@pytest.mark.parametrize(
+    ("known", "young", "seconds"),
+    [(0, False, 1.5), (7, False, 1.5), (8, False, 10.0), (20, False, 10.0), (8, True, 1.5), (100, True, 10.0)],
+)
+def test_a_peer_looks_often_while_it_is_young_or_knows_few(known: int, young: bool, seconds: float) -> None:
+    assert records.looks_again_in(known, young=young) == seconds
+
+
+@pytest.mark.parametrize("young", [True, False])
+def test_what_a_peer_reads_in_a_second_does_not_grow_with_the_run(young: bool) -> None:
+    """A look reads the records of all peers."""
+    read = [known / records.looks_again_in(known, young=young) for known in (20, 100, 1000)]
+    assert max(read) <= 2 * read[0]
