@@ -7,8 +7,8 @@ links (each message takes `LATENCY_S`; payloads are counted, and take no time), 
 trainers. Replicas that hold equal states share one object, and what follows from it is computed once for all.
 
 Prints, for each number of peers: messages and bytes of headers that a peer sends in a second, by kind; the busiest
-peer's share; the time from the death of a tenth of the peers to the next commit of every shard; the same after as many
-joins. The exit code is 1 if replicas differ at the end.
+peer's share; the time from the death of a tenth of the peers, in the middle of an exchange, to the next commit of every
+shard; and how many of as many newcomers are counted two rounds later. The exit code is 1 if replicas differ at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -45,6 +45,10 @@ REPORTS_EVERY_S = 5.0
 RULES = Rules(run="scale", fragments=(tuple(range(SHARDS)),), sync_every=STEPS)
 SEAL_BYTES = 96
 """A contribution's seal; a commit has one for each contribution, and one of its own."""
+EXCHANGING = 0.975
+"""The part of a round after which the peers exchange: they end their steps from 0.95 of it on."""
+JOINED_AFTER = 2.7
+"""Rounds after which newcomers should be counted: the one that they come into, and two more."""
 REMEMBERED = 4096
 
 
@@ -143,14 +147,15 @@ class Swarm:
                 moment = self.now + self.rng.uniform(0.01, BREAKS_WITHIN_S)
                 self.at(moment, functools.partial(other.feed, events.Closed(name)))
 
-    def join(self) -> None:
-        """A newcomer finds all live peers."""
+    def join(self) -> str:
+        """A newcomer finds all live peers; returns its name."""
         name, others = self._name(), list(self.live)
         peer = self.live[name] = Peer(self, name, incarnation(int(1e6 + 1e3 * self.now), self._named))
         peer.start()
         for other in others:
             moment = self.now + self.rng.uniform(0.1, 1.0)
             self.at(moment, functools.partial(peer.feed, events.Discovered(other)))
+        return name
 
     # -- the wires
 
@@ -265,7 +270,7 @@ class Peer:
             swarm.at(swarm.now, lambda: self.feed(events.Merge()))
 
 
-def measured(peers: int, rounds: int, seed: int, storms: bool) -> dict[str, Any]:
+def measured(peers: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[str, Any]:
     """Let a swarm of this size go through its rounds and storms; the figures."""
     began, round_s = time.process_time(), STEPS * STEP_S
     swarm = Swarm(peers, seed)
@@ -279,17 +284,18 @@ def measured(peers: int, rounds: int, seed: int, storms: bool) -> dict[str, Any]
     a_second = {kind: (count / peer_seconds, swarm.nbytes[kind] / peer_seconds) for kind, count in sent}
     busiest = [max(counts.values()) / statistics.fmean(counts.values()) for counts in (swarm.of_peer, swarm.payloads)]
     told: dict[str, Any] = {"peers": peers, "a_second": a_second, "busiest": busiest}
-    if storms:
+    if "deaths" in storms:
         swarm.all_move(2 * round_s)
-        usual = swarm.all_move(2 * round_s)
+        swarm.run(swarm.now + EXCHANGING * round_s)
         for name in swarm.rng.sample(sorted(swarm.live), max(1, peers // 10)):
             swarm.kill(name)
-        told["deaths_delay_s"] = swarm.all_move(20 * round_s) - usual
+        told["deaths_s"] = swarm.all_move(20 * round_s)
+    if "joins" in storms:
+        swarm.run(swarm.now + 0.5 * round_s)
         joined = [swarm.join() for _ in range(max(1, peers // 10))]
-        told["joins_delay_s"] = swarm.all_move(20 * round_s) - usual
-        swarm.run(swarm.now + 2 * round_s)
-        counted = swarm.live[min(swarm.live)].replica.state(0).plan.group
-        told["missing"] = len(set(swarm.live) - set(counted)), len(joined)
+        swarm.run(swarm.now + JOINED_AFTER * round_s)
+        group = next(iter(swarm.live.values())).replica.state(0).plan.group
+        told["joins"] = len(joined), sum(name in group for name in joined)
     swarm.run(swarm.now + 0.5 * round_s)  # in the middle of the next steps all hold the same
     told["equal"] = len({peer.replica.versions for peer in swarm.live.values()}) == 1
     return {**told, "cpu_s": round(time.process_time() - began, 1)}
@@ -301,7 +307,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--storms", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--storms", nargs="*", choices=["deaths", "joins"], default=["deaths", "joins"])
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each size")
     asked = parser.parse_args()
     shard.append = remembered(shard.append, 2)
@@ -322,10 +328,10 @@ def text_of(told: dict[str, Any]) -> str:
              f"{sum(b for _, b in rows.values()):,.0f} bytes of headers a second, sent by each peer"]  # fmt: skip
     lines += [f"  {kind:13} {count:8.2f} messages  {nbytes:10,.0f} bytes" for kind, (count, nbytes) in rows.items()]
     lines.append("  the busiest peer: {:.1f} x the mean of headers, {:.1f} x of payloads".format(*told["busiest"]))
-    if "deaths_delay_s" in told:
-        lines.append(f"  a tenth dies at once: the next commits are {told['deaths_delay_s']:.1f} s later than usual")
-        lines.append(f"  as many join at once: {told['joins_delay_s']:.1f} s later; {told['missing'][0]} of "
-                     f"{told['missing'][1]} not counted two rounds later")  # fmt: skip
+    if "deaths_s" in told:
+        lines.append(f"  a tenth dies in the middle of an exchange: all shards move on {told['deaths_s']:.1f} s later")
+    if "joins" in told:
+        lines.append("  {} join at once: {} of them are counted two rounds later".format(*told["joins"]))
     lines.append(f"  replicas {'are equal' if told['equal'] else 'DIFFER'}; {told['cpu_s']} s of processor time")
     return "\n".join(lines)
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
-EXCHANGES_TOLD = 2
-"""A merge may tell a trainer of so many exchanges: of the last one, and of the one whose progress that carried."""
+EXCHANGES_TOLD = 4
+"""The exchanges of which a trainer may be told on a lineage that loses: by two merges before the fork shows, each of
+the last exchange and of the one whose progress that carried."""
 LAG_MOST = 1.3
 """The longest transfer of a state takes this many times as long as the usual one (`World.send`)."""
 
