@@ -1,10 +1,11 @@
 """Measures what a flood of strangers costs a private run: `python -m tests.real.flood_cost [--turns N] [--seconds S]
-[--work S]`.
+[--work S] [--apart]`.
 
 Three honest nodes in this process make rounds, with `--work` seconds of training (a sleep) between two exchanges. Turns
 of three kinds follow each other. Some are quiet. In some a process of its own floods one node from four connections,
 each opening stream after stream. In the others it floods another program on this machine instead, which closes each
-stream at once: that shows what the attackers' own processor time takes from the nodes, since all share the cores.
+stream at once: that shows what the attackers' own processor time takes from the nodes, since all share the cores. With
+`--apart` the nodes have one core and the attackers another, as if they were on other machines.
 
 Prints for each kind, as JSON: the rounds a second turn by turn, and the medians of these, of the streams opened a
 second, and of the processor seconds a second of the nodes and of the attackers, with their daemons.
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -108,9 +110,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--work", type=float, default=1.0)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("--victim", nargs="+")
     parser.add_argument("--elsewhere", action="store_true")
     asked = parser.parse_args()
+    if asked.apart:
+        os.sched_setaffinity(0, {1 if asked.victim or asked.elsewhere else 0})  # child processes have the same
     if asked.victim:
         print(json.dumps(asyncio.run(flood(asked.victim[0], asked.victim[1:], asked.seconds))), flush=True)
         return
@@ -118,6 +123,8 @@ def main() -> None:
         asyncio.run(elsewhere())
         return
     nodes.STEP_S = asked.work
+    if asked.apart:
+        COMMAND.append("--apart")
     other = subprocess.Popen([*COMMAND, "--elsewhere"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     another = other.stdout.readline().split()
