@@ -51,9 +51,10 @@ class DoomedReplica(Replica):
 
     def ask_for_the_role(self) -> None:
         """Announce a bandwidth with which this peer gets its role, however unlike the measured ones are: the fastest
-        peer's if it is to aggregate, else next to none."""
+        peer's if it is to aggregate or succeed the aggregator, else next to none."""
         others = [summary.bandwidth for peer, summary in self.roster.summaries().items() if peer != self.me]
-        self.roster.says(bandwidth=max(others, default=0.0) if PLAN["role"] == "aggregator" else 1.0)
+        leads = PLAN["role"] in ("aggregator", "successor")
+        self.roster.says(bandwidth=max(others, default=0.0) if leads else 1.0)
 
     def roles_now(self) -> tuple[str, ...]:
         if any(log.lead.holder == self.me for log in self.logs):
