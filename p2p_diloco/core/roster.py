@@ -184,7 +184,7 @@ class Roster:
             return False
         known = member.left if member.summary is None else member.summary.incarnation
         restarted = known not in (None, summary.incarnation)
-        self.changes += restarted or before is None or _stands(before) != _stands(summary)
+        self.changes += restarted or before is None or _all_but_speeds(before) != _all_but_speeds(summary)
         member.summary, member.left = summary, None if restarted else member.left
         return restarted
 
@@ -220,7 +220,7 @@ class Roster:
         return gone
 
 
-def _stands(summary: Summary) -> tuple[object, ...]:
+def _all_but_speeds(summary: Summary) -> tuple[object, ...]:
     """What `Roster.changes` depends on in a Summary: all but the speeds of the peer's link and of its trainer."""
     s = summary
     return s.incarnation, s.role, s.eligible, s.model, s.epochs, s.idle, s.unlike, s.revision, s.paused

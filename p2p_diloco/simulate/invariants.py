@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from .process import Process
     from .world import World
 
-EXCHANGES_TOLD = 4
-"""The exchanges of which a trainer may be told on a lineage that loses: by two merges before the fork shows, each of
-the last exchange and of the one whose progress that carried."""
+EXCHANGES_TOLD = 2
+"""A merge may tell a trainer of so many exchanges: of the last one, and of the one whose progress that carried."""
 LAG_MOST = 1.3
 """The longest transfer of a state takes this many times as long as the usual one (`World.send`)."""
 
@@ -142,6 +141,18 @@ def elects(world: World, process: Process, work: Average) -> None:
     require(not private or not better, "o", text)
 
 
+def stays_level(world: World, process: Process, work: Average) -> None:
+    """Check that a synchronous outer step leads its shard no more than one epoch ahead of any other shard of the
+    fragment for which the run goes on, as the step's author holds them (invariant w)."""
+    if world.rules.asynchronous or not work.contributions:
+        return
+    logs = process.replica.logs
+    of_fragment = map(logs.look_at, world.rules.fragments[logs.look_at(work.shard).fragment])
+    held = [(log.shard, log.version) for log in of_fragment if not log.final]
+    behind = [shard for shard, version in held if version is not None and version.epoch < work.base.epoch]
+    require(not behind, "w", f"{process.name}: shard {work.shard} leaves shards {behind} two epochs behind")
+
+
 def aggregate(world: World) -> None:
     """Check at the end that no private peer aggregates a shard while there is a reachable worker that has been live for
     long (invariant o)."""
@@ -235,7 +246,8 @@ def relied_upon(world: World) -> None:
     Called only for runs in which no more peers fail at a time than the settings allow, or with a hostile member. That
     one can send a commit to some peers only. The lineages that come of it lose for each peer that joins the other one
     what it was told last."""
-    told_last = EXCHANGES_TOLD * world.settings.interval if world.settings.hostile else 0
+    # a contribution to a shard has the steps since the last one to its fragment, and the fragments take turns
+    told_last = EXCHANGES_TOLD * world.rules.sync_every if world.settings.hostile else 0
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
         few = lost.bit_count() <= told_last * world.happened["note fork"]

@@ -118,19 +118,21 @@ class Trainers:
             world.at(delay, lambda: self._contribute(process, event))
 
     def pause(self, process: Process, seconds: float) -> None:
-        """Let the trainer announce a pause, and end it after this many seconds. A frozen process announces nothing."""
+        """Let the trainer announce a pause, and end it after this many seconds."""
         world = self.world
-        if process.paused is None and process.training and process.frozen_until <= world.now:
-            process.paused = world.now
+        if process.paused is None and process.training:
+            process.paused, arrives = world.now, max(world.now, process.frozen_until)
             world.feed_alive(process, Pause(True))
-            world.at(seconds, lambda: self._resume(process))
+            world.at(seconds, lambda: self._resume(process, arrives))
 
-    def _resume(self, process: Process) -> None:
+    def _resume(self, process: Process, after: float) -> None:
+        """End a pause. The node hears of its end after ``after``, when it heard of its beginning: healing may have
+        ended a freeze that held the first message up."""
         world = self.world
         if world.alive.get(process.name) is process:
             world.membership.resumes(process)
             process.paused = None
-            world.feed_alive(process, Pause(False))
+            world.at(max(0.0, after - world.now), lambda: world.feed_alive(process, Pause(False)))
 
     def _contribute(self, process: Process, event: Contribute) -> None:
         world = self.world

@@ -47,7 +47,7 @@ from .data import Data
 from .faults import Faults
 from .founder import Founder
 from .hostile import Hostile
-from .invariants import advanced, after_event, elects, obeys
+from .invariants import advanced, after_event, elects, obeys, stays_level
 from .membership import Membership
 from .model import Tensors, require
 from .process import Process
@@ -287,11 +287,10 @@ class World:
             case Average(shard, base, _, _, held) if held is not None and self.damaged(process, shard):
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
-                if effect.held is None:  # no peer has had undamaged tensors of this shard, until now
-                    self.membership.disturbed(self.now)
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
                 self.membership.averages(process, effect)
                 elects(self, process, effect)
+                stays_level(self, process, effect)
                 obeys(self, process, effect)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, effect.number, digest, mean))

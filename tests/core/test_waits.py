@@ -30,8 +30,8 @@ def round_with(a: Any, *others: str) -> float:
 
 
 def test_no_round_closes_while_its_shard_is_ahead_of_the_fragment(peer: Any) -> None:
-    """A member could else drive one shard ahead alone: all others send to the lowest shards first, and would seem to
-    miss each of its rounds. The round's clock begins when the other shards have come."""
+    """Otherwise a member could drive one shard ahead alone: all others send to the lowest shards first, and would seem
+    to miss each of its rounds. The round's clock begins when the other shards have come."""
     a = peer("a", group="abc", round_timeout=8.0)
     attendance, another_shard = a.replica.attendances[0], 9
     attendance.at(another_shard, 0, a.now)

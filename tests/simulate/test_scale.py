@@ -1,4 +1,4 @@
-"""The cost of a swarm's control plane, as `examples/experiments/scale.py` measures it."""
+"""The cost of a swarm's control plane, as `examples/scale.py` measures it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 def scale() -> Iterator[ModuleType]:
     """The script."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "experiments"))
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
         yield import_module("scale")
         sys.modules.pop("scale", None)
 

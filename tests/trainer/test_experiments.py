@@ -16,7 +16,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "experiments"
 PARTS = ("setting", "task", "member", "virtual", "processes", "lab")
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in (*PARTS, "all", "scale"))
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in (*PARTS, "all"))
 UNLIKE = (0.58, 0.75, 1.51, 3.33)
 
 

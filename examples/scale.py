@@ -1,6 +1,6 @@
 """What the control plane of a large swarm costs each peer, and what many deaths or joins at once do to it.
 
-    python examples/experiments/scale.py --peers 10 100 1000
+    python examples/scale.py --peers 10 30 100
 
 Every peer is the package's own `Replica`, and every message is packed as in a real run; virtual time. Imitated are the
 links (each message takes `LATENCY_S`; payloads are counted, and take no time), the tensors (lengths alone) and the
@@ -83,8 +83,7 @@ class Swarm:
         self.live: dict[str, Peer] = {}
         self.messages, self.nbytes, self.of_peer = Counter[str](), Counter[str](), Counter[str]()
         self.payloads = Counter[str]()  # shards sent and received, by peer
-        self.moved = [0.0] * SHARDS  # when a peer first made or got each shard's newest version
-        self.newest = [1] * SHARDS
+        self.newest = [1] * SHARDS  # the highest epoch of each shard that any peer has reached
         self._lengths: dict[int, tuple[Message, int]] = {}
         names = [self._name() for _ in range(peers)]
         lives = {name: incarnation(1_000_000, number) for number, name in enumerate(names)}
