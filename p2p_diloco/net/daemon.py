@@ -16,6 +16,7 @@ from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.net import stale_sockets
 from p2p_diloco.net.attempts import within
+from p2p_diloco.net.daemon_requests import closed_on_failure, noted
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
@@ -39,6 +40,8 @@ class Daemon:
 
     def __init__(self, p2p: Any, on_death: Callable[[str], None] | None) -> None:
         self.p2p = p2p
+        connector = p2p._client.control.daemon_connector
+        connector.open_connection = noted(connector.open_connection)
         self.peer_id = str(p2p.peer_id)
         self.addresses: list[str] = []
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
@@ -148,20 +151,22 @@ class Daemon:
         if peer == self.peer_id:
             return "that is this peer itself"
         try:
-            connecting = self.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(host)] if host else [])
-            await asyncio.wait_for(connecting, DIAL_S)
+            await self._connect(PeerID.from_base58(peer), [Multiaddr(host)] if host else [])
         except asyncio.TimeoutError:
             return f"timed out after {DIAL_S:g} s: a firewall, or no such machine"
         except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             return likely_reason(error)
         return None
 
+    async def _connect(self, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
+        with closed_on_failure():
+            await asyncio.wait_for(self.p2p._client.connect(peer, addresses), DIAL_S)
+
     async def found_at(self, peer: str) -> list[str]:
         """The multiaddrs at which the daemon is connected to a peer, whose identity it has checked there. Without a
         connection it dials the known ones first."""
         with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError):
-            connecting = self.p2p._client.connect(PeerID.from_base58(peer), self._known.get(peer, ()))
-            await asyncio.wait_for(connecting, DIAL_S)
+            await self._connect(PeerID.from_base58(peer), self._known.get(peer, ()))
             there = [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]
             return [address for address in there if not leads_over_a_relay(address)]
         return []
@@ -188,14 +193,15 @@ class Daemon:
     async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
         peer_id = PeerID.from_base58(peer)
         known = self._known.get(peer)
-        try:
-            if known is not None:
-                await self.p2p._client.connect(peer_id, known)  # returns at once if already connected
-            stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
-        except P2PDaemonError as error:
-            refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(known or ()))
-            raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
-        return await Pipe.adopt(reader, writer), str(stream.addr)
+        with closed_on_failure():
+            try:
+                if known is not None:
+                    await self.p2p._client.connect(peer_id, known)  # returns at once if already connected
+                stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
+            except P2PDaemonError as error:
+                refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(known or ()))
+                raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
+            return await Pipe.adopt(reader, writer), str(stream.addr)
 
     async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
         """Serve a protocol: await `serve(peer id, pipe, the peer's multiaddr)` for every stream that another peer opens
