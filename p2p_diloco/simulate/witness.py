@@ -6,7 +6,7 @@ Law: this module sees what replicas compute and what they accept, and changes no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.events import Apply, Average, Carry, Fill, Loaded
@@ -34,6 +34,11 @@ class Witness:
         self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → the version last merged
         self.filled: dict[tuple[int, str], int] = {}  # (shard, digest) → submissions in the Delayed Nesterov buffer
         self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
+        self.authors: dict[tuple[int, str], str] = {}  # (shard, digest) → the peer whose outer step led to it
+        self.holders: dict[tuple[int, str], list[Process]] = {}  # (shard, digest) → the processes that accepted it
+        self.alone: set[tuple[int, str]] = set()  # (shard, digest) of versions that no successor had to hold
+        self.counts: dict[tuple[int, str], int] = {}  # (shard, digest) → the inner steps that its commit counts
+        self.gone: Counter[int] = Counter()  # by shard: the inner steps that died with an unconfirmed version
 
     def stepped(self, process: Process) -> None:
         """Record that a trainer has made an inner step, and on which versions."""
@@ -74,6 +79,12 @@ class Witness:
                 require(not fresh, "i", f"{peer} says that its work began at {c.base}, but it began at {began}")
         counted = sum(not is_empty(c) for _, c in work.contributions)
         self._steps(log.shard, work.base, counted, work.buffered, digest)
+        self.authors[log.shard, digest] = log.me
+        assert log.state is not None
+        assert log.round.draft is not None
+        if {*log.state.plan.succession, *log.round.draft.plan.succession} == {log.me}:
+            self.alone.add((log.shard, digest))
+        self.counts[log.shard, digest] = sum(c.payload for _, c in work.contributions if not is_empty(c))
 
     def applies(self, work: Apply) -> None:
         """Called when a peer applies another peer's commit. Check the number of buffered submissions that the peer
@@ -93,15 +104,30 @@ class Witness:
             f"a state names {state.buffered} submissions in the buffer, but there are {told}",
         )
 
-    def accepts(self, shard: int, version: Version) -> None:
+    def accepts(self, process: Process, shard: int, version: Version, alive: Collection[Process]) -> None:
         """Called when a peer makes this version its present state. Check that the shard has only one version at each
         epoch (invariant k)."""
+        if not self.rules.asynchronous:
+            return
         known = self.epochs.setdefault((shard, version.epoch), version)
+        self.holders.setdefault((shard, version.digest), []).append(process)
+        if known != version and self._died_unconfirmed(shard, known, alive):
+            self.gone[shard] |= self.counts.get((shard, known.digest), 0)
+            self.one_line = False  # its holders may come back with it
+            self.epochs[shard, version.epoch] = known = version
         require(
             not self.one_line or known == version,
             "k",
             f"shard {shard}: two versions of one epoch, {known} and {version}",
         )
+
+    def _died_unconfirmed(self, shard: int, version: Version, alive: Collection[Process]) -> bool:
+        """Whether every peer that held a version is dead, and its author died before all successors held it, or had no
+        successor yet. Then no live peer knows of it, no live trainer was told that it counts, and the next commit makes
+        another version of its epoch."""
+        key = shard, version.digest
+        confirmed = key not in self.alone and self.authors.get(key) in {holder.name for holder in self.holders[key]}
+        return not confirmed and not any(holder in alive for holder in self.holders[key])
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
         """Check at the end that there was no fork, and that inner steps were dropped only if a submission was refused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
 from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.witness import Witness
 from p2p_diloco.simulate.world import World
 
 VERSION = Version(0, 1, 1, "")
+RULES = Settings(mode="async").rules()
 
 
 def merge(trainer: Trainer, carry: Carry, new: int) -> tuple[int, int]:
@@ -146,3 +150,30 @@ def test_an_aggregator_that_has_all_and_waits_shows() -> None:
             log.close = lambda now: []  # type: ignore[method-assign]
     with pytest.raises(Violation, match=r"\(e\)"):
         world.run(60.0)
+
+
+def process(name: str) -> Any:
+    return SimpleNamespace(name=name)
+
+
+@pytest.mark.parametrize(
+    ("holder", "alone", "dead", "broken"),
+    [
+        ("successor", False, True, False),
+        ("successor", False, False, True),
+        ("author", False, True, True),
+        ("author", True, True, False),
+        ("author", True, False, True),
+    ],
+)
+def test_two_versions_of_one_epoch_are_a_violation(holder: str, alone: bool, dead: bool, broken: bool) -> None:
+    """(k), unless all peers that held the first one are dead, and its author never held it, or had no successor. Then
+    its steps died with it."""
+    witness, first, second = Witness(RULES, one_line=True), Version(0, 1, 1, "first"), Version(0, 1, 1, "second")
+    witness.authors[0, "first"], witness.counts[0, "first"] = "author", 0b101
+    witness.alone = {(0, "first")} if alone else set()
+    held, other = process(holder), process("other")
+    witness.accepts(held, 0, first, [held, other])
+    with pytest.raises(Violation, match=r"\(k\)") if broken else nullcontext():
+        witness.accepts(other, 0, second, [other] if dead else [held, other])
+    assert witness.gone[0] == (0 if broken else 0b101)
