@@ -31,7 +31,6 @@ class AsynchronousLog(ShardLog):
 
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance) -> None:
         super().__init__(shard, rules, roster, attendance, Submitting(roster.me, rules))
-        self.recent: list[Commit] = []  # the newest commits, to bring a submitter up to this version
         self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
         # submitters that are counted but not yet answered, each with the base of its submission
         self.owed: dict[str, Version] = {}
@@ -127,7 +126,7 @@ class AsynchronousLog(ShardLog):
         if why := unfit(sender, contribution, self.state, self.lead, self.rules):
             return [Complaint(sender, f"a contribution to shard {self.shard} is refused: {why}")]
         if self.final or settled(contribution, self.state.counted.get(sender)):
-            return [] if sender == self.me else self._answer(sender, contribution.base)
+            return [] if sender == self.me else self._news(sender, contribution.base)
         known = self.round.inbox.get(sender)
         misdirected = sender != self.me and self.lead.target()[1] != self.me
         effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []
@@ -135,7 +134,7 @@ class AsynchronousLog(ShardLog):
             return effects
         if misdirected and contribution.base != self.version:
             # the answer carries the plan but not the claim, so the refusal names the claim
-            return self._answer(sender, contribution.base) + effects
+            return self._news(sender, contribution.base) + effects
         self.round.inbox[sender], self.arrived[sender] = contribution, now
         return effects + self.close(now)
 
@@ -185,18 +184,12 @@ class AsynchronousLog(ShardLog):
             if peer == self.me:
                 self.own.stale(refusal, self.state)
             else:
-                effects += [*self._answer(peer, contribution.base), Send(peer, refusal)]
+                effects += [*self._news(peer, contribution.base), Send(peer, refusal)]
         return effects
 
-    def _answer(self, peer: str, base: Version) -> list[Effect]:
-        """Return the messages that bring a peer from ``base`` to the newest version: the commits made since ``base``,
-        or the whole state."""
+    def _news(self, peer: str, base: Version) -> list[Effect]:
         assert self.state is not None
-        summary = self.roster.summary(peer)
-        at = next((i for i, commit in enumerate(self.recent) if commit.base == base), None)
-        if at is None or (summary is not None and summary.unlike):
-            return [Send(peer, self.state)]
-        return [Send(peer, commit) for commit in self.recent[at:]]
+        return self.outgoing.news(self.state, peer, base)
 
     # -- writing the next commit
 
@@ -215,7 +208,7 @@ class AsynchronousLog(ShardLog):
         if draft is not None and state is not None and worth_a_commit(self.me, state.plan, draft.plan.succession):
             self.owed = owed
         else:
-            answers = [effect for peer, base in sorted(owed.items()) for effect in self._answer(peer, base)]
+            answers = [effect for peer, base in sorted(owed.items()) for effect in self._news(peer, base)]
         return [Accept(((self.shard, commit.version.digest),)), *answers, *follows]
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
@@ -282,7 +275,7 @@ class AsynchronousLog(ShardLog):
             return []
         if self.relation(commit.version) == "fork":
             self.told[sender] = commit.version
-        return self._answer(sender, commit.base)
+        return self._news(sender, commit.base)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
         """Append another peer's commit, if the outer step that this peer computed for it gives the digest that the
@@ -309,14 +302,14 @@ class AsynchronousLog(ShardLog):
     def adopt(self, state: State, now: float) -> list[Effect]:
         """Replace the present state with a fetched or restored one. If its plan names this peer as aggregator, this
         peer must first ask for promises, because other peers may have newer versions."""
-        self.recent, self.unproven = [], True
+        self.unproven = True
         return super().adopt(state, now) + self.ask()
 
     def append(self, commit: Commit, now: float) -> None:
         # a peer that may have to answer submitters stores several commits
         kept = self.rules.answered_with if self.me in commit.plan.succession else 1
         super().append(commit, now)
-        self.recent = [*self.recent, commit][-kept:]
+        self.outgoing.recent = [*self.outgoing.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
         """Begin the round on a new version. Keep the submissions that this peer must still count, and answer the
@@ -334,7 +327,7 @@ class AsynchronousLog(ShardLog):
             left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries the progress
             if not stays or left or settled(c, state.counted.get(peer)):
                 del inbox[peer]
-                effects += [] if peer == self.me or left else self._answer(peer, c.base)
+                effects += [] if peer == self.me or left else self._news(peer, c.base)
         self.owed = {}
         for peer, contribution in sorted(self.incoming.early.items()):
             match self.relation(contribution.base):

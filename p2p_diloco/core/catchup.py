@@ -18,6 +18,7 @@ from .gather import Gathering
 from .lag import Lag
 from .logs import Logs
 from .messages import Fetch, Message, State, Versions
+from .passing import is_ahead
 from .roster import Roster
 from .rules import Rules
 from .state import meta_of
@@ -135,8 +136,10 @@ class CatchUp:
         return self.gather(donor, self.logs.model(), now)
 
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
-        """Handle a state that is older than the version that the gathering needs: request this shard from another
-        donor."""
+        """Handle a state that is older than the version that the gathering or the change of lineage needs: request this
+        shard from another donor."""
+        if self.switching is not None:
+            return self._ask_another(now) if self.switching.is_in_vain(peer, state) else []
         gathering = self.gathering
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
@@ -164,10 +167,9 @@ class CatchUp:
         self.doubted.update(shards)
         self.fetching = None  # a fetch under way does not ask for them
 
-    def is_fetching(self, shards: Collection[int]) -> bool:
-        """Whether a fetch or a change of lineage is under way, or a fetched state of one of these shards is being
-        loaded."""
-        return self.donor is not None or any(shard in shards for shard, _ in self.filling)
+    def is_loading(self, shards: Collection[int]) -> bool:
+        """Whether a change of lineage is under way, or a fetched state of one of these shards is being loaded."""
+        return self.switching is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
         """Handle a change of this replica's versions: end the fetches that are complete, and request more shards."""
@@ -217,12 +219,18 @@ class CatchUp:
         under_way = self.switching or self.fetching
         if under_way is None or now - under_way.progress < self.rules.fetch_again:
             return []
+        return self._ask_another(now)
+
+    def _ask_another(self, now: float) -> list[Effect]:
+        """Request the missing shards of a change of lineage from the next donor. If there is none, or only a fetch is
+        under way, give up."""
         again = None if self.switching is None else self.switching.ask_again(now)
-        if again is None:
-            self._fails(under_way.donor, now)
-            self._abandon()
-            return []
-        return [again]
+        if again is not None:
+            return [again]
+        if self.donor is not None:
+            self._fails(self.donor, now)
+        self._abandon()
+        return []
 
     # -- messages
 
@@ -250,6 +258,9 @@ class CatchUp:
         )
         theirs, mine = model_version(message.versions), self.logs.model()
         if not fork:
+            for log, version in zip(self.logs, message.versions, strict=True):
+                if log.relation(version) == "ahead":
+                    is_ahead(peer, log)
             return self._told_more(peer, message.versions, now)
         if theirs == mine:
             return []

@@ -26,10 +26,12 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
         return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
     if "fork" in relations:
         return tell_versions(logs, peer)
+    # one commit at most: a peer that can't apply commits asks again for each, and would get them again without end
     effects: list[Effect] = [
-        Send(peer, logs[state.shard].outgoing.news(state, peer, have))
+        send
         for state, have, r in zip(mine, request.have, relations, strict=True)
         if r == "ancestor" and (request.shards is None or state.shard in request.shards)
+        for send in logs[state.shard].outgoing.news(state, peer, have, most=1)
     ]
     if "ahead" in relations or (request.shards is not None and not effects):
         effects += tell_versions(logs, peer, forked=False)

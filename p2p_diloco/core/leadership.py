@@ -33,6 +33,8 @@ class Leadership:
         self.passed_over: set[str] = set()  # the peers that this round goes on without
         self.overdue = False  # the round lasts so long that peers passed over earlier may win claims again
         self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
+        self.asked: set[str] = set()  # the peers that were asked for a promise; one that is ahead is asked once
+        self.ahead: set[str] = set()  # the peers that have said that they hold a newer version
         self.outbid: set[str] = set()  # the peers whose claims this peer has answered with a higher one (`contest`)
 
     # -- questions
@@ -91,11 +93,10 @@ class Leadership:
 
     def unpromised(self) -> list[str]:
         """Return the live peers that hold a state and have not yet promised to accept this peer's claim to the term.
-        This peer may write the commit only once all have promised. The list is empty if this peer has not claimed the
-        term."""
+        This peer may write the commit only once all have promised. Empty if this peer has not claimed the term."""
         if self.promised_by is None:
             return []
-        answered = self.promised_by | self.passed_over
+        answered = self.promised_by | (self.passed_over - self.ahead)
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in answered]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
@@ -127,7 +128,9 @@ class Leadership:
         if self.state is None or self.promised_by is None:
             return []
         request = TakeOver(self.state.shard, self.state.version, self.term)
-        return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
+        peers = [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.ahead & self.asked]
+        self.asked |= set(peers)
+        return [Send(p, request) for p in peers]
 
     def refusal(self) -> Outdated:
         """Return the refusal that names the peer that should aggregate now: the holder of the term may be gone."""

@@ -33,15 +33,18 @@ class Mending:
         return self.catchup.fetch(author, self.logs.model(), now)
 
     def mend(self, now: float) -> list[Effect]:
-        """Fetch the damaged shards again. If no peer can send them, or none has done so within ``dead_after``, go on
-        with the damaged tensors."""
+        """Fetch the damaged shards again. If no peer can send them, or none has done so in time, go on with the damaged
+        tensors."""
         damaged = [log for log in self.logs if log.round.damaged is not None]
         shards = [log.shard for log in damaged]
-        if not damaged or self.catchup.is_fetching(shards):
+        if not damaged or self.catchup.is_loading(shards):
             return []
         donors = damaged[0].donors()
         since = min(log.round.damaged for log in damaged if log.round.damaged is not None)
-        if donors and now - since < self.rules.dead_after:
+        patience = min(max(since, self.catchup.lag.moving) + self.rules.fetch_again, since + self.rules.mended_within)
+        if donors and now < patience:
+            if self.catchup.donor is not None:
+                return []
             self.catchup.doubted.update(shards)
             self.repairs += 1
             return self.catchup.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)

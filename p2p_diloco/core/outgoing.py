@@ -15,6 +15,8 @@ class Outgoing:
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
         self.last: Commit | None = None  # the commit that made the present version; None once no peer lacks it
+        # the newest commits, for peers that are behind; only in asynchronous mode, where it is usual to be behind
+        self.recent: list[Commit] = []
         self.lacking: set[str] = set()  # the peers that may lack the present version
         self.again: dict[str, Commit | State] = {}  # by peer: undelivered messages of the present version
         self.resent: dict[str, int] = {}  # by peer: how often a message was sent again
@@ -27,7 +29,7 @@ class Outgoing:
     def adopted(self) -> None:
         """Record that this replica adopted the present version as a state, without a commit. So a peer that lacks this
         version gets the whole state."""
-        self.last, self.lacking = None, set()
+        self.last, self.lacking, self.recent = None, set(), []
 
     def renew(self, state: State) -> None:
         """Handle a new version of the shard: replace undelivered states with the new state, and drop undelivered
@@ -35,12 +37,17 @@ class Outgoing:
         self.again = {peer: state for peer, message in self.again.items() if isinstance(message, State)}
         self.resent = {}
 
-    def news(self, state: State, peer: str, base: Version | None) -> Commit | State:
-        """Return the message that brings a peer from ``base`` to the present version: the last commit if the peer can
-        apply it, else the whole state."""
+    def news(self, state: State, peer: str, base: Version | None, most: int | None = None) -> list[Effect]:
+        """Return the messages that bring a peer from ``base`` to the present version: the commits made since ``base``
+        if they are stored here, and the peer can apply them, else the whole state. ``most``: send the state in place
+        of more commits."""
+        stored = self.recent if self.last is None else self.recent or [self.last]
+        since = next((stored[i:] for i, commit in enumerate(stored) if commit.base == base), None)
         summary = self.roster.summary(peer)
         unlike = summary is not None and summary.unlike
-        return state if self.last is None or self.last.base != base or unlike else self.last
+        if since is None or unlike or len(since) > (most or self.rules.answered_with):
+            return [Send(peer, state)]
+        return [Send(peer, commit) for commit in since]
 
     def reached(self, peer: str) -> None:
         """Record that the peer holds the present version. Once no live peer lacks this version, drop its commit; peers

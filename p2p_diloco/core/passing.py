@@ -30,6 +30,14 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
     return [*([Note("passed", text)] if late else []), *absent(log)]
 
 
+def is_ahead(peer: str, log: ShardLog) -> None:
+    """Handle a peer's word that it holds a newer version of this shard. A claim of this peer's then waits for the
+    newer state, because a commit would be a fork; but not without end, because the word may be false."""
+    if peer not in log.lead.ahead:
+        log.lead.ahead.add(peer)
+        log.round.awaited.pop(peer, None)
+
+
 def forgive_all_but(lost: str, log: ShardLog) -> None:
     """Handle the loss of a peer. Its claims may have kept other peers from doing their part. So the round counts the
     waits for the other peers from zero, and no longer passes over any of them. Each peer is forgiven once in a round:
@@ -64,7 +72,8 @@ def awaited(log: ShardLog) -> dict[str, float]:
     if lead.holder == log.me:
         # a peer that was lately passed over might delay every round by withholding its promise
         passed, shorter = log.roster.passed, min(rules.dead_after, rules.promises_within)
-        return found | {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
+        promises = {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
+        return found | promises | {p: rules.answered_within for p in promises if p in lead.ahead}  # its state is coming
     _, holder = lead.target()  # not the known holder, if this peer has passed that one over
     sent = log.own.handed == holder if log.own.sendable(log.version) else bool(log.round.inbox)
     if not sent or holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:

@@ -49,15 +49,7 @@ from .events import (
 from .logs import Logs, PerShard
 from .memory import Memory
 from .mending import Mending
-from .messages import (
-    Fetch,
-    Leave,
-    Message,
-    Probe,
-    ProbeAck,
-    State,
-    Summary,
-)
+from .messages import Fetch, Leave, Message, Probe, ProbeAck, State, Summary
 from .mismatches import Mismatches
 from .passing import pass_over
 from .presence import Presence

@@ -1,5 +1,4 @@
-"""The data of one round: everything that belongs to one version of a shard and is replaced when the next version
-comes."""
+"""The data of one round: everything that belongs to one version of a shard, and is replaced with the next."""
 
 from __future__ import annotations
 

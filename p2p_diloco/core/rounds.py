@@ -15,7 +15,7 @@ from .events import Complaint, Effect, Note, Send
 from .logs import Logs
 from .mending import Mending
 from .messages import Commit, Contribution, Fetch, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
-from .mismatches import Mismatches
+from .mismatches import Mismatches, astray
 from .training import Training
 from .version import Version
 
@@ -81,9 +81,8 @@ class Rounds:
             if effects:
                 self.mismatches.agreed()
             return effects
-        text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
         sender = self.logs[shard].round.told_by
-        effects += [Complaint(sender, text), *self.mismatches.found(text, sender, now)]
+        effects += [Complaint(sender, astray(shard, base)), *self.mismatches.found(shard, base, sender, now)]
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
@@ -132,12 +131,14 @@ class Rounds:
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
         """Handle another peer's claim to write the commit that follows ``request.base``. If this shard has a newer
-        version, send that version to the peer. If the peer is on another lineage, tell it this replica's versions.
-        Otherwise pass the claim to the shard's log."""
+        version, send that version to the peer, and say so at once, because a state may take long. If the peer is on
+        another lineage, tell it this replica's versions. Otherwise pass the claim to the shard's log."""
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor" if log.state is not None:
-                return [Send(sender, log.outgoing.news(log.state, sender, request.base))]
+                news = log.outgoing.news(log.state, sender, request.base)
+                slow = any(isinstance(send, Send) and isinstance(send.message, State) for send in news)
+                return [*tell_versions(self.logs, sender, forked=False), *news] if slow else news
             case "fork":
                 return tell_versions(self.logs, sender)
         return log.asked_by(sender, request, now)

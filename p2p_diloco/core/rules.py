@@ -133,6 +133,12 @@ class Rules:
         return 3 * self.heartbeat_timeout
 
     @property
+    def mended_within(self) -> float:
+        """The longest time that a peer waits for an intact copy of a shard that is damaged here. It waits so long only
+        while transfers make progress, else for ``fetch_again``."""
+        return 2 * self.fetch_again
+
+    @property
     def answered_within(self) -> float:
         """How long a peer may take to answer a question, if no transfer between the two makes progress."""
         return 6 * self.heartbeat_timeout

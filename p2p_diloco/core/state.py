@@ -55,8 +55,7 @@ def steps_of(state: State, rules: Rules) -> int:
 
 
 def founding(shard: int, version: Version, founder: str, role: str) -> State:
-    """Return a shard's state at epoch 0. Its plan names only the founder, but contributions of other peers count as
-    well."""
+    """Return a shard's state at epoch 0. Its plan names only the founder, but other peers' contributions count, too."""
     plan = Plan((founder,) if role == "worker" else (), (founder,))
     return State(shard, version, 0, plan, {}, {0: version.digest})
 

@@ -59,13 +59,22 @@ class Switching:
 
     def takes(self, peer: str, state: State) -> bool | None:
         """Whether a state that this peer sent belongs to the lineage that this replica changes to. None if the state
-        shows that the donor itself has left that lineage."""
+        shows that the donor itself has left that lineage: it holds another one, perhaps this replica's own."""
         told = self.vector[state.shard]
-        if peer not in (self.donor, *self.before) or came_late(state, told):
+        if peer not in (self.donor, *self.before):
+            return False
+        if state.version == self.logs[state.shard].version and state.shard in self.differing():
+            return None
+        if came_late(state, told):
             return False
         if self.rules.asynchronous and state.shard not in self.differing():
             return False
         return True if descends(state.version, state.history, told) else None
+
+    def is_in_vain(self, peer: str, state: State) -> bool:
+        """Whether this state is the answer of a peer that was asked because the first donor sent nothing, and lacks the
+        shard's version, too."""
+        return self.repeats > 0 and peer == self.donor and state.shard in self.missing()
 
     def touch(self, peer: str, now: float) -> None:
         """Record that a donor sent a new state."""

@@ -85,7 +85,7 @@ class SynchronousLog(ShardLog):
         commit or state."""
         assert self.state is not None
         self.attendance.shows(sender, contribution.base.epoch + 1)
-        return [Send(sender, self.outgoing.news(self.state, sender, contribution.base))]
+        return self.outgoing.news(self.state, sender, contribution.base)
 
     # -- writing the next commit
 
@@ -129,7 +129,7 @@ class SynchronousLog(ShardLog):
         commit = proposed.commit
         self.append(commit, now)
         assert self.state is not None
-        news = [Send(p, self.outgoing.news(self.state, p, commit.base)) for p in self.roster.alive()]
+        news = [send for p in self.roster.alive() for send in self.outgoing.news(self.state, p, commit.base)]
         return [Accept(((self.shard, commit.version.digest),)), *news, *self.begin(now)]
 
     # -- a new version

@@ -32,9 +32,6 @@ PROGRESS_EVERY_S = 0.25
 TELL_EVERY_S = 1.0
 """Seconds after which a waiting trainer is told the reason, and between two such reports."""
 
-MEND_TIMEOUTS, MEND_S_MAX = 2.0, 30.0
-"""The longest wait for the repair of a shard that was corrupted in memory: MEND_TIMEOUTS · heartbeat_timeout, at most
-MEND_S_MAX seconds. If no other peer has the shard, the run goes on with the corrupted one."""
 MEND_EVERY_S = 0.02
 """Seconds between two checks whether the shard is repaired."""
 
@@ -129,7 +126,7 @@ class TrainerSide:
                 bases.damaged.add(shard)
                 self._events.post(Damaged(shard, version))
             await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
-        within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self._run.config.heartbeat_timeout)
+        within_s = self._run.rules.mended_within
         give_up_at = time.monotonic() + within_s
         while bases.damaged and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)

@@ -270,7 +270,7 @@ def test_only_peers_that_may_have_to_answer_keep_several_commits(peer: Any) -> N
         one = running(peer, me)
         for epoch in range(1, 7):
             one.take(next_commit(one, epoch=epoch))
-        assert len(one.replica.logs[0].recent) == kept
+        assert len(one.replica.logs[0].outgoing.recent) == kept
 
 
 def test_a_submitter_that_is_unlike_is_answered_with_the_state(peer: Any) -> None:
@@ -487,6 +487,42 @@ def test_a_commit_is_applied_with_the_count_of_the_buffer(peer: Any) -> None:
 
 
 # -- failover, and two claims
+
+
+def test_a_claim_on_an_older_version_is_answered_with_the_commits_since(peer: Any) -> None:
+    """They arrive before the claimant goes on without this peer's promise. The whole state might take longer, and the
+    claimant would make other versions of the same epochs."""
+    b = running(peer, "b")
+    commits = [next_commit(b, epoch=epoch) for epoch in range(1, 5)]
+    for commit in commits:
+        b.take(commit)
+    assert commits_to(b.hear("a", TakeOver(0, commits[1].base, 1)), "a") == commits[1:]
+
+
+def test_a_claim_that_is_answered_with_a_state_is_answered_with_versions_first(peer: Any) -> None:
+    """The state takes long; the versions tell the claimant at once that it is behind."""
+    b, base = running(peer, "b"), Version(0, 0, 0, "d0")
+    assert [e.message for e in b.hear("a", TakeOver(0, base, 1))] == [
+        Versions(b.replica.versions, forked=False),
+        b.replica.state(0),
+    ]
+
+
+@pytest.mark.parametrize("passed_over", [False, True])
+def test_a_claimant_waits_for_the_state_of_a_peer_that_is_ahead(peer: Any, passed_over: bool) -> None:
+    """Its own commit would be a fork. It asks that peer for no promise any more, and does not wait without end, because
+    a hostile peer may say that it is ahead."""
+    b = running(peer, "b")
+    b.contribute()
+    lead = b.replica.logs[0].lead
+    lead.claim(1)
+    lead.passed_over |= {"a"} if passed_over else set()
+    b.pass_time(b.rules.promises_within - 2.0)
+    b.hear("a", Versions((b.version(9),), forked=False))
+    effects = b.hear("c", Promise(0, b.held, 1)) + b.pass_time(b.rules.answered_within - 2.0)
+    assert not b.averages(effects)
+    assert to(effects, "a", TakeOver) == []
+    assert b.averages(b.pass_time(4.0)) == [["b"]]
 
 
 def test_a_claim_that_is_repeated_is_promised_again(peer: Any) -> None:

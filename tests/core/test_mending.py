@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged, Changed, Complaint, Damaged, Filled, Send
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Changed,
+    Complaint,
+    Damaged,
+    Filled,
+    Moving,
+    Send,
+)
 from p2p_diloco.core.messages import Commit, Fetch, Held, Plan, Probe, Versions
 from p2p_diloco.core.state import meta_of
 from tests.core.conftest import (
@@ -102,10 +114,10 @@ def test_damaged_tensors_are_not_committed_while_better_ones_are_filled_in(peer:
     """Otherwise damaged tensors would be averaged, and then replace the fetched ones."""
     a = peer("a", group="ab", fragments=((0,), (1,)))
     a.feed(Damaged(0, a.held))
-    a.pass_time(a.rules.dead_after + 1.0)
+    a.pass_time(a.rules.fetch_again - 1.0)
     a.hear("b", a.state(0, 1, plan=a.plan("ab")))
     a.replica.catchup.fetching = None  # as when another shard moves on
-    a.pass_time(1.1)
+    a.pass_time(2.0)
     assert a.replica.logs[0].round.working is None
     assert a.feed(Filled(0, a.held, "d1"))[0] == Accept(((0, "d1"),))
 
@@ -142,13 +154,28 @@ def test_a_damaged_shard_past_its_end_becomes_a_version_while_the_run_goes_on(pe
     assert [e.contributions for e in told if isinstance(e, Average)] == [()]
 
 
-def test_a_donor_that_delivers_nothing_is_waited_for_dead_after_seconds(peer: Any) -> None:
-    """Then the run goes on with the damaged tensors, though a live peer should have better ones."""
+def test_a_donor_that_delivers_nothing_is_waited_for_fetch_again_seconds(peer: Any) -> None:
+    """Then the run goes on with the damaged tensors, though a live peer should have better ones. The fetch under way
+    may have begun late, so its own deadline does not count."""
+    a = peer("a", group="abc")
+    effects = a.feed(Damaged(0, a.held))
+    a.hear("b", Versions((a.version(1),), forked=False))
+    effects += a.pass_time(a.rules.fetch_again - 5.0)
+    a.replica.catchup.fetching = None
+    effects += a.pass_time(4.0)
+    assert {e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Fetch)} == {"b", "c"}
+    assert not any(isinstance(e, Average) for e in effects)
+    assert [e.contributions for e in a.pass_time(2.0) if isinstance(e, Average)] == [()]
+
+
+def test_a_donor_whose_transfer_makes_progress_is_waited_for_longer(peer: Any) -> None:
+    """A state takes long on a slow link."""
     a = peer("a", group="ab")
     a.feed(Damaged(0, a.held))
-    a.hear("b", Versions((a.version(1),), forked=False))
-    effects = a.pass_time(4 * a.rules.heartbeat_timeout)
-    assert [e.contributions for e in effects if isinstance(e, Average)] == [()]
+    for _ in range(4):
+        a.feed(Moving("b"), a.rules.fetch_again / 4 - 0.1)
+    assert not any(isinstance(e, Average) for e in a.pass_time(a.rules.fetch_again - 5.0))
+    assert [e.contributions for e in a.pass_time(6.0) if isinstance(e, Average)] == [()]
 
 
 def test_damage_after_the_end_of_the_run_is_reported_and_stays(peer: Any) -> None:

@@ -87,11 +87,11 @@ def outgoing(others: str = "acd") -> tuple[Outgoing, Commit, State]:
 def test_the_last_commit_brings_a_peer_that_is_one_behind_to_here() -> None:
     """Any other gets the state, and so does a peer that could not apply the commit."""
     out, commit, state = outgoing()
-    assert out.news(state, "c", commit.base) is commit
-    assert out.news(state, "c", Peer.version(0)) is out.news(state, "c", None) is state
+    assert out.news(state, "c", commit.base) == [Send("c", commit)]
+    assert out.news(state, "c", Peer.version(0)) == out.news(state, "c", None) == [Send("c", state)]
     out.roster.summarized("c", replace(out.roster.mine, unlike=True))
-    assert out.news(state, "c", commit.base) is state
-    assert out.news(state, "d", commit.base) is commit
+    assert out.news(state, "c", commit.base) == [Send("c", state)]
+    assert out.news(state, "d", commit.base) == [Send("d", commit)]
 
 
 def test_the_last_commit_goes_when_no_live_peer_but_its_author_can_lack_it() -> None:

@@ -26,6 +26,7 @@ def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float)
     assert ladder.dials_within == timeout / 2
     assert ladder.room_within == timeout / 4
     assert ladder.fetch_again == 3 * timeout
+    assert ladder.mended_within == 6 * timeout
     assert ladder.forgotten_after == 60 * timeout
     assert ladder.say_again == 6 * timeout
 

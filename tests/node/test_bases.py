@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2p_diloco.core.events import Damaged
-from p2p_diloco.node import trainer
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
@@ -166,7 +166,7 @@ def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wait for a repair is bounded, because no peer may have the shard; the log names the shards."""
-    monkeypatch.setattr(trainer, "MEND_S_MAX", 0.05)
+    monkeypatch.setattr(Rules, "mended_within", 0.05)
     post = EventQueue.post
     monkeypatch.setattr(EventQueue, "post", lambda self, event: isinstance(event, Damaged) or post(self, event))
 
