@@ -120,9 +120,18 @@ class Attendance:
     def group(self, plan: Plan, epoch: int) -> list[str]:
         """Return the peers that take part in a shard's round on a base of this epoch, sorted. They are the peers that
         the shard's ``plan`` names, the peers that another shard's plan names for this epoch, and the workers that are
-        sure to take part."""
+        sure to take part, except newcomers."""
         named = (peer for peer, latest in self._named.items() if latest == epoch)
-        return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
+        return sorted({*plan.group, *named, *self._sure(epoch, new=False)})
+
+    def newcomers(self, plan: Plan, epoch: int) -> list[str]:
+        """Return the workers that hold this epoch's base, though no plan names them for the round, and have sent no
+        contribution yet. They begin in the midst of the round, and take their progress along to the next one."""
+        return [peer for peer in self._sure(epoch, new=True) if not self.is_named(peer, plan, epoch)]
+
+    def _sure(self, epoch: int, *, new: bool) -> list[str]:
+        known = {self.roster.me, *self._counted, *self._shown}
+        return [peer for peer in self.roster.workers() if (peer not in known) is new and self.sure(peer, epoch)]
 
     def is_named(self, peer: str, plan: Plan, epoch: int) -> bool:
         """Whether the peer is expected in the round whose base has this epoch: ``plan``, or the plan of another shard

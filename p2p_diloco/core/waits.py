@@ -49,9 +49,10 @@ class Waits:
 
     def quorum(self, now: float) -> int:
         """Return the lowest number of contributions with which the round may close: half of the peers that take part,
-        but at least two if several take part, and never fewer than ``needed``. With one contribution alone, the outer
-        momentum would carry the model towards one peer's data."""
-        taking_part = len(self.round.inbox) + len(self._taking_part(now))
+        newcomers included, but at least two if several take part, and never fewer than ``needed``. With one
+        contribution alone, the outer momentum would carry the model towards one peer's data."""
+        newcomers = self.attendance.newcomers(self.state.plan, self.epoch)
+        taking_part = len({*self.round.inbox, *self._taking_part(now), *newcomers})
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
@@ -61,8 +62,7 @@ class Waits:
         return now >= self.deadline or not self._taking_part(now)
 
     def closes_at(self) -> float | None:
-        """Return the time at which the round will close if no more messages arrive; None if it will not close without
-        them."""
+        """Return the time at which the round will close if no more messages arrive; None: it will not close."""
         moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
         return next(filter(self.may_close, sorted(moments)), None)
 
@@ -91,8 +91,7 @@ class Waits:
         return [p for p in self.missing() if now < self._given_up_at(p)]
 
     def _given_up_at(self, peer: str) -> float:
-        """Return the time at which the round stops waiting for a missing member; inf if the member is sure to take
-        part."""
+        """Return the time at which the round stops waiting for a missing member; inf: it is sure to take part."""
         sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
         return math.inf if sure else self.attendance.waits_until(peer, self.opened)
 

@@ -75,13 +75,29 @@ def test_a_peer_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
 
 def test_a_worker_that_holds_the_base_takes_part() -> None:
     """Whether named or not, this peer included. A worker that holds an earlier epoch does not take part."""
-    assert attendance(b=5, c=9, d=4).group(plan(""), 5) == ["a", "b", "c"]
+    a = attendance(b=5, c=9, d=4)
+    round_of(a, 2, "", "bcd")
+    assert a.group(plan(""), 5) == ["a", "b", "c"]
+    assert a.newcomers(plan(""), 5) == []
+
+
+def test_a_newcomer_takes_part_once_it_is_named_or_has_contributed() -> None:
+    """It has begun its steps in the midst of the round, so that the others would stand still until it has made all of
+    them. Until then it has missed nothing, and the next commit names it."""
+    a = attendance(b=5, c=4)
+    assert (a.group(plan("a"), 5), a.newcomers(plan("a"), 5)) == (["a"], ["b"])
+    assert (a.group(plan("ab"), 5), a.newcomers(plan("ab"), 5)) == (["a", "b"], [])
+    round_of(a, 5, "a", "a")
+    assert a.names("b", plan("a"), 6, "a")
+    a.shows("b", 6)
+    assert (a.group(plan("a"), 6), a.newcomers(plan("a"), 6)) == (["a", "b"], [])
 
 
 @pytest.mark.parametrize("what", [{"idle": True}, {"role": "aggregator"}, {"epochs": ()}, {"model": ModelVersion(9)}])
 def test_a_peer_that_does_not_work_here_takes_part_only_if_it_is_named(what: dict[str, object]) -> None:
     """It is idle, has no trainer or no state, or is on another lineage."""
     a = attendance(b=5)
+    round_of(a, 2, "", "bz")
     a.shows("z", 5)
     says(a, "z", **{"epochs": (5, 0), **what})
     assert a.group(plan("a"), 5) == ["a", "b"]
@@ -176,6 +192,7 @@ def test_a_peer_that_holds_a_state_is_named_however_far_behind() -> None:
 def test_an_expected_peer_that_did_not_contribute_is_not_named_again() -> None:
     """A plan named it, this shard's or another's, or it holds the base."""
     a = attendance(b=5, c=5, d=4)
+    round_of(a, 2, "", "c")
     a.planned(plan("d"), 5)
     assert not any(a.names(p, plan("ab"), 5, "a") for p in "bcd")
 
@@ -183,6 +200,7 @@ def test_an_expected_peer_that_did_not_contribute_is_not_named_again() -> None:
 def test_a_peer_that_missed_a_round_is_named_again_once_it_shows_a_later_epoch() -> None:
     """Later than the epoch of the round that it missed, after any number of rounds, and by any kind of evidence."""
     a = attendance(b=5)
+    round_of(a, 4, "ab", "ab")
     round_of(a, 5, "ab", "a")
     assert not any(a.names("b", plan("a"), epoch, "a") for epoch in (6, 9))
     a.shows("b", 6)

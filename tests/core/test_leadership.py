@@ -211,7 +211,7 @@ def test_a_peer_that_restarted_has_to_promise_again(peer: Any) -> None:
 
 def test_a_takeover_restarts_the_clock_of_the_round(peer: Any) -> None:
     """The survivors have round_timeout from then on to send their contributions again."""
-    b = peer("b", live="acd", round_timeout=5.5)
+    b = peer("b", group="abcd", live="acd", round_timeout=5.5)
     b.contribute()
     b.pass_time(4.0)
     b.lose("a")

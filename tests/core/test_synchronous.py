@@ -208,17 +208,28 @@ def test_a_peer_is_elected_only_after_a_commit_counts_it(peer: Any) -> None:
         assert sorted(next_plan(a, *contributors).succession) == ["a", "b", "z"]
 
 
-def test_a_newcomer_that_holds_the_base_is_waited_for(peer: Any) -> None:
-    """No plan names it yet. It is counted, and may aggregate afterwards."""
+@pytest.mark.parametrize("early", [True, False])
+def test_a_newcomer_that_holds_the_base_is_not_waited_for_but_counted(peer: Any, early: bool) -> None:
+    """No plan names it yet. The next one does. It may aggregate once a commit has counted it."""
     a = peer("a", group="ab")
     a.meet("d")
+    if early:
+        a.hear("d", a.contribution(a.held))
     a.contribute()
-    assert a.averages(a.hear("b", a.contribution(a.held))) == []
-    effects = a.hear("d", a.contribution(a.held))
-    assert a.averages(effects) == [["a", "b", "d"]]
+    effects = a.hear("b", a.contribution(a.held))
+    assert a.averages(effects) == [["a", "b", "d"] if early else ["a", "b"]]
     a.averaged(effects)
     plan = a.replica.logs[0].state.plan
-    assert (plan.group, sorted(plan.succession)) == (("a", "b", "d"), ["a", "b", "d"])
+    assert (plan.group, sorted(plan.succession)) == (("a", "b", "d"), list("abd" if early else "ab"))
+
+
+def test_a_round_waits_for_newcomers_if_the_others_are_too_few(peer: Any) -> None:
+    """Half of those that take part must contribute, and two of several."""
+    a = peer("a", group="a")
+    for name in "bcd":
+        a.meet(name)
+    assert a.averages(a.contribute()) == []
+    assert a.averages(a.hear("d", a.contribution(a.held))) == [["a", "d"]]
 
 
 @pytest.mark.parametrize(
@@ -280,14 +291,14 @@ def test_an_aggregator_without_trainer_comes_into_the_succession(peer: Any) -> N
 
 
 @pytest.mark.parametrize(("samples", "named"), [(10, True), (9, False)])
-def test_a_peer_on_another_lineage_is_neither_waited_for_nor_named(peer: Any, samples: int, named: bool) -> None:
+def test_a_peer_on_another_lineage_is_neither_a_newcomer_nor_named(peer: Any, samples: int, named: bool) -> None:
     """It is ahead in epochs with fewer samples."""
     a = peer("a", group="ab", live="b")
     a.meet("z", epochs=(5,), model=ModelVersion(0, samples, 5, "other"))
+    log = a.replica.logs[0]
+    assert log.attendance.newcomers(log.state.plan, 1) == (["z"] if named else [])
     a.contribute()
-    effects = a.hear("b", a.contribution(a.held))
-    assert a.averages(effects) == ([] if named else [["a", "b"]])
-    a.averaged(effects or a.pass_time(a.rules.round_timeout))
+    a.averaged(a.hear("b", a.contribution(a.held)))
     assert ("z" in a.replica.logs[0].state.plan.group) == named
 
 

@@ -497,6 +497,22 @@ def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
     invariants.intact(world)
 
 
+@pytest.mark.parametrize("tenths", range(0, 10, 3))
+def test_a_newcomer_in_the_midst_of_a_round_does_not_lengthen_it(tenths: int) -> None:
+    """It takes its progress along to the next round, and is counted there."""
+    world = calm(3, peers=5, interval=10, step_times=(0.3, 0.3), delay_mean=0.01)
+    world.run(30.0)
+    world.crash("p4")
+    world.run(50.0 + 0.3 * tenths)
+    began, epoch = world.now, world.alive["p0"].replica.epoch
+    newcomer = world.start("p4")
+    world.run(began + 12.0)
+    assert longest_gap(times(world, "p0"), began - 3.0, world.now) < 3.5
+    counted = world.alive["p0"].replica.logs[0].state.counted["p4"]
+    assert counted.incarnation == newcomer.replica.own.incarnation
+    assert counted.sequence >= world.alive["p0"].replica.epoch - epoch - 2
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     """No peer has an intact copy: the run goes on with the damaged one, and newcomers can fetch it."""
