@@ -126,12 +126,13 @@ class Attendance:
 
     def newcomers(self, plan: Plan, epoch: int) -> list[str]:
         """Return the workers that hold this epoch's base, though no plan names them for the round, and have sent no
-        contribution yet. They begin in the midst of the round, and take their progress along to the next one."""
+        contribution yet. They came in the midst of the round, and take their progress along to the next one."""
         return [peer for peer in self._sure(epoch, new=True) if not self.is_named(peer, plan, epoch)]
 
     def _sure(self, epoch: int, *, new: bool) -> list[str]:
-        known = {self.roster.me, *self._counted, *self._shown}
-        return [peer for peer in self.roster.workers() if (peer not in known) is new and self.sure(peer, epoch)]
+        known = self._counted.keys() | self._shown.keys()
+        came = self.roster.came_at(self.fragment, epoch) - known
+        return [peer for peer in self.roster.workers() if (peer in came) is new and self.sure(peer, epoch)]
 
     def is_named(self, peer: str, plan: Plan, epoch: int) -> bool:
         """Whether the peer is expected in the round whose base has this epoch: ``plan``, or the plan of another shard

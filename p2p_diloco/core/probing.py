@@ -22,6 +22,7 @@ class Member:
     """What is known of one other peer."""
 
     summary: Summary | None = None
+    came: tuple[int, ...] = ()  # the lowest epoch per fragment in its first Summary with a state
     probed: float = float("-inf")  # when it was last probed
     unanswered: float | None = None  # when the oldest probe was sent since the peer's last message
     asked: bool = False  # a probe was sent since the last interval, and none is known to have arrived

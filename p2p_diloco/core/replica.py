@@ -322,8 +322,7 @@ class Replica:
         if self.revision != self.adopted:
             self.adopted = self.revision
             effects.append(Note("revision", f"all shards now use {self.adopted}"))
-        if not had_state:
-            self.training.whole_since = now
+        self.training.moved(now, first=not had_state)
         if not had_state or self._is_left_out(moved):
             effects += self.presence.tell_all(now)
         effects += [*self.training.start(now), Changed(), *self.training.load(now)]

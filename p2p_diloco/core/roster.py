@@ -70,6 +70,11 @@ class Roster:
         known = {p: m.summary for p, m in self.members.items() if m.live and m.summary is not None}
         return dict(sorted({**known, self.me: self.mine}.items()))
 
+    def came_at(self, fragment: int, epoch: int) -> set[str]:
+        """Return the other peers that had reached this epoch of a fragment, or a later one, when they were first known
+        to hold a state."""
+        return {peer for peer, member in self.members.items() if member.came and member.came[fragment] >= epoch}
+
     def presumed(self, peer: str) -> bool:
         """Whether the peer is presumed live: a commit names it, it has not sent a Summary yet, and it was not found
         dead."""
@@ -185,6 +190,7 @@ class Roster:
         known = member.left if member.summary is None else member.summary.incarnation
         restarted = known not in (None, summary.incarnation)
         self.changes += restarted or before is None or _all_but_speeds(before) != _all_but_speeds(summary)
+        member.came = summary.epochs if restarted or not member.came else member.came
         member.summary, member.left = summary, None if restarted else member.left
         return restarted
 

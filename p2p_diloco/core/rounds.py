@@ -137,8 +137,8 @@ class Rounds:
         match log.relation(request.base):
             case "ancestor" if log.state is not None:
                 news = log.outgoing.news(log.state, sender, request.base)
-                slow = any(isinstance(send, Send) and isinstance(send.message, State) for send in news)
-                return [*tell_versions(self.logs, sender, forked=False), *news] if slow else news
+                whole = Send(sender, log.state) in news
+                return [*tell_versions(self.logs, sender, forked=False), *news] if whole else news
             case "fork":
                 return tell_versions(self.logs, sender)
         return log.asked_by(sender, request, now)

@@ -20,7 +20,7 @@ class Training:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, own: Contributing, now: float) -> None:
         self.rules, self.logs, self.roster, self.own = rules, logs, roster, own
         self.ready = False  # training may start
-        self.whole_since = now  # when the last shard arrived
+        self.whole_since = self.moved_at = now  # when the last shard arrived, and when one last moved on
         self.step_time, self.last_step = 0.0, now
         self.paused: float | None = None  # since when the trainer pauses
         self.merging: float | None = None  # since when the trainer waits for the answer to a Merge
@@ -36,6 +36,11 @@ class Training:
         """Record that the trainer begins a pause (``paused``), or ends it."""
         self.paused, self.last_step = now if paused else None, now
         self.roster.says(paused=paused)
+
+    def moved(self, now: float, *, first: bool) -> None:
+        """Record that shards have moved on while all are held. ``first``: the last missing one has arrived."""
+        self.moved_at = now
+        self.whole_since = now if first else self.whole_since
 
     def landed(self, now: float) -> bool:
         """Whether the trainer's exchange has just ended."""
@@ -63,14 +68,14 @@ class Training:
         return trains and now - self.last_step > self.rules.idle_after(self.step_time)
 
     def start(self, now: float) -> list[Effect]:
-        """Let training start on the newest state. The start is delayed while stored commits lead to newer states, and
-        for a short while if the shards of a fragment are at different epochs."""
+        """Let training start on the newest state. The start is delayed while stored commits lead to newer states, and,
+        if the shards of a fragment are at different epochs, until none has moved on for a short while."""
         if self.ready or not self.logs.whole:
             return []
         if not self.rules.asynchronous:
             behind = any(log.incoming.commits or isinstance(log.round.working, Apply) for log in self.logs)
-            waits = self.rules.fetch_again if behind else 0.0 if self.logs.even else self.rules.even_within
-            if now - self.whole_since < waits:
+            settled = not behind and (self.logs.even or now - self.moved_at >= self.rules.even_within)
+            if not settled and now - self.whole_since < self.rules.fetch_again:
                 return []
         self.ready, self.last_step = True, now
         return [Ready()]

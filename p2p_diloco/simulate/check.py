@@ -339,9 +339,7 @@ def check(world: World) -> Outcome:
         if world.data is not None:
             _used_up(world, world.data)
         world.trainers.training = False
-        # the last rounds wait until the trainers that have stopped count as idle
-        idle = world.rules.idle_after(world.settings.step_times[1]) - world.rules.heartbeat_timeout
-        world.run(world.now + SETTLE_S + slow + idle)
+        world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
         if world.data is None or not any(world.data.ended(p) for p in world.alive.values()):  # then no commit looks
             intact(world)

@@ -33,28 +33,23 @@ ARRIVES_S = 2.0
 """Seconds within which a contribution arrives."""
 KNOWN_S = 3.0
 """Seconds until all peers must know that a peer has begun to train."""
-KNOWN_DELAYS = 5.0
-"""A message that tells this takes so many usual delays at most."""
 
 
 @dataclass(slots=True)
 class Exchange:
     """One contribution of a trainer: when it was sent, for which shards, and its number among the trainer's
-    contributions to this fragment. first: when the first contribution to the same versions was sent. in_midst: whether
-    the trainer came in the midst of the round, as far as the others could know."""
+    contributions to this fragment. first: when the first contribution to the same versions was sent."""
 
     sent: float
     shards: tuple[int, ...]
     number: int
     first: float
-    in_midst: bool
 
 
 @dataclass(slots=True)
 class Attended:
     """What is recorded of one incarnation of a peer."""
 
-    came: float = math.inf  # when its trainer could begin
     since: float = math.inf  # when its trainer first merged
     exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
     open: Exchange | None = None
@@ -73,7 +68,6 @@ class Membership:
     _first: dict[tuple[int, Version | None], float] = field(
         default_factory=dict
     )  # by shard and version: the first send
-    _began: dict[tuple[int, Version | None], float] = field(default_factory=dict)  # the same: when a peer first held it
     # by fragment and epoch: the working peers that a shard's round did not wait for, because they miss rounds often
     _often: dict[tuple[int, int], set[str]] = field(default_factory=dict)
 
@@ -99,24 +93,13 @@ class Membership:
         logs, now = process.replica.logs, self.world.now
         fragment = logs.look_at(shards[0]).fragment
         life.exchanges[fragment] += 1
-        versions = [(shard, logs.look_at(shard).version) for shard in shards]
-        first = min(self._first.setdefault(version, now) for version in versions)
-        known = life.came + KNOWN_DELAYS * self.world.settings.delay_mean
-        in_midst = any(self._began.get(version, -math.inf) < known for version in versions)
-        life.open = Exchange(now, shards, life.exchanges[fragment], first, in_midst)
-
-    def comes(self, process: Process) -> None:
-        """Record that a trainer may begin."""
-        self._life(process).came = self.world.now
-
-    def reaches(self, shard: int, version: Version) -> None:
-        """Record that a peer makes this version its present state. The first one begins the round."""
-        self._began.setdefault((shard, version), self.world.now)
+        first = min(self._first.setdefault((shard, logs.look_at(shard).version), now) for shard in shards)
+        life.open = Exchange(now, shards, life.exchanges[fragment], first)
 
     def merges(self, process: Process, load: Load) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
-        contribution, unless this was its first contribution to the fragment, or the trainer came in the midst of the
-        round, or the contribution came after `round_timeout` (invariant l)."""
+        contribution, unless this was its first contribution to the fragment, or came after `round_timeout` (invariant
+        l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -127,8 +110,7 @@ class Membership:
         missed = [s for s in exchange.shards if delta[s] & ~store[s].steps]
         # a trainer whose steps take longer than round_timeout is too late by the rule
         in_time = exchange.sent + ARRIVES_S < exchange.first + self.world.rules.round_timeout
-        waited_for = exchange.number > 1 and not exchange.in_midst
-        judged = judged and self._judged(exchange.sent, life) and waited_for and in_time
+        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time
         self.world.happened["judged"] += judged
         if not missed:
             life.counted_at = self.world.now

@@ -314,14 +314,12 @@ class World:
                     self.witness.accepts(process, shard, version, self.alive.values())
                     advanced(self, process, shard)
                     self.commits.append((self.now, process.name, shard, version.epoch))
-                    self.membership.reaches(shard, version)
                     self.happened["moved"] += 1
             case Load():
                 self.trainers.load(process, effect)
             case Ready():
                 if not process.training:
                     process.training = True
-                    self.membership.comes(process)
                     self.at(process.step_time, lambda: self.trainers.step(process))
             case Changed():
                 process.changed = True

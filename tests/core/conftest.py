@@ -399,3 +399,15 @@ def next_commit(one: Peer, *, epoch: int = 1, term: int = 0, by: str = "c", plan
     base, then = one.version(epoch), plan or Plan(tuple("abc"), tuple("cb"))
     counted = Counted("a", ContributionId(1, epoch), 1.0, 10)
     return Commit(0, base, one.version(epoch + 1), term, by, (counted,), then, "mean")
+
+
+def submitted(one: Peer, sender: str, sequence: int = 1, base: Version | None = None, digest: str = "") -> list[Effect]:
+    """A submission arrives, is computed, and held by b."""
+    effects = one.hear(sender, one.contribution(base or one.held, sequence))
+    return held_by(one, "b", computed(one, effects, digest or f"d{one.held.epoch + 1}"))
+
+
+def fetched(one: Peer, epoch: int, counted: tuple[tuple[str, ContributionId], ...] = ()) -> list[Effect]:
+    """A state of the same lineage, which c aggregates, comes from b and is taken."""
+    one.hear("b", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb")), counted=counted))
+    return one.feed(Filled(0, one.version(epoch), f"d{epoch}"))

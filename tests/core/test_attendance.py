@@ -89,8 +89,18 @@ def test_a_newcomer_takes_part_once_it_is_named_or_has_contributed() -> None:
     assert (a.group(plan("ab"), 5), a.newcomers(plan("ab"), 5)) == (["a", "b"], [])
     round_of(a, 5, "a", "a")
     assert a.names("b", plan("a"), 6, "a")
-    a.shows("b", 6)
-    assert (a.group(plan("a"), 6), a.newcomers(plan("a"), 6)) == (["a", "b"], [])
+    a.shows("b", 5)
+    assert (a.group(plan("a"), 5), a.newcomers(plan("a"), 5)) == (["a", "b"], [])
+
+
+def test_a_peer_that_came_in_an_earlier_round_is_no_newcomer() -> None:
+    """It may have fetched a state that was one commit old, and sent nothing to this aggregator yet. One that restarts
+    is a newcomer again."""
+    a = attendance(b=4)
+    says(a, "b", epochs=(5, 0))
+    assert (a.group(plan("a"), 5), a.newcomers(plan("a"), 5)) == (["a", "b"], [])
+    says(a, "b", epochs=(5, 0), incarnation=2)
+    assert (a.group(plan("a"), 5), a.newcomers(plan("a"), 5)) == (["a"], ["b"])
 
 
 @pytest.mark.parametrize("what", [{"idle": True}, {"role": "aggregator"}, {"epochs": ()}, {"model": ModelVersion(9)}])

@@ -20,7 +20,7 @@ from p2p_diloco.simulate.check import drawn
 from p2p_diloco.simulate.settings import Settings
 from p2p_diloco.simulate.world import World
 from tests.history.recorded import CALM, RecordedWorld
-from tests.simulate.stories import carry, fork, join, takeover
+from tests.simulate.stories import Calm, carry, fork, join, takeover
 
 WIDTH = 80
 
@@ -57,6 +57,13 @@ def test_a_slow_round_names_the_peer_that_it_waited_for() -> None:
     assert "epoch 8 took 2.42 s, usually 1.00 s: p1's inner steps 0.91 s, p1 waits in vain for p2 1.44 s" in after(
         carry(), 20.0
     )
+
+
+def test_a_round_that_waits_for_a_newcomer_names_it() -> None:
+    """As the only other peer's does, because one contribution is too few."""
+    world = Calm()
+    world.join("p1", 6.0)
+    assert "until p1 may train" in after(world, 12.0)
 
 
 def test_a_newcomer_makes_no_round_slow() -> None:

@@ -30,7 +30,7 @@ def check(case: Case, times: int, seed: int, folder: Path, nursery: Nursery | No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_newcomer_is_counted(name: str, tmp_path: Path, nursery: Nursery | None) -> None:
-    """From its third exchange on, in all shards, in rounds of some ms, in rounds shorter than a heartbeat with many
+    """From its second exchange on, in all shards, in rounds of some ms, in rounds shorter than a heartbeat with many
     shards, and with a peer that is three times slower; its `sync_count` is the number of outer steps that counted it,
     and two looks at one epoch have the same digest and θ."""
     check(SHORT[name], 1, 1, tmp_path, nursery)

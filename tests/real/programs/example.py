@@ -7,6 +7,7 @@ the peer that the script makes.
 "run_id", "initial_peers", "config", "local"      the run; without run_id the script trains alone
 "waits"                                           begin only at a line on stdin
 "holds_at"                                        pause at this epoch until a line on stdin
+"tells_at"                                        tell that this step of its own begins
 
 Under torchrun each rank is such a process; `rank` in its lines tells which, and only rank 0 knows digests.
 """
@@ -44,8 +45,8 @@ def digest_of(peer: Any) -> str:
 class Watch:
     """Records the learning rate of each step, and tells each epoch."""
 
-    def __init__(self, holds_at: int | None) -> None:
-        self.holds_at, self.epoch = holds_at, -1
+    def __init__(self, holds_at: int | None, tells_at: int | None) -> None:
+        self.holds_at, self.tells_at, self.epoch = holds_at, tells_at, -1
         self.rates: list[tuple[int, float]] = []
         enter = Peer.__enter__
 
@@ -61,6 +62,8 @@ class Watch:
     def _before_step(self, *_: object) -> None:
         peer = self.peer
         self.rates.append((peer.global_step, self.optimizer.param_groups[0]["lr"]))
+        if len(self.rates) == self.tells_at:
+            say("begins")
         if peer.epoch == self.epoch:
             return
         self.epoch = peer.epoch
@@ -82,7 +85,7 @@ def main(options: dict[str, Any]) -> None:
     say("ready")
     if options.get("waits"):
         sys.stdin.readline()
-    watch = Watch(options.get("holds_at"))
+    watch = Watch(options.get("holds_at"), options.get("tells_at"))
     if options["run_id"] is not None:
         local = PeerConfig(
             run_id=options["run_id"],
