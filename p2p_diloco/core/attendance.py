@@ -77,7 +77,8 @@ class Attendance:
         for peer in counted:
             self._counted[peer] = max(epoch, self._counted.get(peer, -1))
             self._missed.pop(peer, None)
-        left_out = [peer for peer in self.group(plan, base) if peer not in counted]
+        # a commit without contributions only mends damaged tensors: no peer could have been counted
+        left_out = [peer for peer in self.group(plan, base) if peer not in counted] if counted else []
         for peer in left_out:
             before = self._missed.get(peer)
             if before is None or before.epoch < base:
@@ -86,7 +87,7 @@ class Attendance:
         self._news = self._news or bool(left_out)
         if epoch > self._newest:
             self._forget_strangers()
-            if not left_out and epoch == self._newest + 1:
+            if counted and not left_out and epoch == self._newest + 1:
                 self._rounds.append(now - self._since)
             self._newest, self._since = epoch, now
 

@@ -19,14 +19,15 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
     log.round.lasted += step
     log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # others have waited that long for this peer
     waited |= {peer: waited.get(peer, -step) + step for peer in most}
-    late = [peer for peer in most if waited[peer] >= most[peer]]
-    excused = {peer for peer in late if peer in log.unpromised()}
+    late = {peer for peer in most if waited[peer] >= most[peer]}
+    nearly = {peer for peer in most if waited[peer] + log.rules.settle >= most[peer]}
+    excused = set(log.unpromised())
     if log.lead.promised_by is not None:
-        log.lead.promised_by |= excused
-    for peer in set(late) - excused:
-        log.lead.passed_over.add(peer)
+        log.lead.promised_by |= late & excused
+    log.lead.passed_over |= late - excused
+    for peer in nearly - excused:  # the first peer to pass it over commits, and the others would not know it
         log.roster.passes_over(peer, now)
-    text = f"shard {log.shard}: the round goes on without {', '.join(late)}, which answers probes but nothing else"
+    text = f"shard {log.shard}: the round goes on without {', '.join(sorted(late))}, which answers probes but nothing else"
     return [*([Note("passed", text)] if late else []), *absent(log)]
 
 

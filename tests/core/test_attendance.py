@@ -284,6 +284,17 @@ def test_a_peer_that_was_not_expected_misses_nothing() -> None:
     assert a.waits_until("b", 0.0) == SETTLE
 
 
+def test_a_commit_that_counts_nobody_is_missed_by_nobody() -> None:
+    """It mends damaged tensors. It is no usual round either."""
+    a = attendance(b=10)
+    round_of(a, 9, "ab", "ab", now=10.0)
+    round_of(a, 10, "ab", "", now=90.0)
+    round_of(a, 11, "ab", "a", now=91.0)
+    assert not a.misses_often("b") and a.waits_until("b", 0.0) == 91.0 + 2 * SETTLE
+    round_of(a, 12, "ab", "ab", now=92.0)
+    assert a.grace == SETTLE
+
+
 def test_the_usual_round_is_the_median_of_the_last() -> None:
     """One long round hardly counts, and old rounds do not count at all."""
     a = attendance()

@@ -29,6 +29,20 @@ def test_all_waits_of_a_round_for_one_peer_count_together(peer: Any) -> None:
     assert b.replica.logs[0].lead.passed_over == {"a"}
 
 
+def test_a_peer_remembers_a_holder_that_another_peer_passes_over_a_moment_earlier(peer: Any) -> None:
+    """Else the holder would hold up one more round for each peer that did not wait quite as long as the first."""
+    b = peer("b")
+    handed(b, b.contribute())
+    wait = b.replica.logs[0].round.awaited
+    while wait.get("a", 0.0) < b.rules.commits_within - 2 * b.rules.settle:
+        b.pass_time(1.0)
+    assert not b.replica.roster.passed("a")
+    b.pass_time(b.rules.settle + 1.0)
+    assert b.replica.roster.passed("a") and b.replica.logs[0].lead.passed_over == set()
+    b.take(b.commit(), "c")
+    assert b.replica.roster.passed("a") and b.replica.logs[0].round.awaited == {}
+
+
 def test_a_candidate_that_passes_the_holder_over_claims_the_term_itself(peer: Any) -> None:
     """The candidate before it may not wait for the holder, and so would not take over."""
     c = peer("c")

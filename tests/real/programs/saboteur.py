@@ -2,7 +2,7 @@
 
 PLAN, as JSON: `role` ("aggregator" of a shard of the round; "contributor", which aggregates none; "successor", a
 contributor that would take over a shard; "bystander", a contributor that would not), `phase`, `after` (rounds since
-this peer joined), `victims` ("machine", "node" or "trainer"), `note` (the file for the time of its death).
+this peer's first contribution), `victims` ("machine", "node" or "trainer"), `note` (the file for the time of its death).
 
     phase        aggregator                                    contributor
     training     between a commit and the next contribution    the same
@@ -40,9 +40,11 @@ class DoomedReplica(Replica):
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
         self.ask_for_the_role()
-        if not hasattr(self, "joined_at") and self.has_state:
-            self.joined_at, self.doomed = self.epoch, False
-            self.daemons = psutil.Process().children(recursive=True)
+        if not hasattr(self, "joined_at"):
+            if any(log.own.mine is not None for log in self.logs):  # rounds do not wait for a peer before this
+                self.joined_at, self.doomed = self.epoch, False
+                self.daemons = psutil.Process().children(recursive=True)
+            return effects
         if not self.has_state or self.doomed or self.epoch < self.joined_at + PLAN["after"]:
             return effects
         if PLAN["role"] in self.roles_now():
