@@ -27,7 +27,8 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
     log.lead.passed_over |= late - excused
     for peer in nearly - excused:  # the first peer to pass it over commits, and the others would not know it
         log.roster.passes_over(peer, now)
-    text = f"shard {log.shard}: the round goes on without {', '.join(sorted(late))}, which answers probes but nothing else"
+    names = ", ".join(sorted(late))
+    text = f"shard {log.shard}: the round goes on without {names}, which answers probes but nothing else"
     return [*([Note("passed", text)] if late else []), *absent(log)]
 
 

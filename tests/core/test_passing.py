@@ -38,9 +38,11 @@ def test_a_peer_remembers_a_holder_that_another_peer_passes_over_a_moment_earlie
         b.pass_time(1.0)
     assert not b.replica.roster.passed("a")
     b.pass_time(b.rules.settle + 1.0)
-    assert b.replica.roster.passed("a") and b.replica.logs[0].lead.passed_over == set()
+    assert b.replica.roster.passed("a")
+    assert b.replica.logs[0].lead.passed_over == set()
     b.take(b.commit(), "c")
-    assert b.replica.roster.passed("a") and b.replica.logs[0].round.awaited == {}
+    assert b.replica.roster.passed("a")
+    assert b.replica.logs[0].round.awaited == {}
 
 
 def test_a_candidate_that_passes_the_holder_over_claims_the_term_itself(peer: Any) -> None:

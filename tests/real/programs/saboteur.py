@@ -2,7 +2,8 @@
 
 PLAN, as JSON: `role` ("aggregator" of a shard of the round; "contributor", which aggregates none; "successor", a
 contributor that would take over a shard; "bystander", a contributor that would not), `phase`, `after` (rounds since
-this peer's first contribution), `victims` ("machine", "node" or "trainer"), `note` (the file for the time of its death).
+this peer's first contribution), `victims` ("machine", "node" or "trainer"), `note` (the file for the time of its
+death).
 
     phase        aggregator                                    contributor
     training     between a commit and the next contribution    the same
