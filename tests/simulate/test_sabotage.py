@@ -420,7 +420,7 @@ SHOWN_BY = {
     "a claim may be far beyond the known term": 41,
     "a live peer that does nothing is waited for": 4,
     "a candidate that wins its term back gets no chance": 41963,
-    "a shard may run ahead of its fragment": 143,
+    "a shard may run ahead of its fragment": 294,
     "another claim lets a wait begin again": 2342,
     "a contribution may have any numbers": 66,
     "a refuted commit is applied again and again": 13,
