@@ -155,7 +155,7 @@ def test_an_aggregator_that_commits_wrong_means_is_expelled(monkeypatch: pytest.
             audits[common.transport.peer_id] = self
 
     monkeypatch.setattr(participation, "Audits", Known)
-    field = Field("abcd", audit_rate=1.0)
+    field = Field("abcd", audit_rate=1.0, **UNHURRIED)
     try:
         faulty, *honest = reversed(field.nodes)
 
