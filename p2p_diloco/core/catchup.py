@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from . import damage
 from .donating import answer, tell_versions
 from .events import Accept, Complaint, Effect, Fill, Note, Send
+from .failures import Failures
 from .gather import Gathering
 from .lag import Lag
 from .logs import Logs
@@ -24,9 +25,6 @@ from .rules import Rules
 from .state import meta_of
 from .switching import Switching, came_late
 from .version import ModelVersion, Version, descends, model_version
-
-DOUBLINGS_MAX = 8
-"""The time for which a donor that fails is not asked again doubles at most this many times."""
 
 
 @dataclass(slots=True)
@@ -50,8 +48,7 @@ class CatchUp:
         # by shard and version: each state being loaded, with the version held when loading began and its donor
         self.filling: dict[tuple[int, Version], tuple[State, Version | None, str]] = {}
         self.lag = Lag(rules, logs, roster)
-        # by donor: how often it has delivered nothing, or wrong states, and until when it is not asked again
-        self.failures: dict[str, tuple[int, float]] = {}
+        self.failures = Failures(rules)
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for their whole states
 
     # -- questions
@@ -78,7 +75,7 @@ class CatchUp:
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
-        if theirs <= mine or self.donor is not None or (self._failed_lately(peer, now) and self._others_ahead(peer)):
+        if theirs <= mine or self.donor is not None or (self.failures.lately(peer, now) and self._others_ahead(peer)):
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
@@ -88,15 +85,6 @@ class CatchUp:
         if not self.lag.lasts(peer, theirs, now):
             return []
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
-
-    def _fails(self, donor: str, now: float) -> None:
-        """Record that a donor has delivered nothing, or a wrong state: others get a turn before it is asked again."""
-        times, _ = self.failures.get(donor, (0, now))
-        wait = min(self.rules.settle * 2 ** min(times, DOUBLINGS_MAX), self.rules.fetch_again)
-        self.failures[donor] = times + 1, now + wait
-
-    def _failed_lately(self, peer: str, now: float) -> bool:
-        return now < self.failures.get(peer, (0, now))[1]
 
     def _others_ahead(self, peer: str) -> bool:
         mine = self.logs.model()
@@ -116,8 +104,8 @@ class CatchUp:
         if gathering.done:
             self.gathering = None
             return self._gather_again(now)
-        able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target}
-        donors = {p: gathering.told_to_hold(p, s.epochs) for p, s in able.items() if p != self.roster.me}
+        able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target and p != self.roster.me}
+        donors = {p: gathering.told_to_hold(p, able[p].epochs) for p in sorted(able, key=self.failures.times)}
         if gathering.hopeless(donors):
             self.gathering = None  # every donor is gone; the next peer that is ahead starts a new gathering
         have = self.logs.versions()
@@ -175,7 +163,7 @@ class CatchUp:
         """Handle a change of this replica's versions: end the fetches that are complete, and request more shards."""
         self.lag.moved()
         if self.fetching is not None and self.logs.model() >= self.fetching.target:
-            self.failures.pop(self.fetching.donor, None)
+            self.failures.forget(self.fetching.donor)
             self.fetching = None
         if self.gathering is not None:
             self.gathering.came(self.gathering.moved(self.logs.versions()))
@@ -185,7 +173,7 @@ class CatchUp:
         """Handle a peer that died, restarted or can't be reached. Request from other donors the shards that were
         requested from this peer."""
         self.lag.gone(peer)
-        self.failures.pop(peer, None)
+        self.failures.forget(peer)
         if self.donor == peer:
             self._abandon()
         if self.gathering is None:
@@ -205,11 +193,13 @@ class CatchUp:
         if self.gathering is None:
             return effects
         if self.gathering.vector is None and now - self.gathering.began >= self.rules.settle:
-            self._fails(self.gathering.first, now)
+            self.failures.add(self.gathering.first, now)
             self.gathering = None  # the first donor has not told its versions
             return effects
         slow = self.gathering.overdue(now)
         donors = {self.gathering.asked[shard].donor for shard in slow}
+        for donor in donors:
+            self.failures.add(donor, now)
         self.gathering.again(slow)
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
@@ -228,7 +218,7 @@ class CatchUp:
         if again is not None:
             return [again]
         if self.donor is not None:
-            self._fails(self.donor, now)
+            self.failures.add(self.donor, now)
         self._abandon()
         return []
 
@@ -238,12 +228,21 @@ class CatchUp:
         """Handle a Fetch, Versions or State message."""
         match message:
             case Fetch():
-                return answer(self.logs, sender, message)
+                return [*answer(self.logs, sender, message), *self._lacks_too(sender, message, now)]
             case Versions():
                 return self.told(sender, message, now)
             case State():
                 return self.got(sender, message, now)
         raise AssertionError(f"only Fetch, Versions and State messages are handled here, not {message}")
+
+    def _lacks_too(self, peer: str, request: Fetch, now: float) -> list[Effect]:
+        """Handle a donor's own request for whole states. A peer that holds a state makes it only for a damaged shard,
+        so the next donor is asked at once."""
+        if None not in request.have or self.fetching is None or self.fetching.donor != peer:
+            return []
+        self.failures.add(peer, now)
+        self.fetching = None
+        return []
 
     # -- taking
 
@@ -268,7 +267,7 @@ class CatchUp:
             return tell_versions(self.logs, peer)
         if self.switching is not None:
             return []
-        if self._failed_lately(peer, now):
+        if self.failures.lately(peer, now):
             self._answered(peer)
             return []
         self._abandon()
@@ -326,7 +325,7 @@ class CatchUp:
             return []  # the fetch was given up, or a newer version has come: ignore the proposal
         if digest != version.digest:
             note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has a wrong digest")
-            self._fails(donor, now)
+            self.failures.add(donor, now)
             self._abandon()
             return [note]
         if self.switching is not None:

@@ -47,7 +47,10 @@ class Mending:
                 return []
             self.catchup.doubted.update(shards)
             self.repairs += 1
-            return self.catchup.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
+            turn = self.repairs % len(donors)
+            others = [p for p in self.roster.alive() if p not in donors and self.roster.holds_state(p)]
+            turns = [*donors[turn:], *donors[:turn], *others]
+            return self.catchup.fetch(min(turns, key=self.catchup.failures.times), self.logs.model(), now)
         ended, effects = all(log.final for log in self.logs), list[Effect]()
         for log in damaged:
             then = "the run ended with this damage" if ended else "continuing with the changed copy"

@@ -503,11 +503,12 @@ def test_a_donor_that_delivered_nothing_lets_others_go_first(peer: Any) -> None:
     """Others that are ahead are asked before it is asked again; if it is the only one, it is asked at once."""
     n = fetching(peer)
     n.pass_time(n.rules.fetch_again + 0.5)
-    assert "a" in n.replica.catchup.failures
+    assert n.replica.catchup.failures.times("a") == 1
     for alone, asked in ((False, []), (True, ["a"])):
         n = fetching(peer)
         n.feed(SendFailed("a", Fetch((n.version(6),) * 2), gone=False))
-        n.replica.catchup.failures["a"] = 1, n.now + 9.0
+        for _ in range(4):
+            n.replica.catchup.failures.add("a", n.now)
         if alone:
             n.lose("c")
         n.meet("a", model=ahead(n, 7), epochs=(7, 7))
@@ -518,14 +519,15 @@ def test_a_donor_that_delivered_nothing_lets_others_go_first(peer: Any) -> None:
 def test_the_time_for_which_a_failed_donor_waits_doubles_up_to_a_bound(peer: Any) -> None:
     """It ends when the donor restarts."""
     n = peer("n")
-    waits = []
+    failures, waits = n.replica.catchup.failures, []
     for _ in range(12):
-        n.replica.catchup._fails("a", 100.0)
-        waits.append(n.replica.catchup.failures["a"][1] - 100.0)
+        failures.add("a", 100.0)
+        waits.append(next(s for s in range(1000) if not failures.lately("a", 100.0 + s)))
     assert waits[:4] == [n.rules.settle * times for times in (1, 2, 4, 8)]
     assert waits[-1] == n.rules.fetch_again
     n.replica.catchup.gone("a", 100.0)
-    assert n.replica.catchup.failures == {}
+    assert failures.times("a") == 0
+    assert not failures.lately("a", 100.0)
 
 
 def test_a_donor_of_a_wrong_state_has_failed(peer: Any) -> None:
@@ -533,7 +535,7 @@ def test_a_donor_of_a_wrong_state_has_failed(peer: Any) -> None:
     b = peer("b", group="ab")
     b.hear("a", b.state(0, 4))
     filled(b, b.state(0, 4), "astray")
-    assert "a" in b.replica.catchup.failures
+    assert b.replica.catchup.failures.times("a") == 1
     theirs = Versions((replace(b.version(1), samples=99, digest="other"),), forked=True)
     assert fetches(b.hear("a", theirs)) == []
     assert fetches(b.hear("a", theirs, after=b.rules.fetch_again)) != []
@@ -543,4 +545,14 @@ def test_a_donor_that_does_not_tell_its_versions_has_failed(peer: Any) -> None:
     n = peer("n", epoch=None, live="")
     n.meet("a", model=ahead(n, 7), epochs=(7,))
     n.pass_time(n.rules.settle + 1.5)
-    assert "a" in n.replica.catchup.failures
+    assert n.replica.catchup.failures.times("a") == 1
+
+
+def test_a_donor_that_has_failed_least_is_asked_next(peer: Any) -> None:
+    """Else two donors that can't send a shard would be asked in turns, and a third one never."""
+    n = peer("n", epoch=None, live="")
+    for donor in "abc":
+        n.meet(donor, model=ahead(n, 7), epochs=(7,))
+    n.hear("a", Versions((n.version(7),), forked=False))
+    asked = [donor for _ in range(3) for donor, _ in fetches(n.pass_time(n.rules.fetch_again + 0.5))]
+    assert asked[:2] == ["b", "c"]

@@ -168,6 +168,24 @@ def test_a_donor_that_delivers_nothing_is_waited_for_fetch_again_seconds(peer: A
     assert [e.contributions for e in a.pass_time(2.0) if isinstance(e, Average)] == [()]
 
 
+def test_a_donor_whose_copy_is_damaged_too_is_not_waited_for(peer: Any) -> None:
+    """It says so by asking for the shard itself. The next donor is asked at once."""
+    a = peer("a", group="abc")
+    [(first, _)] = fetches(a.feed(Damaged(0, a.held)))
+    other = "b" if first == "c" else "c"
+    a.hear(first, Fetch((None,)))
+    assert {donor for donor, _ in fetches(a.pass_time(2.0))} == {other}
+    a.hear(first, Fetch((None,)))
+    assert a.replica.catchup.donor == other, "it is no donor any more"
+
+
+def test_an_asynchronous_peer_asks_others_once_the_succession_has_damaged_copies(peer: Any) -> None:
+    b = running(peer, "b")
+    b.feed(Damaged(0, b.held))
+    b.hear("c", Fetch((None,)))
+    assert {donor for donor, _ in fetches(b.pass_time(2.0))} == {"a"}
+
+
 def test_a_donor_whose_transfer_makes_progress_is_waited_for_longer(peer: Any) -> None:
     """A state takes long on a slow link."""
     a = peer("a", group="ab")
