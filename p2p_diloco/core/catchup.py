@@ -228,21 +228,20 @@ class CatchUp:
         """Handle a Fetch, Versions or State message."""
         match message:
             case Fetch():
-                return [*answer(self.logs, sender, message), *self._lacks_too(sender, message, now)]
+                self._give_up_damaged(sender, message, now)
+                return answer(self.logs, sender, message)
             case Versions():
                 return self.told(sender, message, now)
             case State():
                 return self.got(sender, message, now)
         raise AssertionError(f"only Fetch, Versions and State messages are handled here, not {message}")
 
-    def _lacks_too(self, peer: str, request: Fetch, now: float) -> list[Effect]:
-        """Handle a donor's own request for whole states. A peer that holds a state makes it only for a damaged shard,
-        so the next donor is asked at once."""
-        if None not in request.have or self.fetching is None or self.fetching.donor != peer:
-            return []
-        self.failures.add(peer, now)
-        self.fetching = None
-        return []
+    def _give_up_damaged(self, donor: str, request: Fetch, now: float) -> None:
+        """Give up a fetch whose donor itself requests whole states. A peer that holds a state requests them only for
+        damaged shards, so this donor may lack what the fetch needs."""
+        if None in request.have and self.fetching is not None and self.fetching.donor == donor:
+            self.failures.add(donor, now)
+            self.fetching = None
 
     # -- taking
 
