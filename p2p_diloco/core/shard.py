@@ -87,9 +87,8 @@ class ShardLog(ABC):
 
     def _able(self) -> bool:
         """Whether this peer may make a commit now."""
-        free = self.state is not None and not self.frozen
-        idle = self.round.working is None and self.round.damaged is None
-        return free and idle and self.aggregating and (self.round.trusted or not self.final)
+        busy = self.frozen or self.round.working is not None or self.round.damaged is not None
+        return self.state is not None and not busy and self.aggregating and (self.round.trusted or not self.final)
 
     # -- questions that a mode answers
 
@@ -324,8 +323,7 @@ class ShardLog(ABC):
 
     @abstractmethod
     def insist(self, now: float) -> list[Effect]:
-        """Called after each heartbeat interval: repeat, at growing intervals, requests or messages that may have been
-        lost."""
+        """Called after each heartbeat interval: repeat, at growing intervals, what may have been lost."""
 
     def tick(self, now: float) -> list[Effect]:
         """Called after each heartbeat interval: do what is due, and send again what may have been lost."""
@@ -356,11 +354,10 @@ class ShardLog(ABC):
         term, holder = self.lead.target()
         effects: list[Effect] = []
         if holder == self.me and self.lead.holder != self.me:
-            gone, epoch = self.lead.holder, self.version.epoch + 1
+            text = f"this peer aggregates from epoch {self.version.epoch + 1}; {self.lead.holder} is gone"
             self.lead.claim(term)
             self.round.open(now, self.rules.settle)
-            text = f"shard {self.shard}: this peer aggregates from epoch {epoch}; {gone} is gone"
-            effects = [Note("takeover", text), *self.ask()]
+            effects = [Note("takeover", f"shard {self.shard}: {text}"), *self.ask()]
         return [*effects, *self.deliver(now), *self.close(now), *self.offer(now)]
 
     def ask(self) -> list[Effect]:
@@ -369,8 +366,11 @@ class ShardLog(ABC):
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
         """Handle another peer's claim to write the commit after this version. Answer with a promise, unless a claim
-        that wins against it is known."""
+        that wins against it is known. Do not answer while a commit is being applied, because a promise says that there
+        is none here. The other peer asks again, and gets the commit."""
         if request.base == self.version:
+            if isinstance(self.round.working, Apply):
+                return []
             if not self.lead.entitles(sender, request.term):
                 return [not_entitled(self.shard, sender, sender, request.term), Send(sender, self.lead.refusal())]
             if not contest.wins(self.lead, request.term, sender):

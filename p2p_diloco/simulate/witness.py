@@ -36,7 +36,8 @@ class Witness:
         self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
         self.authors: dict[tuple[int, str], str] = {}  # (shard, digest) → the peer whose outer step led to it
         self.holders: dict[tuple[int, str], list[Process]] = {}  # (shard, digest) → the processes that accepted it
-        self.alone: set[tuple[int, str]] = set()  # (shard, digest) of versions that no successor had to hold
+        self.successors: dict[tuple[int, str], set[str]] = {}  # (shard, digest) → those that had to hold it, if live
+        self.alone: set[tuple[int, str]] = set()  # (shard, digest) of versions made when no successor was there
         self.counts: dict[tuple[int, str], int] = {}  # (shard, digest) → the inner steps that its commit counts
         self.gone: Counter[int] = Counter()  # by shard: the inner steps that died with an unconfirmed version
 
@@ -82,8 +83,8 @@ class Witness:
         self.authors[log.shard, digest] = log.me
         assert log.state is not None
         assert log.round.draft is not None
-        if {*log.state.plan.succession, *log.round.draft.plan.succession} == {log.me}:
-            self.alone.add((log.shard, digest))
+        successors = {*log.state.plan.succession, *log.round.draft.plan.succession} - {log.me}
+        self.successors[log.shard, digest] = successors
         self.counts[log.shard, digest] = sum(c.payload for _, c in work.contributions if not is_empty(c))
 
     def applies(self, work: Apply) -> None:
@@ -104,11 +105,15 @@ class Witness:
             f"a state names {state.buffered} submissions in the buffer, but there are {told}",
         )
 
-    def accepts(self, process: Process, shard: int, version: Version, alive: Collection[Process]) -> None:
+    def accepts(self, process: Process, shard: int, version: Version, alive: Collection[Process], now: float) -> None:
         """Called when a peer makes this version its present state. Check that the shard has only one version at each
         epoch (invariant k)."""
         if not self.rules.asynchronous:
             return
+        key = shard, version.digest
+        awake = {p.name for p in alive if p.frozen_until <= now}
+        if process.name == self.authors.get(key) and not awake & self.successors[key]:
+            self.alone.add(key)
         known = self.epochs.setdefault((shard, version.epoch), version)
         self.holders.setdefault((shard, version.digest), []).append(process)
         if known != version and self._died_unconfirmed(shard, known, alive):
@@ -122,9 +127,9 @@ class Witness:
         )
 
     def _died_unconfirmed(self, shard: int, version: Version, alive: Collection[Process]) -> bool:
-        """Whether every peer that held a version is dead, and its author died before all successors held it, or had no
-        successor yet. Then no live peer knows of it, no live trainer was told that it counts, and the next commit makes
-        another version of its epoch."""
+        """Whether every peer that held a version is dead, and its author died before all successors held it, or made
+        it when all successors were dead or frozen, or when there were none. Then no live peer knows of it, no live
+        trainer was told that it counts, and the next commit makes another version of its epoch."""
         key = shard, version.digest
         confirmed = key not in self.alone and self.authors.get(key) in {holder.name for holder in self.holders[key]}
         return not confirmed and not any(holder in alive for holder in self.holders[key])

@@ -311,7 +311,7 @@ class World:
                     store.accept(shard, digest)
                     version = process.replica.logs[shard].version
                     assert version is not None
-                    self.witness.accepts(process, shard, version, self.alive.values())
+                    self.witness.accepts(process, shard, version, self.alive.values(), self.now)
                     advanced(self, process, shard)
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1

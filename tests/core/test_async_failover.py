@@ -74,6 +74,17 @@ def test_a_claim_that_is_repeated_is_promised_again(peer: Any) -> None:
     assert [to(a.hear("b", claim), "b") for _ in range(2)] == [[promise]] * 2
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_no_promise_is_given_while_a_commit_is_being_applied(peer: Any, mode: str) -> None:
+    """The claimant would write another commit on the same version. It asks again, and gets this commit."""
+    b = running(peer, "b", mode=mode)
+    commit, claim = next_commit(b), TakeOver(0, b.held, 2)
+    b.hear("c", commit)
+    assert to(b.hear("a", claim), "a") == []
+    b.feed(Applied(0, commit.base, commit.version.digest))
+    assert commits_to(b.hear("a", claim), "a") == [commit]
+
+
 def test_a_submission_waits_for_its_window_after_a_claim_was_forgotten(peer: Any) -> None:
     """It is handed to this peer by another's word; the window opens then."""
     b = running(peer, "b", async_grace=5.0)

@@ -152,28 +152,32 @@ def test_an_aggregator_that_has_all_and_waits_shows() -> None:
         world.run(60.0)
 
 
-def process(name: str) -> Any:
-    return SimpleNamespace(name=name)
+def process(name: str, frozen_until: float = 0.0) -> Any:
+    return SimpleNamespace(name=name, frozen_until=frozen_until)
 
 
 @pytest.mark.parametrize(
-    ("holder", "alone", "dead", "broken"),
+    ("holder", "successor", "dead", "broken"),
     [
-        ("successor", False, True, False),
-        ("successor", False, False, True),
-        ("author", False, True, True),
-        ("author", True, True, False),
-        ("author", True, False, True),
+        ("successor", "awake", True, False),
+        ("successor", "awake", False, True),
+        ("author", "awake", True, True),
+        ("author", "none", True, False),
+        ("author", "none", False, True),
+        ("author", "frozen", True, False),
+        ("author", "frozen", False, True),
+        ("author", "dead", True, False),
     ],
 )
-def test_two_versions_of_one_epoch_are_a_violation(holder: str, alone: bool, dead: bool, broken: bool) -> None:
-    """(k), unless all peers that held the first one are dead, and its author never held it, or had no successor. Then
-    its steps died with it."""
+def test_two_versions_of_one_epoch_are_a_violation(holder: str, successor: str, dead: bool, broken: bool) -> None:
+    """(k), unless all peers that held the first one are dead, and its author never held it, or no successor was there.
+    Then its steps died with it."""
     witness, first, second = Witness(RULES, one_line=True), Version(0, 1, 1, "first"), Version(0, 1, 1, "second")
     witness.authors[0, "first"], witness.counts[0, "first"] = "author", 0b101
-    witness.alone = {(0, "first")} if alone else set()
+    witness.successors[0, "first"] = set() if successor == "none" else {"next"}
     held, other = process(holder), process("other")
-    witness.accepts(held, 0, first, [held, other])
+    others = [other] if successor == "dead" else [other, process("next", 9.0 if successor == "frozen" else 0.0)]
+    witness.accepts(held, 0, first, [held, *others], now=5.0)
     with pytest.raises(Violation, match=r"\(k\)") if broken else nullcontext():
-        witness.accepts(other, 0, second, [other] if dead else [held, other])
+        witness.accepts(other, 0, second, others if dead else [held, *others], now=6.0)
     assert witness.gone[0] == (0 if broken else 0b101)
