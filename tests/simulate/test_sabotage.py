@@ -49,6 +49,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
         "self.under_way = None if ok else to",
         "bereaved",
     ),
+    ("a promise while applying", ShardLog, "asked_by", "isinstance(self.round.working, Apply)", "False", "async"),
     ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved"),
     ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed"),
     (
@@ -395,6 +396,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
 ]
 
 SHOWN_BY = {
+    "a promise while applying": 505753,
     "H changes, and the steps before it are counted by the new one": 2,
     "a round closes with as many peers as its base's revision asks for": 15,
     "a shard goes on after its stop, while peers die and links are cut": 7,
