@@ -38,7 +38,7 @@ class AsynchronousLog(ShardLog):
         self.told: dict[str, Version] = {}
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
-        self.unproven = False  # the next version is a fetched one: other peers may already be further
+        self.unproven = False  # a state was fetched, so other peers may be further: ask for promises before committing
         self.assigned: float | None = None  # since when the plan has named this peer as aggregator
 
     # -- questions
@@ -60,17 +60,19 @@ class AsynchronousLog(ShardLog):
         return [*super().unpromised(), *strangers]
 
     def waited_for(self) -> list[str]:
-        """Return the peers that must hold the proposed commit and have not confirmed that they do."""
+        """Return the peer that must hold the proposed commit next."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the peers that must hold the proposal before it is published and have not confirmed that they do: live
-        peers in the succession of the present plan or of the proposal's plan. Return none if the proposal was computed
-        from damaged tensors, because no other peer can get the version that it was made on."""
+        """Return the first peer that must hold the proposal before it is published and has not confirmed that it does:
+        of the live peers in the succession of the present plan, then in that of the proposal's plan. A peer is asked
+        only once all before it hold the proposal. So if any peer holds it, the first live one does, and no claim
+        overlooks it. Return none if the proposal was computed from damaged tensors, because no other peer can get the
+        version that it was made on."""
         if self.round.trusted or self.state is None:
             return []
-        missing = proposed.missing(self.state.plan, self.me) - self.lead.passed_over
-        return sorted(p for p in missing if self._can_hold(p))
+        missing = proposed.missing(self.state.plan, self.me)
+        return [p for p in missing if p not in self.lead.passed_over and self._can_hold(p)][:1]
 
     def _can_hold(self, peer: str) -> bool:
         """Whether the peer can hold a commit. It can if it holds a state and its outer steps lead to the same digests
@@ -300,10 +302,10 @@ class AsynchronousLog(ShardLog):
     # -- a new version
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Replace the present state with a fetched or restored one. If its plan names this peer as aggregator, this
-        peer must first ask for promises, because other peers may have newer versions."""
+        """Replace the present state with a fetched or restored one. Once a plan names this peer as aggregator, it must
+        first ask for promises, because other peers may have newer versions."""
         self.unproven = True
-        return super().adopt(state, now) + self.ask()
+        return super().adopt(state, now)
 
     def append(self, commit: Commit, now: float) -> None:
         # a peer that may have to answer submitters stores several commits
@@ -321,7 +323,7 @@ class AsynchronousLog(ShardLog):
         assert state is not None
         self._claim_again(state.version, now)
         self.own.settle(state)
-        effects = self.take_kept()
+        effects = [*self.ask(), *self.take_kept()]
         stays = self.lead.target()[1] == self.me
         for peer, c in sorted(inbox.items()):
             left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries the progress
@@ -342,8 +344,7 @@ class AsynchronousLog(ShardLog):
         """Record which peer may write the commit after the new version: the peer that the version's plan names, or a
         peer whose claim arrived before the version did."""
         if self.unproven and self.lead.holder == self.me:
-            self.lead.promised_by = set()
-        self.unproven = False
+            self.lead.promised_by, self.unproven = set(), False
         if self.lead.holder != self.me:
             self.assigned = None
         elif self.assigned is None:

@@ -26,7 +26,7 @@ from p2p_diloco.core.messages import (
     Versions,
 )
 from p2p_diloco.core.version import Version, model_version
-from tests.core.conftest import average_in, commits_to, computed, fetched, next_commit, running, submitted, to
+from tests.core.conftest import average_in, commits_to, computed, fetched, held_by, next_commit, running, submitted, to
 
 # -- claims
 
@@ -225,6 +225,20 @@ def test_an_aggregator_that_fetched_its_state_asks_for_promises_first(peer: Any)
     assert c.averages([*effects, *c.contribute()]) == []
     assert c.averages(c.hear("a", Promise(0, behind.version, 0))) == [], "b is named, and not met yet"
     assert c.averages(c.hear("b", Promise(0, behind.version, 0))) == [["c"]]
+
+
+def test_an_aggregator_that_a_later_commit_names_after_a_restart_asks_for_promises_first(peer: Any) -> None:
+    """In its earlier life it may have written the commit after that one. It asks once."""
+    b, plan = running(peer, "b"), Plan(tuple("abc"), tuple("bc"))
+    effects = b.take(next_commit(b, plan=plan))
+    assert [to(effects, p, TakeOver) for p in "ac"] == [[TakeOver(0, b.version(2), 0)]] * 2
+    assert b.averages(b.contribute()) == []
+    b.hear("a", Promise(0, b.held, 0))
+    effects = b.hear("c", Promise(0, b.held, 0))
+    assert b.averages(effects) == [["b"]]
+    effects = held_by(b, "c", computed(b, effects, "d3"))
+    assert to(effects, "a", TakeOver) == []
+    assert b.averages(b.hear("a", b.contribution(b.held, 3))) == [["a"]]
 
 
 def test_a_peer_that_sends_its_commit_again_after_the_answer_is_on_another_lineage(peer: Any) -> None:

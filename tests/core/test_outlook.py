@@ -7,7 +7,18 @@ from typing import Any
 from p2p_diloco.core.events import Found
 from p2p_diloco.core.messages import Held, Promise
 from p2p_diloco.core.version import model_version
-from tests.core.conftest import TWO, commits_to, computed, gathering, joined_by, moves_on, round_alone, running, solo
+from tests.core.conftest import (
+    TWO,
+    commits_to,
+    computed,
+    gathering,
+    held_by,
+    joined_by,
+    moves_on,
+    round_alone,
+    running,
+    solo,
+)
 
 # -- synchronous
 
@@ -111,15 +122,17 @@ def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> 
     assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are alive"
 
 
-def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:
+def test_the_sentence_names_the_peers_that_are_waited_for(peer: Any) -> None:
     b = running(peer, "b")
     joined_by(b, "d")
     b.contribute()
     b.lose("c")
     assert b.replica.waiting() == "taking over shard 0, waiting for a promise of a, d"
     c = running(peer, succession="cba", successors=2)
-    computed(c, c.contribute())
-    assert c.replica.waiting() == "waiting for a, b to hold a commit of shard 0"
+    effects = computed(c, c.contribute())
+    assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
+    held_by(c, "b", effects)
+    assert c.replica.waiting() == "waiting for a to hold a commit of shard 0"
     n, _ = gathering(peer)
     assert n.replica.waiting() == "fetching the state of the run from a, c: 0 of 5 shards"
 

@@ -18,11 +18,11 @@ COMMIT = Commit(0, Version(0, 0, 0, "d0"), Version(0, 5, 1, "d1"), 0, "a", (), P
 
 
 def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
-    """The present plan or its own; except this peer and those that confirmed it."""
+    """The present plan, then its own; except this peer and those that confirmed it."""
     proposal = Proposal(COMMIT)
-    assert proposal.missing(Plan((), ("a", "b")), "a") == {"b", "c"}
-    proposal.holding.add("b")
-    assert proposal.missing(Plan((), ("a", "b")), "a") == {"c"}
+    assert proposal.missing(Plan((), ("a", "d", "b")), "a") == ["d", "b", "c"]
+    proposal.holding.add("d")
+    assert proposal.missing(Plan((), ("a", "d", "b")), "a") == ["b", "c"]
 
 
 def test_a_proposal_is_due_again_after_a_while() -> None:
@@ -44,6 +44,15 @@ def test_a_peer_that_restarts_before_it_was_offered_anything_changes_nothing() -
 
 
 # -- an asynchronous successor
+
+
+def test_a_proposal_is_offered_to_one_successor_after_the_other(peer: Any) -> None:
+    """In the order of the succession: whoever holds it, the first live successor does. If the first one is gone, the
+    next one's turn has come."""
+    c = running(peer, successors=2, succession="cba")
+    effects = computed(c, c.contribute())
+    assert (len(commits_to(effects, "b")), commits_to(effects, "a")) == (1, [])
+    assert commits_to(c.lose("b"), "a") == commits_to(effects, "b")
 
 
 def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> None:
@@ -164,7 +173,7 @@ def test_a_successor_that_was_named_and_not_met_must_hold_a_proposal(peer: Any) 
     c, effects = promised(peer, "cb", live="a")
     effects = computed(c, effects)
     assert len(commits_to(effects, "b")) == 1
-    held_by(c, "a", effects)
+    assert commits_to(effects, "a") == [], "its turn is after b"
     assert c.held == c.version(1)
 
 
@@ -218,7 +227,7 @@ def test_an_aggregator_does_not_apply_its_own_proposal(peer: Any) -> None:
     c = running(peer, successors=2, succession="cba")
     [proposal] = commits_to(computed(c, c.contribute()), "b")
     assert not any(isinstance(e, Apply) for e in c.hear("b", proposal))
-    assert c.hear("b", Held(0, proposal.version)) == []
+    assert c.hear("b", Held(0, proposal.version)) == [Send("a", proposal)]
     assert Release(sent=True) in c.hear("a", Held(0, proposal.version))
 
 
@@ -238,10 +247,10 @@ def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> 
     """Its copy is lost, though it has a state. The proposal is sent to it again."""
     c = running(peer, successors=2, succession="cba")
     effects = computed(c, c.contribute())
-    held_by(c, "b", effects)
+    offered = held_by(c, "b", effects)
     again = [*c.meet("b", incarnation=9), *c.feed_tick()]
     assert commits_to(again, "b") == commits_to(effects, "b")
-    assert held_by(c, "a", effects) == []
+    assert held_by(c, "a", offered) == []
     assert Release(sent=True) in held_by(c, "b", effects)
 
 
