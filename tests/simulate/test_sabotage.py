@@ -49,7 +49,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
         "self.under_way = None if ok else to",
         "bereaved",
     ),
-    ("a promise while applying", ShardLog, "asked_by", "isinstance(self.round.working, Apply)", "False", "async"),
     ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved"),
     ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed"),
     (
@@ -396,7 +395,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
 ]
 
 SHOWN_BY = {
-    "a promise while applying": 505753,
     "H changes, and the steps before it are counted by the new one": 2,
     "a round closes with as many peers as its base's revision asks for": 15,
     "a shard goes on after its stop, while peers die and links are cut": 7,
@@ -419,7 +417,7 @@ SHOWN_BY = {
     "private peers are elected like reachable ones": 2,
     "private successors stay": 20,
     "any peer may send another peer's commit": 5,
-    "a claim may be far beyond the known term": 41,
+    "a claim may be far beyond the known term": 78,
     "a live peer that does nothing is waited for": 4,
     "a candidate that wins its term back gets no chance": 41963,
     "a shard may run ahead of its fragment": 294,
