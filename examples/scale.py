@@ -2,6 +2,7 @@
 
     python examples/scale.py --peers 10 30 100
 
+The time it takes grows with the square of the peers, and with the shards: `--shards 4` lets 1,000 peers end in hours.
 Every peer is the package's own `Replica`, and every message is packed as in a real run; virtual time. Imitated are the
 links (each message takes `LATENCY_S`; payloads are counted, and take no time), the tensors (lengths alone) and the
 trainers. Replicas that hold equal states share one object, and what follows from it is computed once for all.
@@ -39,10 +40,11 @@ from p2p_diloco.node import wire
 LATENCY_S = 0.05
 BREAKS_WITHIN_S = 0.3
 """The connections of a peer that dies break within this time."""
-SHARDS, STEPS, STEP_S = 24, 50, 0.5
+STEPS, STEP_S = 50, 0.5
 REPORTS_EVERY_S = 5.0
 """A trainer reports its steps at least so often."""
-RULES = Rules(run="scale", fragments=(tuple(range(SHARDS)),), sync_every=STEPS)
+TELLS_EVERY_S = 60.0
+"""The seconds of processor time between two lines of progress."""
 SEAL_BYTES = 96
 """A contribution's seal; a commit has one for each contribution, and one of its own."""
 EXCHANGING = 0.975
@@ -50,6 +52,16 @@ EXCHANGING = 0.975
 JOINED_AFTER = 2.7
 """Rounds after which newcomers should be counted: the one that they come into, and two more."""
 REMEMBERED = 4096
+
+
+def rules(shards: int) -> Rules:
+    """The rules of a run of so many shards."""
+    return Rules(run="scale", fragments=(tuple(range(shards)),), sync_every=STEPS)
+
+
+def progress(text: str) -> None:
+    """Say how far a long measurement is."""
+    sys.stderr.write(f"{text}\n")
 
 
 def remembered(function: Callable[..., Any], keys: int) -> Callable[..., Any]:
@@ -76,21 +88,22 @@ def digest(of: bytes) -> str:
 class Swarm:
     """All peers, the clock, and the wires."""
 
-    def __init__(self, peers: int, seed: int) -> None:
-        self.rng, self.now = random.Random(seed), 0.0
+    def __init__(self, peers: int, rules: Rules, seed: int) -> None:
+        self.rules, self.rng, self.now = rules, random.Random(seed), 0.0
+        self._tells_at = time.process_time() + TELLS_EVERY_S
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = self._named = 0
         self.live: dict[str, Peer] = {}
         self.messages, self.nbytes, self.of_peer = Counter[str](), Counter[str](), Counter[str]()
         self.payloads = Counter[str]()  # shards sent and received, by peer
-        self.newest = [1] * SHARDS  # the highest epoch of each shard that any peer has reached
+        self.newest = [1] * rules.shards  # the highest epoch of each shard that any peer has reached
         self._lengths: dict[int, tuple[Message, int]] = {}
         names = [self._name() for _ in range(peers)]
         lives = {name: incarnation(1_000_000, number) for number, name in enumerate(names)}
         counted = {name: ContributionId(life, 1) for name, life in lives.items()}
         for name, life in lives.items():
             self.live[name] = Peer(self, name, life)
-        states = [self._state(index, names, counted) for index in range(SHARDS)]
+        states = [self._state(index, names, counted) for index in range(rules.shards)]
         for peer in self.live.values():
             peer.feed(events.Restore(tuple(states)))
         self._introduce()
@@ -129,6 +142,9 @@ class Swarm:
         while self._queue and self._queue[0][0] <= until and not stop():
             self.now, _, action = heapq.heappop(self._queue)
             action()
+            if time.process_time() > self._tells_at:
+                self._tells_at = time.process_time() + TELLS_EVERY_S
+                progress(f"{len(self.live)} peers, {self.now:.1f} s: epochs {min(self.newest)} to {max(self.newest)}")
 
     def all_move(self, within: float) -> float:
         """Let time pass until each shard has a newer version than now; returns how long that took, or inf."""
@@ -200,7 +216,7 @@ class Peer:
 
     def __init__(self, swarm: Swarm, name: str, life: int) -> None:
         self.swarm, self.name, self.linked = swarm, name, set[str]()
-        self.replica = Replica(name, RULES, incarnation=life, now=swarm.now)
+        self.replica = Replica(name, swarm.rules, incarnation=life, now=swarm.now)
         self._events: list[events.Event] = []
         self._wakes_at = float("inf")
         self._trained = False
@@ -212,7 +228,7 @@ class Peer:
 
     def start(self) -> None:
         """Begin to wake up, at a moment of its own."""
-        self.replica.next_tick = self.swarm.now + self.swarm.rng.uniform(0.0, RULES.probe_every)
+        self.replica.next_tick = self.swarm.now + self.swarm.rng.uniform(0.0, self.swarm.rules.probe_every)
         self.swarm.at(self.replica.next_tick, lambda: self.feed(events.Wakeup()))
 
     def feed(self, event: events.Event) -> None:
@@ -269,10 +285,10 @@ class Peer:
             swarm.at(swarm.now, lambda: self.feed(events.Merge()))
 
 
-def measured(peers: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[str, Any]:
+def measured(peers: int, shards: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[str, Any]:
     """Let a swarm of this size go through its rounds and storms; the figures."""
     began, round_s = time.process_time(), STEPS * STEP_S
-    swarm = Swarm(peers, seed)
+    swarm = Swarm(peers, rules(shards), seed)
     swarm.run(0.8 * round_s)
     for counts in (swarm.messages, swarm.nbytes, swarm.of_peer, swarm.payloads):
         counts.clear()
@@ -282,13 +298,15 @@ def measured(peers: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[
     sent = sorted(swarm.messages.items())
     a_second = {kind: (count / peer_seconds, swarm.nbytes[kind] / peer_seconds) for kind, count in sent}
     busiest = [max(counts.values()) / statistics.fmean(counts.values()) for counts in (swarm.of_peer, swarm.payloads)]
-    told: dict[str, Any] = {"peers": peers, "a_second": a_second, "busiest": busiest}
+    told: dict[str, Any] = {"peers": peers, "shards": shards, "a_second": a_second, "busiest": busiest}
+    progress(json.dumps(told))
     if "deaths" in storms:
         swarm.all_move(2 * round_s)
         swarm.run(swarm.now + EXCHANGING * round_s)
         for name in swarm.rng.sample(sorted(swarm.live), max(1, peers // 10)):
             swarm.kill(name)
         told["deaths_s"] = swarm.all_move(20 * round_s)
+        progress(f"a tenth has died: {told['deaths_s']:.1f} s")
     if "joins" in storms:
         swarm.run(swarm.now + 0.5 * round_s)
         joined = [swarm.join() for _ in range(max(1, peers // 10))]
@@ -304,6 +322,7 @@ def main() -> int:
     """Measure swarms of the given sizes and print the tables."""
     parser = argparse.ArgumentParser(description="What the control plane of a large swarm costs each peer.")
     parser.add_argument("--peers", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--shards", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--storms", nargs="*", choices=["deaths", "joins"], default=["deaths", "joins"])
@@ -313,7 +332,7 @@ def main() -> int:
     shard.meta_of = remembered(shard.meta_of, 1)
     equal = True
     for peers in asked.peers:
-        told = measured(peers, asked.rounds, asked.seed, asked.storms)
+        told = measured(peers, asked.shards, asked.rounds, asked.seed, asked.storms)
         equal = equal and told["equal"]
         sys.stdout.write((json.dumps(told) if asked.json else text_of(told)) + "\n")
         sys.stdout.flush()
@@ -323,7 +342,7 @@ def main() -> int:
 def text_of(told: dict[str, Any]) -> str:
     """The figures of one swarm, in words."""
     rows = told["a_second"]
-    lines = [f"{told['peers']} peers: {sum(n for n, _ in rows.values()):.1f} messages and "
+    lines = [f"{told['peers']} peers, {told['shards']} shards: {sum(n for n, _ in rows.values()):.1f} messages and "
              f"{sum(b for _, b in rows.values()):,.0f} bytes of headers a second, sent by each peer"]  # fmt: skip
     lines += [f"  {kind:13} {count:8.2f} messages  {nbytes:10,.0f} bytes" for kind, (count, nbytes) in rows.items()]
     lines.append("  the busiest peer: {:.1f} x the mean of headers, {:.1f} x of payloads".format(*told["busiest"]))

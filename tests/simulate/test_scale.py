@@ -22,11 +22,11 @@ def scale() -> Iterator[ModuleType]:
 
 def test_messages_hardly_grow_with_the_swarm_and_storms_delay_no_round(scale: ModuleType) -> None:
     """Each peer probes a few others. A tenth of the peers dies in an exchange, and as many newcomers are counted."""
-    few, many = (scale.measured(peers, 1, 0, ("deaths", "joins")) for peers in (5, 20))
+    few, many = (scale.measured(peers, 24, 1, 0, ("deaths", "joins")) for peers in (5, 20))
     sent = [sum(count for count, _ in told["a_second"].values()) for told in (few, many)]
     assert sent[1] < 1.5 * sent[0]
     for told in (few, many):
         assert told["equal"]
-        assert told["deaths_s"] < 3 * scale.RULES.heartbeat_timeout
+        assert told["deaths_s"] < 3 * scale.rules(24).heartbeat_timeout
         assert told["joins"][0] == told["joins"][1] > 0
     assert "replicas are equal" in scale.text_of(many)
