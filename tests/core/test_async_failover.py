@@ -18,6 +18,7 @@ from p2p_diloco.core.events import (
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
+    Fetch,
     Held,
     Outdated,
     Plan,
@@ -167,6 +168,19 @@ def test_a_commit_that_came_early_is_refused_where_its_term_is_overruled(peer: A
     effects = fetched(a, 4)
     assert not any(isinstance(e, Apply) for e in effects)
     assert to(effects, "c") == [Outdated(0, a.version(4), 1, "b")]
+
+
+def test_a_peer_that_refuses_a_commit_asks_the_claimant_for_it(peer: Any) -> None:
+    """The claimant has learnt of the commit and gone on. Without the question this peer would refuse the aggregator
+    until that one goes on without it: Summaries name a fragment's lowest epoch, and the claimant may be behind in
+    another of its shards."""
+    a = peer("a", group="abc", succession="cb", mode="async", fragments=((0, 1),))
+    a.hear("b", TakeOver(0, a.held, 1))
+    commit = next_commit(a)
+    effects = a.hear("c", commit)
+    assert to(effects, "c") == [Outdated(0, a.held, 1, "b")]
+    assert to(effects, "b") == [Fetch(a.replica.versions, shards=(0,))]
+    assert any(isinstance(e, Apply) for e in a.hear("b", commit))
 
 
 def test_of_claims_on_a_later_version_the_greatest_is_remembered(peer: Any) -> None:

@@ -21,7 +21,7 @@ from p2p_diloco.core.events import (
     Send,
 )
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX, Leadership
-from p2p_diloco.core.messages import Commit, Counted, Outdated, Plan, Promise, TakeOver, Want
+from p2p_diloco.core.messages import Commit, Counted, Fetch, Outdated, Plan, Promise, TakeOver, Want
 from p2p_diloco.core.version import ContributionId, model_version
 from tests.core.conftest import Peer, dies, meta, roster_of
 
@@ -379,10 +379,12 @@ def test_a_contribution_goes_on_to_the_peer_that_the_claimant_names(peer: Any) -
 
 
 def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
-    """This peer has promised to a live claimant; the old aggregator is told of the greater claim."""
+    """This peer has promised to a live claimant. It tells the old aggregator of the greater claim, and asks the
+    claimant, which may have taken the commit meanwhile."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
-    assert c.hear("a", c.commit(plan=c.plan("ac"))) == [Send("a", Outdated(0, c.held, 1, "b"))]
+    refusal, question = Outdated(0, c.held, 1, "b"), Fetch(c.replica.versions, shards=(0,))
+    assert c.hear("a", c.commit(plan=c.plan("ac"))) == [Send("a", refusal), Send("b", question)]
     assert c.replica.logs[0].round.working is None
 
 
