@@ -1,14 +1,15 @@
 """Judges whether this replica is behind other peers and must fetch states, or whether the missing commits are on their
 way.
 
-Law: this module judges by other peers' Summaries and by messages on versions that this replica does not hold; `catchup`
-sends the requests.
+Law: this module judges by other peers' Summaries, by messages on versions that this replica does not hold, and by
+refused commits; `catchup` and `rounds` send the requests.
 """
 
 from __future__ import annotations
 
+from .events import Effect, Send
 from .logs import Logs
-from .messages import Fetch
+from .messages import Fetch, Outdated
 from .roster import Roster
 from .rules import Rules
 from .version import ModelVersion, Version
@@ -24,6 +25,7 @@ class Lag:
         # when payload bytes last came or went: they may belong to commits, or commits may wait behind them
         self.moving = float("-inf")
         self.kept_up: dict[str, float] = {}  # asynchronous: when each peer was last asked
+        self.asked_holder: dict[int, float] = {}  # shard → when the holder of its term was last asked
         # shard → its version when a missing commit was noticed, and the time
         self.missed: dict[int, tuple[Version | None, float]] = {}
 
@@ -85,3 +87,13 @@ class Lag:
             return None
         self.kept_up[peer] = now
         return Fetch(self.logs.versions(), shards=mine)
+
+    def asks_holder(self, shard: int, effects: list[Effect], now: float) -> list[Effect]:
+        """If these effects refuse a commit, return a question to the peer that the refusal names. That peer may have
+        gone on from this very commit, and claim nothing any more. Ask once per ``settle``, because another commit that
+        is refused may be the answer."""
+        holders = [e.message.holder for e in effects if isinstance(e, Send) and isinstance(e.message, Outdated)]
+        if not holders or now - self.asked_holder.get(shard, float("-inf")) < self.rules.settle:
+            return []
+        self.asked_holder[shard] = now
+        return [Send(holders[0], Fetch(self.logs.versions(), shards=(shard,)))]

@@ -111,16 +111,13 @@ class Rounds:
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
         """Handle another peer's commit by how its base relates to the shard's version. The commit is ignored unless it
-        comes from its author, or answers a question of this replica's. If it is refused because another peer holds the
-        term, ask that peer for newer commits: it may have gone on from this very commit, and claim nothing any more."""
+        comes from its author, or answers a question of this replica's."""
         log = self.logs[commit.shard]
         if sender != commit.aggregator and not self.asked.open(sender, now):
             return [Complaint(sender, f"a commit of {commit.aggregator} is ignored: it was not asked for")]
         if commit.base == log.version:
             effects = log.committed(sender, commit)
-            holders = [e.message.holder for e in effects if isinstance(e, Send) and isinstance(e.message, Outdated)]
-            have = self.logs.versions()
-            return effects + [Send(holder, Fetch(have, shards=(log.shard,))) for holder in holders]
+            return [*effects, *self.catchup.lag.asks_holder(commit.shard, effects, now)]
         if log.relation(commit.base) != "ahead":
             if log.insists(sender, commit):
                 return tell_versions(self.logs, sender)

@@ -180,6 +180,9 @@ def test_a_peer_that_refuses_a_commit_asks_the_claimant_for_it(peer: Any) -> Non
     effects = a.hear("c", commit)
     assert to(effects, "c") == [Outdated(0, a.held, 1, "b")]
     assert to(effects, "b") == [Fetch(a.replica.versions, shards=(0,))]
+    assert to(a.hear("c", commit), "b") == [], "the answer may be refused, too: it would be asked for without end"
+    assert to(a.pass_time(2 * a.rules.settle), "b", Fetch) == []
+    assert to(a.hear("c", commit), "b") == [Fetch(a.replica.versions, shards=(0,))]
     assert any(isinstance(e, Apply) for e in a.hear("b", commit))
 
 
