@@ -60,19 +60,21 @@ class AsynchronousLog(ShardLog):
         return [*super().unpromised(), *strangers]
 
     def waited_for(self) -> list[str]:
-        """Return the peer that must hold the proposed commit next."""
+        """Return the peers that must hold the proposed commit next."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the first peer that must hold the proposal before it is published and has not confirmed that it does:
-        of the live peers in the succession of the present plan, then in that of the proposal's plan. A peer is asked
-        only once all before it hold the proposal. So if any peer holds it, the first live one does, and no claim
-        overlooks it. Return none if the proposal was computed from damaged tensors, because no other peer can get the
-        version that it was made on."""
+        """Return the live peers that must hold the proposal before it is published and have not confirmed that they do:
+        first those that the present plan names as successors, then those that only the proposal's plan names. So once a
+        newly named peer holds it, each peer that may claim the term does, too. Return none if the proposal was computed
+        from damaged tensors, because no other peer can get the version that it was made on."""
         if self.round.trusted or self.state is None:
             return []
-        missing = proposed.missing(self.state.plan, self.me)
-        return [p for p in missing if p not in self.lead.passed_over and self._can_hold(p)][:1]
+        for plan in (self.state.plan, proposed.commit.plan):
+            missing = proposed.missing(plan, self.me) - self.lead.passed_over
+            if could := sorted(filter(self._can_hold, missing)):
+                return could
+        return []
 
     def _can_hold(self, peer: str) -> bool:
         """Whether the peer can hold a commit. It can if it holds a state and its outer steps lead to the same digests

@@ -24,11 +24,9 @@ class Proposal:
     def version(self) -> Version:
         return self.commit.version
 
-    def missing(self, present: Plan, me: str) -> list[str]:
-        """Return the peers that must hold the proposal and have not confirmed it, in the order in which they are asked:
-        the succession of the present plan, then that of the proposal's plan."""
-        order = dict.fromkeys([*present.succession, *self.commit.plan.succession])
-        return [p for p in order if p != me and p not in self.holding]
+    def missing(self, plan: Plan, me: str) -> set[str]:
+        """Return the peers in the plan's succession that have not confirmed that they hold the proposal."""
+        return {*plan.succession} - {me, *self.holding}
 
     def due(self, peers: Iterable[str], now: float, again_after: float) -> list[str]:
         """Return the peers among ``peers`` to which the proposal must be sent now, and record it as sent to them.

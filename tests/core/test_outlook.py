@@ -122,7 +122,7 @@ def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> 
     assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are alive"
 
 
-def test_the_sentence_names_the_peers_that_are_waited_for(peer: Any) -> None:
+def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:
     b = running(peer, "b")
     joined_by(b, "d")
     b.contribute()
@@ -130,7 +130,7 @@ def test_the_sentence_names_the_peers_that_are_waited_for(peer: Any) -> None:
     assert b.replica.waiting() == "taking over shard 0, waiting for a promise of a, d"
     c = running(peer, succession="cba", successors=2)
     effects = computed(c, c.contribute())
-    assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
+    assert c.replica.waiting() == "waiting for a, b to hold a commit of shard 0"
     held_by(c, "b", effects)
     assert c.replica.waiting() == "waiting for a to hold a commit of shard 0"
     n, _ = gathering(peer)

@@ -17,12 +17,13 @@ from tests.core.conftest import average_in, commits_to, computed, held_by, joine
 COMMIT = Commit(0, Version(0, 0, 0, "d0"), Version(0, 5, 1, "d1"), 0, "a", (), Plan(("a",), ("a", "c")))
 
 
-def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
-    """The present plan, then its own; except this peer and those that confirmed it."""
+def test_the_peers_that_a_plan_names_lack_a_proposal_until_they_confirm_it() -> None:
+    """Except the peer that made it."""
     proposal = Proposal(COMMIT)
-    assert proposal.missing(Plan((), ("a", "d", "b")), "a") == ["d", "b", "c"]
-    proposal.holding.add("d")
-    assert proposal.missing(Plan((), ("a", "d", "b")), "a") == ["b", "c"]
+    assert proposal.missing(Plan((), ("a", "b")), "a") == {"b"}
+    assert proposal.missing(COMMIT.plan, "a") == {"c"}
+    proposal.holding.add("b")
+    assert proposal.missing(Plan((), ("a", "b")), "a") == set()
 
 
 def test_a_proposal_is_due_again_after_a_while() -> None:
@@ -33,7 +34,7 @@ def test_a_proposal_is_due_again_after_a_while() -> None:
     assert proposal.due("bcd", 14.0, 4.0) == ["b", "c"]
     proposal.holding.add("c")
     proposal.forgotten_by("c")
-    assert "c" in proposal.missing(Plan((), ()), "a")
+    assert proposal.missing(COMMIT.plan, "a") == {"c"}
     assert proposal.due("bcd", 14.1, 4.0) == ["c"]
 
 
@@ -46,13 +47,22 @@ def test_a_peer_that_restarts_before_it_was_offered_anything_changes_nothing() -
 # -- an asynchronous successor
 
 
-def test_a_proposal_is_offered_to_one_successor_after_the_other(peer: Any) -> None:
-    """In the order of the succession: whoever holds it, the first live successor does. If the first one is gone, the
-    next one's turn has come."""
+def test_a_proposal_is_offered_to_all_present_successors_at_once(peer: Any) -> None:
+    """One of them may be frozen: then another one holds the proposal if the aggregator dies."""
     c = running(peer, successors=2, succession="cba")
     effects = computed(c, c.contribute())
-    assert (len(commits_to(effects, "b")), commits_to(effects, "a")) == (1, [])
-    assert commits_to(c.lose("b"), "a") == commits_to(effects, "b")
+    assert len(commits_to(effects, "b")) == len(commits_to(effects, "a")) == 1
+
+
+@pytest.mark.parametrize("ends", ["holds", "dies"])
+def test_a_proposal_is_offered_to_newly_named_successors_last(peer: Any, ends: str) -> None:
+    """A present successor may claim the term: it must not lack what a newly named one holds."""
+    c, effects = promised(peer, "cb", live="a", successors=2)
+    effects = computed(c, effects)
+    [proposal] = commits_to(effects, "b")
+    assert (proposal.plan.succession, commits_to(effects, "a")) == (("c", "a", "b"), [])
+    assert commits_to(c.feed_tick(), "a") == []
+    assert commits_to(held_by(c, "b", effects) if ends == "holds" else c.lose("b"), "a") == [proposal]
 
 
 def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> None:
@@ -161,9 +171,9 @@ def test_peers_that_must_hold_a_commit_are_probed(peer: Any) -> None:
     assert "b" in c.replica.logs[0].watched()
 
 
-def promised(peer: Any, succession: str, live: str) -> tuple[Any, list[Effect]]:
+def promised(peer: Any, succession: str, live: str, **settings: Any) -> tuple[Any, list[Effect]]:
     """c, which aggregates by an old plan, and what it does once the others have promised."""
-    c = peer("c", group="abc", succession=succession, mode="async", live=live)
+    c = peer("c", group="abc", succession=succession, mode="async", live=live, **settings)
     c.hear("a", Promise(0, c.held, 0))
     return c, c.hear("b", Promise(0, c.held, 0))
 
@@ -227,7 +237,7 @@ def test_an_aggregator_does_not_apply_its_own_proposal(peer: Any) -> None:
     c = running(peer, successors=2, succession="cba")
     [proposal] = commits_to(computed(c, c.contribute()), "b")
     assert not any(isinstance(e, Apply) for e in c.hear("b", proposal))
-    assert c.hear("b", Held(0, proposal.version)) == [Send("a", proposal)]
+    assert c.hear("b", Held(0, proposal.version)) == []
     assert Release(sent=True) in c.hear("a", Held(0, proposal.version))
 
 
@@ -247,10 +257,10 @@ def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> 
     """Its copy is lost, though it has a state. The proposal is sent to it again."""
     c = running(peer, successors=2, succession="cba")
     effects = computed(c, c.contribute())
-    offered = held_by(c, "b", effects)
+    held_by(c, "b", effects)
     again = [*c.meet("b", incarnation=9), *c.feed_tick()]
     assert commits_to(again, "b") == commits_to(effects, "b")
-    assert held_by(c, "a", offered) == []
+    assert held_by(c, "a", effects) == []
     assert Release(sent=True) in held_by(c, "b", effects)
 
 
