@@ -245,7 +245,7 @@ def relied_upon(world: World) -> None:
     """Check at the end that every inner step that was reported to a trainer as counted is still counted (invariant g).
     Called only for runs in which no more peers fail at a time than the settings allow, or with a hostile member. That
     one can send a commit to some peers only. The lineages that come of it lose for each peer that joins the other one
-    what it was told last. A version that was never confirmed was told only to the trainers of its holders."""
+    what it was told last. A version that died before it was confirmed was told to trainers that died with it only."""
     # a contribution to a shard has the steps since the last one to its fragment, and the fragments take turns
     told_last = EXCHANGES_TOLD * world.rules.sync_every if world.settings.hostile else 0
     for shard, steps in enumerate(world.trainers.answered):

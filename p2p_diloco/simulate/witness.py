@@ -33,14 +33,13 @@ class Witness:
         self.begun: list[list[Version | None]] = []  # by inner step and shard: the version that the step was made on
         self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → the version last merged
         self.filled: dict[tuple[int, str], int] = {}  # (shard, digest) → submissions in the Delayed Nesterov buffer
-        # (shard, epoch) → its only version, and the processes that were frozen when it was first accepted
-        self.epochs: dict[tuple[int, int], tuple[Version, list[Process]]] = {}
+        self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
         self.authors: dict[tuple[int, str], str] = {}  # (shard, digest) → the peer whose outer step led to it
         self.holders: dict[tuple[int, str], list[Process]] = {}  # (shard, digest) → the processes that accepted it
         self.successors: dict[tuple[int, str], set[str]] = {}  # (shard, digest) → those that had to hold it, if live
         self.alone: set[tuple[int, str]] = set()  # (shard, digest) of versions made when no successor was there
         self.counts: dict[tuple[int, str], int] = {}  # (shard, digest) → the inner steps that its commit counts
-        self.gone: Counter[int] = Counter()  # by shard: the inner steps that an unconfirmed version counts
+        self.gone: Counter[int] = Counter()  # by shard: the inner steps that died with an unconfirmed version
 
     def stepped(self, process: Process) -> None:
         """Record that a trainer has made an inner step, and on which versions."""
@@ -112,28 +111,28 @@ class Witness:
         if not self.rules.asynchronous:
             return
         key = shard, version.digest
-        frozen = [p for p in alive if p.frozen_until > now]
-        awake = {p.name for p in alive if p not in frozen}
+        awake = {p.name for p in alive if p.frozen_until <= now}
         if process.name == self.authors.get(key) and not awake & self.successors[key]:
             self.alone.add(key)
-        known, frozen_then = self.epochs.setdefault((shard, version.epoch), (version, frozen))
-        self.holders.setdefault(key, []).append(process)
-        if known == version:
-            return
-        dead = [p for p in self.holders[shard, known.digest] if p not in alive]
-        for one, away in (known, [*dead, *frozen]), (version, frozen_then):
-            if self._was_unknown(shard, one, away):
-                self.gone[shard] |= self.counts.get((shard, one.digest), 0)
-                self.one_line = False  # its holders may come back with it
-        require(not self.one_line, "k", f"shard {shard}: two versions of one epoch, {known} and {version}")
+        known = self.epochs.setdefault((shard, version.epoch), version)
+        self.holders.setdefault((shard, version.digest), []).append(process)
+        if known != version and self._died_unconfirmed(shard, known, alive):
+            self.gone[shard] |= self.counts.get((shard, known.digest), 0)
+            self.one_line = False  # its holders may come back with it
+            self.epochs[shard, version.epoch] = known = version
+        require(
+            not self.one_line or known == version,
+            "k",
+            f"shard {shard}: two versions of one epoch, {known} and {version}",
+        )
 
-    def _was_unknown(self, shard: int, version: Version, away: Collection[Process]) -> bool:
-        """Whether no other peer could know of this version when another one of its epoch was first accepted, and none
-        relied on it. Every peer that held it was dead or frozen then: ``away``. Its author died before all successors
-        held it, or made it when all successors were dead or frozen, or when there were none."""
+    def _died_unconfirmed(self, shard: int, version: Version, alive: Collection[Process]) -> bool:
+        """Whether every peer that held a version is dead, and its author died before all successors held it, or made
+        it when all successors were dead or frozen, or when there were none. Then no live peer knows of it, no live
+        trainer was told that it counts, and the next commit makes another version of its epoch."""
         key = shard, version.digest
         confirmed = key not in self.alone and self.authors.get(key) in {holder.name for holder in self.holders[key]}
-        return not confirmed and all(holder in away for holder in self.holders[key])
+        return not confirmed and not any(holder in alive for holder in self.holders[key])
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
         """Check at the end that there was no fork, and that inner steps were dropped only if a submission was refused

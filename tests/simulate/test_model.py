@@ -181,29 +181,3 @@ def test_two_versions_of_one_epoch_are_a_violation(holder: str, successor: str, 
     with pytest.raises(Violation, match=r"\(k\)") if broken else nullcontext():
         witness.accepts(other, 0, second, others if dead else [held, *others], now=6.0)
     assert witness.gone[0] == (0 if broken else 0b101)
-
-
-@pytest.mark.parametrize(("holder", "broken"), [("successor", False), ("author", True)])
-@pytest.mark.parametrize("first", ["held", "made anew"])
-def test_a_version_that_only_a_frozen_peer_holds_may_be_made_anew(holder: str, broken: bool, first: str) -> None:
-    """The others can't know of it, unless its author published it. The frozen peer may have got it in time, or find it
-    among its messages when it goes on."""
-    witness, held, anew = Witness(RULES, one_line=True), Version(0, 1, 1, "held"), Version(0, 1, 1, "anew")
-    witness.authors = {(0, "held"): "author", (0, "anew"): "other"}
-    witness.successors = {(0, "held"): {"next"}, (0, "anew"): {"next"}}
-    frozen, other, third = process(holder, 9.0), process("other"), process("next")
-    accepted = [(frozen, held), (other, anew)] if first == "held" else [(other, anew), (frozen, held)]
-    times = [1.0, 6.0] if first == "held" else [6.0, 9.0]
-    with pytest.raises(Violation, match=r"\(k\)") if broken else nullcontext():
-        for (who, version), now in zip(accepted, times, strict=True):
-            witness.accepts(who, 0, version, [frozen, other, third], now)
-
-
-def test_a_peer_that_started_later_has_no_excuse() -> None:
-    """(k): it was not frozen when the first version came."""
-    witness, first, second = Witness(RULES, one_line=True), Version(0, 1, 1, "first"), Version(0, 1, 1, "second")
-    witness.authors, witness.successors = {(0, "first"): "other"}, {(0, "first"): {"next"}}
-    other, third = process("other"), process("next")
-    witness.accepts(other, 0, first, [other, third], 1.0)
-    with pytest.raises(Violation, match=r"\(k\)"):
-        witness.accepts(process("new"), 0, second, [other, third], 2.0)

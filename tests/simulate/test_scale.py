@@ -27,6 +27,6 @@ def test_messages_hardly_grow_with_the_swarm_and_storms_delay_no_round(scale: Mo
     assert sent[1] < 1.5 * sent[0]
     for told in (few, many):
         assert told["equal"]
-        assert told["deaths_s"] < 3 * scale.rules(24).heartbeat_timeout
+        assert told["deaths_s"] < 3 * scale.rules_of(24).heartbeat_timeout
         assert told["joins"][0] == told["joins"][1] > 0
     assert "replicas are equal" in scale.text_of(many)

@@ -34,7 +34,7 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str) ->
         *(("hesitant", seed) for seed in (247, 887, 3439, 201187, 400047, 500166, 500184)),
         ("overlapped", 83136),
         *(("async", seed) for seed in (0, 2, 11, 31, 164, 1618, 40962, 72410, 72549, 76170)),
-        *(("async", seed) for seed in (140206, 150221, 160284, 180160, 201742, 500297, 504591, 505753)),
+        *(("async", seed) for seed in (140206, 150221, 160284, 180160, 201742, 500297, 504591, 505753, 512373, 601107)),
         ("private", 441),
         *(
             ("hostile", seed)
