@@ -52,11 +52,12 @@ class AsynchronousLog(ShardLog):
 
     def unpromised(self) -> list[str]:
         """Return the peers whose promise this peer's claim still needs: live peers that hold a state, and peers that
-        the plan names but that have not sent a Summary yet."""
+        any shard's plan names but that have not sent a Summary yet. This peer may have fetched an old state of this
+        shard, whose plan names none of the peers that have gone on."""
         promised = self.lead.promised_by
         if promised is None:
             return []
-        strangers = [p for p in self.lead.candidates() if self.roster.presumed(p) and p not in promised]
+        strangers = [p for p in sorted(filter(self.roster.presumed, self.roster.members)) if p not in promised]
         return [*super().unpromised(), *strangers]
 
     def waited_for(self) -> list[str]:
@@ -354,6 +355,7 @@ class AsynchronousLog(ShardLog):
         claim = self.claims.pop(version, None)
         if claim is not None and wins(self.lead, *claim):
             self.concede(*claim)
+            self.lead.claimed_at = now
         self.claims = {base: c for base, c in self.claims.items() if base.epoch > version.epoch}
 
     # -- lost messages, and time

@@ -1,10 +1,9 @@
 """The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
 
 Law: the plan gives term 0 to its first peer. A higher term is claimed and needs the promise of every live peer that
-holds a state. A reachable candidate claims before a private one. If two peers claim the same term, the higher peer id
-wins. Each term belongs to one candidate of the plan, in turns; any other peer may hold a term only once no candidate
-is left. So a peer that the plan does not name can't take a round from the peers that it names. What is known of other
-peers is read from the roster only. A claim ends when the shard's next version comes.
+holds a state. A reachable candidate claims before a private one. Of two claims to one term, that of the higher peer id
+wins. Each term belongs to one candidate of the plan, in turns; another peer may hold a term only once no candidate is
+left, so it can't take a round from the peers that the plan names. A claim ends with the shard's next version.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ class Leadership:
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
         # the peers that promised, if this peer holds the term by a claim; else None
         self.promised_by: set[str] | None = None
+        self.claimed_at = float("-inf")  # when a claim of the holder last arrived, if another peer holds the term
         self.passed_over: set[str] = set()  # the peers that this round goes on without
         self.overdue = False  # the round lasts so long that peers passed over earlier may win claims again
         self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
@@ -44,10 +44,10 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
-        is the holder while it lives, even if it has become private. Otherwise it is this peer, if it is a candidate and
-        has passed the holder over; else the next live candidate, reachable ones before private ones. If all candidates
-        are gone, it is the peer with the lowest id among all that may aggregate, again reachable ones first."""
+        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. It is
+        the holder while it lives, even if private; else this peer, if it is a candidate and has passed the holder over;
+        else the next live candidate, and if none is left the lowest id among all that may aggregate, both times
+        reachable peers before private ones."""
         if self.able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -114,9 +114,9 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term. If that is this peer, which had forgotten its claim, it asks for
-        promises again."""
-        self.term, self.holder, self.promised_by = term, holder, set() if holder == self.me else None
+        """Accept that ``holder`` holds the term. If that is this peer, which forgot its claim, it asks again."""
+        self.promised_by = set() if holder == self.me else None
+        self.term, self.holder, self.claimed_at = term, holder, float("-inf")
 
     def seize(self) -> None:
         """Take the next term of this peer without any promise."""

@@ -365,9 +365,8 @@ class ShardLog(ABC):
         return [] if self.frozen else self.lead.ask()
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim to write the commit after this version. Answer with a promise, unless a claim
-        that wins against it is known. Do not answer while a commit is being applied, because a promise says that there
-        is none here. The other peer asks again, and gets the commit."""
+        """Handle another peer's claim to write the commit after this version. Promise it, unless a known claim wins
+        against it. Do not answer while a commit is being applied: the other peer asks again, and gets the commit."""
         if request.base == self.version:
             if isinstance(self.round.working, Apply):
                 return []
@@ -377,6 +376,7 @@ class ShardLog(ABC):
                 return [Send(sender, self.lead.refusal())]
             if sender != self.lead.holder:  # the holder itself gains nothing by a higher term
                 self.concede(request.term, sender)
+            self.lead.claimed_at = now
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
 
     def promised(self, sender: str, promise: Promise, now: float) -> list[Effect]:
@@ -387,7 +387,7 @@ class ShardLog(ABC):
         """Handle a refusal that names another holder of the term. Accept that holder if `contest` says so."""
         if contest.outbids(self.lead, refusal):
             return self.ask()
-        if (claim := contest.overruling(self.lead, sender, refusal)) is None:
+        if (claim := contest.overruling(self.lead, sender, refusal, now - self.rules.settle)) is None:
             wrong = refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term)
             return [not_entitled(self.shard, sender, refusal.holder, refusal.term)] if wrong else []
         self.concede(*claim)

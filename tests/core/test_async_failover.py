@@ -244,6 +244,17 @@ def test_an_aggregator_that_fetched_its_state_asks_for_promises_first(peer: Any)
     assert c.averages(c.hear("b", Promise(0, behind.version, 0))) == [["c"]]
 
 
+def test_an_aggregator_waits_for_peers_that_only_another_shards_plan_names(peer: Any) -> None:
+    """It may have fetched an old state of this shard, of a time when those peers were not in the group. They have gone
+    on since, so that a commit of its own would be a fork."""
+    c = peer("c", group="ac", succession="ca", mode="async", live="a")
+    c.replica.roster.name("d")  # as a new round of another shard does
+    assert c.averages(c.contribute()) == []
+    assert c.averages(c.hear("a", Promise(0, c.held, 0))) == []
+    c.meet("d")
+    assert c.averages(c.hear("d", Promise(0, c.held, 0))) == [["c"]]
+
+
 def test_an_aggregator_that_a_later_commit_names_after_a_restart_asks_for_promises_first(peer: Any) -> None:
     """In its earlier life it may have written the commit after that one. It asks once."""
     b, plan = running(peer, "b"), Plan(tuple("abc"), tuple("bc"))

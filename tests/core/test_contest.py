@@ -27,10 +27,21 @@ def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
     """Greater by term, if the term is that peer's turn. A holder that names another peer has forgotten its claim."""
     lead = leadership("e")
     lead.concede(1, "b")
-    assert overruling(lead, sender, Outdated(0, Peer.version(1), term, holder)) == (
-        (term, holder) if overruled else None
-    )
-    assert overruling(lead, sender, Outdated(0, Peer.version(2), term, holder)) is None
+    claim = (term, holder) if overruled else None
+    assert overruling(lead, sender, Outdated(0, Peer.version(1), term, holder), 0.0) == claim
+    assert overruling(lead, sender, Outdated(0, Peer.version(2), term, holder), 0.0) is None
+
+
+def test_a_refusal_by_the_holder_that_is_older_than_its_claim_changes_nothing() -> None:
+    """The holder refused another message before it claimed the term, and its refusal arrives after the claim. A refusal
+    that names a greater claim counts, whoever sends it and whenever."""
+    lead = leadership("e")
+    lead.concede(1, "b")
+    lead.claimed_at = 5.0
+    older, greater = Outdated(0, Peer.version(1), 0, "a"), Outdated(0, Peer.version(1), 2, "c")
+    assert overruling(lead, "b", older, 4.0) is None
+    assert overruling(lead, "b", older, 5.0) == (0, "a")
+    assert overruling(lead, "d", greater, 4.0) == (2, "c")
 
 
 def test_a_claim_from_outside_the_plan_that_its_holder_disowns_ends_once_a_candidate_is_back() -> None:
@@ -39,11 +50,11 @@ def test_a_claim_from_outside_the_plan_that_its_holder_disowns_ends_once_a_candi
     lead = leadership("e")
     lead.concede(9, "x")
     refusal = Outdated(0, Peer.version(1), 9, "y")
-    assert overruling(lead, "x", refusal) == (0, "a")
-    assert overruling(lead, "d", refusal) is None
+    assert overruling(lead, "x", refusal, 0.0) == (0, "a")
+    assert overruling(lead, "d", refusal, 0.0) is None
     for gone in "abcd":
         dies(lead.roster, gone)
-    assert overruling(lead, "x", refusal) == (9, "y")
+    assert overruling(lead, "x", refusal, 0.0) == (9, "y")
 
 
 def test_a_peer_that_was_passed_over_wins_nothing_from_an_able_one() -> None:
@@ -53,7 +64,7 @@ def test_a_peer_that_was_passed_over_wins_nothing_from_an_able_one() -> None:
     lead.roster.passes_over("c", 0.0)
     assert not wins(lead, 2, "c")
     assert wins(lead, 1, "b")
-    assert overruling(lead, "d", Outdated(0, Peer.version(1), 2, "c")) is None
+    assert overruling(lead, "d", Outdated(0, Peer.version(1), 2, "c"), 0.0) is None
     dies(lead.roster, "a")
     assert wins(lead, 2, "c")
 
