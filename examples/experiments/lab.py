@@ -93,7 +93,8 @@ def table(experiment: Experiment, runs: Runs, seeds: int) -> Iterator[str]:
     """A table in Markdown."""
     told = [*(f"seed {seed}" for seed in range(seeds)), "median", f"against {experiment.against}"]
     told += ["bound"] * bool(experiment.bounds or experiment.least)
-    told += [{"time": "virtual time", "bytes": "bytes a parameter"}[column] for column in experiment.tells]
+    time_of = "virtual time" if experiment.make is simulated else "time"
+    told += [{"time": time_of, "bytes": "bytes a parameter"}[column] for column in experiment.tells]
     yield f"| setting | {' | '.join(told)} |"
     yield "|---" * (len(told) + 1) + "|"
     for name, rows in runs.items():

@@ -26,8 +26,10 @@ from task import Learner, Task
 
 from p2p_diloco import Peer, PeerConfig
 
-PATIENT = {"heartbeat_interval": 5.0, "heartbeat_timeout": 300.0, "round_timeout": 900.0}
+PATIENT = {"heartbeat_interval": 5.0, "heartbeat_timeout": 300.0}
 """Long enough that a busy machine's peer does not count as dead."""
+ROUND_S = 900.0
+"""`round_timeout`, which only the synchronous mode has."""
 RUN_S = 3600.0
 
 
@@ -50,9 +52,13 @@ def real(setting: Setting, seed: int, task: Task) -> Result:
                     command = [sys.executable, __file__, values]
                     pipes = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "env": environment}
                     processes.append(subprocess.Popen(command, **pipes))  # type: ignore[call-overload]
-                    addresses = addresses or next(_said(processes[0]))["addresses"]
-                ends = [list(_said(process))[-1] for process in processes]
-            if any(process.wait() for process in processes) or len({end["digest"] for end in ends}) != 1:
+                    addresses = addresses or next(_said(processes[0]), {}).get("addresses", [])
+                    if not addresses:
+                        raise RuntimeError(f"the first peer failed:\n{log_path.read_text()[-4000:]}")
+                said = [list(_said(process)) for process in processes]
+            failed = any(process.wait() for process in processes)
+            ends = [] if failed else [lines[-1] for lines in said]
+            if len({end["digest"] for end in ends}) != 1:
                 raise RuntimeError(f"a peer failed, or digests differ: {ends}\n{log_path.read_text()[-4000:]}")
         finally:
             watch.cancel()
@@ -81,7 +87,9 @@ def peer(told: dict[str, Any]) -> None:
     learner = Learner(task, setting, told["seed"], f"peer{number}")
     learner.model.load_state_dict(torch.load(told["start"], weights_only=True))
     total = round(setting.steps * task.steps) * setting.peers * setting.batch
-    config = setting.config.model_copy(update={**PATIENT, "stop_after_samples": total})
+    fixed = {**PATIENT, "stop_after_samples": total}
+    fixed |= {} if setting.config.mode == "async" else {"round_timeout": ROUND_S}
+    config = setting.config.model_copy(update=fixed)
     local = PeerConfig(run_id=told["run_id"], initial_peers=tuple(told["initial_peers"]), wait_timeout=RUN_S)
     (optimizer, _), *others = learner.optimizers
     if others:

@@ -20,6 +20,7 @@ EXPERIMENT = Experiment(
         "sync": four(),
         "sync, by time": four(pace="time", sync_every=100),
         "async, DN, DyLU": four(**DELAYED, dylu=True),
+        "async, DN, DyLU, 0.7/0.5": four(**DELAYED, dylu=True, outer_momentum=0.5),
     },
     against="sync",
     tells=("time",),

@@ -421,7 +421,7 @@ SHOWN_BY = {
     "a live peer that does nothing is waited for": 4,
     "a candidate that wins its term back gets no chance": 41963,
     "a shard may run ahead of its fragment": 322,
-    "another claim lets a wait begin again": 174,
+    "another claim lets a wait begin again": 231,
     "a contribution may have any numbers": 66,
     "a refuted commit is applied again and again": 13,
 }
