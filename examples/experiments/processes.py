@@ -24,7 +24,7 @@ import torch
 from setting import Result, Setting
 from task import Learner, Task
 
-from p2p_diloco import Peer, PeerConfig
+from p2p_diloco import Peer, PeerConfig, RunConfig
 
 PATIENT = {"heartbeat_interval": 5.0, "heartbeat_timeout": 300.0}
 """Long enough that a busy machine's peer does not count as dead."""
@@ -79,6 +79,12 @@ def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
+def configured(setting: Setting, samples: int) -> RunConfig:
+    """The settings of a real run that ends after so many samples."""
+    patient = PATIENT if setting.config.mode == "async" else {**PATIENT, "round_timeout": ROUND_S}
+    return RunConfig(**{**setting.config.model_dump(exclude_unset=True), **patient, "stop_after_samples": samples})
+
+
 def peer(told: dict[str, Any]) -> None:
     """Train in a run until it ends; print a line of JSON after joining, and one at the end."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -87,9 +93,7 @@ def peer(told: dict[str, Any]) -> None:
     learner = Learner(task, setting, told["seed"], f"peer{number}")
     learner.model.load_state_dict(torch.load(told["start"], weights_only=True))
     total = round(setting.steps * task.steps) * setting.peers * setting.batch
-    fixed = {**PATIENT, "stop_after_samples": total}
-    fixed |= {} if setting.config.mode == "async" else {"round_timeout": ROUND_S}
-    config = setting.config.model_copy(update=fixed)
+    config = configured(setting, total)
     local = PeerConfig(run_id=told["run_id"], initial_peers=tuple(told["initial_peers"]), wait_timeout=RUN_S)
     (optimizer, _), *others = learner.optimizers
     if others:

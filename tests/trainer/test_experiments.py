@@ -122,6 +122,15 @@ def test_the_step_limit_saves_a_model_from_wrong_commits(lab: SimpleNamespace) -
     assert run(lab, run=small, **wrong).loss < 1.5 * honest
 
 
+@pytest.mark.parametrize("name", ["real", "unlike_real"])
+def test_every_setting_of_real_peers_is_one_of_a_run(lab: SimpleNamespace, name: str) -> None:
+    """Real peers wait longer than peers in virtual time; the asynchronous mode refuses one of these waits."""
+    for setting in import_module(name).EXPERIMENT.settings.values():
+        config = lab.processes.configured(setting, 100)
+        assert config.stop_after_samples == 100
+        assert config.heartbeat_timeout > setting.config.heartbeat_timeout
+
+
 @pytest.mark.real
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
