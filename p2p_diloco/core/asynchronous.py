@@ -38,7 +38,7 @@ class AsynchronousLog(ShardLog):
         self.told: dict[str, Version] = {}
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
-        self.unproven = False  # a state was fetched, so other peers may be further: ask for promises before committing
+        self.unproven = False  # a state was fetched: ask for promises before this peer's first commit after it
         self.assigned: float | None = None  # since when the plan has named this peer as aggregator
 
     # -- questions
@@ -52,13 +52,15 @@ class AsynchronousLog(ShardLog):
 
     def unpromised(self) -> list[str]:
         """Return the peers whose promise this peer's claim still needs: live peers that hold a state, and peers that
-        any shard's plan names but that have not sent a Summary yet. This peer may have fetched an old state of this
-        shard, whose plan names none of the peers that have gone on."""
+        the plan names but that have not sent a Summary yet. If this peer has fetched its state, the state may be old,
+        and its plan may name none of the peers that have gone on. Then wait for all named peers, but only for a time:
+        a hostile member could name new ones without end."""
         promised = self.lead.promised_by
         if promised is None:
             return []
-        strangers = [p for p in sorted(filter(self.roster.presumed, self.roster.members)) if p not in promised]
-        return [*super().unpromised(), *strangers]
+        wide = self.unproven and self.round.lasted < self.rules.dead_after
+        named = sorted(self.roster.members) if wide else self.lead.candidates()
+        return [*super().unpromised(), *(p for p in named if self.roster.presumed(p) and p not in promised)]
 
     def waited_for(self) -> list[str]:
         """Return the peers that must hold the proposed commit next."""
@@ -202,7 +204,7 @@ class AsynchronousLog(ShardLog):
         """Append the proposed commit and send it to the authors of the submissions that it counts. If a successor has
         died, wait with these answers until the next commit has named a new successor, and that successor holds the
         state. Otherwise this peer's death could lose submissions that their authors believe to be counted."""
-        commit = proposed.commit
+        commit, self.unproven = proposed.commit, False
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
         owed = self.owed | {peer: c.base for peer, c in counted if c is not None and peer not in have_it}
@@ -347,7 +349,7 @@ class AsynchronousLog(ShardLog):
         """Record which peer may write the commit after the new version: the peer that the version's plan names, or a
         peer whose claim arrived before the version did."""
         if self.unproven and self.lead.holder == self.me:
-            self.lead.promised_by, self.unproven = set(), False
+            self.lead.promised_by = set()
         if self.lead.holder != self.me:
             self.assigned = None
         elif self.assigned is None:

@@ -34,15 +34,17 @@ def gives_chance(lead: Leadership, holder: str) -> bool:
 def overruling(lead: Leadership, sender: str, refusal: Outdated, since: float) -> tuple[int, str] | None:
     """Return the claim, as (term, holder), that this peer must accept because of a refusal; None if the refusal shows
     no error of this peer's. There are two such cases. In one, the refusal names a claim that wins against the known
-    one. In the other, the known holder itself names another peer: it has forgotten its own claim. It has not if its
-    claim has arrived after the time ``since``, because a claim is repeated: then the refusal is older than the claim.
-    If a candidate is back, so that the other peer may not hold the term, return the plan's first candidate with term 0:
-    otherwise two peers outside the plan could take each other for the holder without end."""
+    one, and another peer says so. In the other, the known holder itself names another peer: it has forgotten its own
+    claim. If that claim arrived after the time ``since``, the refusal may be older than the claim, so that only the
+    next heartbeats show it: a claim is repeated. If a candidate is back, so that the other peer may not hold the term,
+    return the plan's first candidate with term 0: otherwise two peers outside the plan could take each other for the
+    holder without end."""
     if lead.state is None or refusal.base != lead.state.version:
         return None
     named = refusal.term, refusal.holder
     if sender == lead.holder != refusal.holder:
         if lead.claimed_at > since:
+            lead.disowned = sender, refusal  # taken up later, unless the holder claims again (`passing`)
             return None
         candidates = lead.candidates()
         back = sender not in candidates and any(map(lead.able, candidates))

@@ -27,9 +27,9 @@ class Leadership:
         self.me, self.roster, self.state = roster.me, roster, state
         self.plan = Plan((), ()) if state is None else state.plan
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
-        # the peers that promised, if this peer holds the term by a claim; else None
-        self.promised_by: set[str] | None = None
+        self.promised_by: set[str] | None = None  # the peers that promised, if this peer has claimed the term
         self.claimed_at = float("-inf")  # when a claim of the holder last arrived, if another peer holds the term
+        self.disowned: tuple[str, Outdated] | None = None  # what the holder said against its own claim since then
         self.passed_over: set[str] = set()  # the peers that this round goes on without
         self.overdue = False  # the round lasts so long that peers passed over earlier may win claims again
         self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
@@ -116,7 +116,7 @@ class Leadership:
     def concede(self, term: int, holder: str) -> None:
         """Accept that ``holder`` holds the term. If that is this peer, which forgot its claim, it asks again."""
         self.promised_by = set() if holder == self.me else None
-        self.term, self.holder, self.claimed_at = term, holder, float("-inf")
+        self.term, self.holder, self.claimed_at, self.disowned = term, holder, float("-inf"), None
 
     def seize(self) -> None:
         """Take the next term of this peer without any promise."""

@@ -29,7 +29,13 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
         log.roster.passes_over(peer, now)
     names = ", ".join(sorted(late))
     text = f"shard {log.shard}: the round goes on without {names}, which answers probes but nothing else"
-    return [*([Note("passed", text)] if late else []), *absent(log)]
+    return [*([Note("passed", text)] if late else []), *absent(log), *_believe(log, now)]
+
+
+def _believe(log: ShardLog, now: float) -> list[Effect]:
+    """Take up what the holder of the term has said against its own claim, if it has not repeated the claim since."""
+    said, log.lead.disowned = log.lead.disowned, None
+    return [] if said is None or said[0] != log.lead.holder else log.outdated(*said, now)
 
 
 def is_ahead(peer: str, log: ShardLog) -> None:

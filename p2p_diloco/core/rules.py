@@ -117,7 +117,7 @@ class Rules:
     @property
     def settle(self) -> float:
         """How long another peer's model may be ahead of this peer's before this peer fetches from it. Usually the
-        missing commit is on its way."""
+        missing commit is on its way. Also how long a claim was not repeated before its holder's denial counts."""
         return 2 * self.heartbeat_interval
 
     @property

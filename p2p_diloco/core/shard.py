@@ -376,7 +376,7 @@ class ShardLog(ABC):
                 return [Send(sender, self.lead.refusal())]
             if sender != self.lead.holder:  # the holder itself gains nothing by a higher term
                 self.concede(request.term, sender)
-            self.lead.claimed_at = now
+            self.lead.claimed_at, self.lead.disowned = now, None
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
 
     def promised(self, sender: str, promise: Promise, now: float) -> list[Effect]:

@@ -100,15 +100,18 @@ class Submitting(Sending):
 
     def settle(self, state: State) -> None:
         """Handle a new version: end the exchange if the submission is counted, refused, or can't be counted any
-        more."""
+        more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
+        aggregator changes often and states take long, it may never reach the one that would refuse it."""
         mine, version = self.mine, state.version
         if mine is None:
             return
-        refused = self.refused is not None and version.epoch >= self.refused.epoch
-        counts = settled(mine, state.counted.get(self.me))
+        counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)
+        most, behind = self.rules.max_staleness, version.epoch - mine.base.epoch
+        too_stale = most is not None and behind > most and grown and not counts
+        refused = too_stale or (self.refused is not None and version.epoch >= self.refused.epoch)
         ended = final(state, self.rules)
-        if refused or ended or counts or not grown_from(state, mine.base):
+        if refused or ended or counts or not grown:
             self.refusals += refused
-            self.behind = version.epoch - 1 - mine.base.epoch if counts else None
+            self.behind = behind - 1 if counts else None
             self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused else LEFT
             self.mine, self.refused, self.over = None, None, True

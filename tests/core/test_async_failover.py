@@ -255,6 +255,20 @@ def test_an_aggregator_waits_for_peers_that_only_another_shards_plan_names(peer:
     assert c.averages(c.hear("d", Promise(0, c.held, 0))) == [["c"]]
 
 
+def test_new_names_hold_up_no_claim_without_end(peer: Any) -> None:
+    """A hostile member that aggregates another shard names peers that are not there, in each commit new ones."""
+    c = peer("c", group="ac", succession="ca", mode="async", live="a")
+    c.replica.roster.name("nobody")
+    assert c.averages(c.contribute()) == []
+    effects = c.hear("a", Promise(0, c.held, 0))
+    began, number = c.now, 0
+    while not c.averages(effects):
+        assert c.now - began < c.rules.dead_after + c.rules.settle
+        c.replica.roster.name(f"nobody {number}")
+        number, effects = number + 1, c.pass_time(c.rules.heartbeat_interval)
+    assert number > 2
+
+
 def test_an_aggregator_that_a_later_commit_names_after_a_restart_asks_for_promises_first(peer: Any) -> None:
     """In its earlier life it may have written the commit after that one. It asks once."""
     b, plan = running(peer, "b"), Plan(tuple("abc"), tuple("bc"))

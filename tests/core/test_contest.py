@@ -33,13 +33,13 @@ def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
 
 
 def test_a_refusal_by_the_holder_that_is_older_than_its_claim_changes_nothing() -> None:
-    """The holder refused another message before it claimed the term, and its refusal arrives after the claim. A refusal
-    that names a greater claim counts, whoever sends it and whenever."""
+    """The holder refused another message before it claimed the term, and its refusal arrives after the claim. Another
+    peer's word of a greater claim counts at any time."""
     lead = leadership("e")
     lead.concede(1, "b")
     lead.claimed_at = 5.0
     older, greater = Outdated(0, Peer.version(1), 0, "a"), Outdated(0, Peer.version(1), 2, "c")
-    assert overruling(lead, "b", older, 4.0) is None
+    assert overruling(lead, "b", older, 4.0) is overruling(lead, "b", greater, 4.0) is None
     assert overruling(lead, "b", older, 5.0) == (0, "a")
     assert overruling(lead, "d", greater, 4.0) == (2, "c")
 

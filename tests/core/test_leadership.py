@@ -373,11 +373,17 @@ def test_a_contribution_goes_on_to_the_peer_that_the_claimant_names(peer: Any) -
     c.hear("b", TakeOver(0, c.held, 1))
     (send,) = c.contribute()
     c.feed(Delivered("b", send.message))
-    denial = Outdated(0, c.held, 0, "a")
+    denial, lead = Outdated(0, c.held, 0, "a"), c.replica.logs[0].lead
     assert c.hear("b", denial) == []
-    assert c.replica.logs[0].lead.holder == "b"
-    c.now += c.replica.rules.settle
-    told = [*c.hear("b", denial), *c.hear("a", Want(0, c.held))]
+    c.hear("b", TakeOver(0, c.held, 1))
+    c.pass_time(2 * c.rules.settle)
+    assert lead.holder == "b"
+    c.hear("b", TakeOver(0, c.held, 1))
+    assert c.hear("b", denial) == []
+    assert lead.holder == "b"
+    told = c.pass_time(2 * c.rules.settle)
+    assert lead.holder == "a"
+    told += c.hear("a", Want(0, c.held))
     assert Send("a", send.message) in told
 
 

@@ -12,7 +12,7 @@ from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Lo
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
 from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
-from tests.core.conftest import PLAIN, Peer, next_commit, running, to
+from tests.core.conftest import PLAIN, Peer, fetched, next_commit, running, to
 
 
 @pytest.mark.parametrize(
@@ -219,6 +219,18 @@ def test_a_refusal_ends_the_exchange_once_newer_state_has_come(peer: Any) -> Non
     assert a.hear("c", Stale(0, id, a.version(5))) == []
     a.hear("c", a.state(0, 5, plan=Plan(tuple("abc"), tuple("cb"))))
     assert Release(sent=True) in a.feed(Filled(0, a.version(5), "d5"))
+
+
+def test_a_submission_that_is_too_stale_for_the_newer_state_needs_no_refusal(peer: Any) -> None:
+    """No aggregator of this lineage can count it any more. It may be one that is never refused, because it always goes
+    to a peer that no longer aggregates when the state that named that peer has come."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    fetched(a, 3)
+    assert a.replica.logs[0].own.mine is not None
+    assert Release(sent=True) in fetched(a, 4)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.KEEP]
 
 
 # -- the record of one submission, by itself

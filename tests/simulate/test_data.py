@@ -34,7 +34,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, int]] = [
         "_of",
         "(e.peer, e.life) == (peer, life)",
         "e.peer == peer",
-        9,
+        30,
     ),
     ("what is used stays leased", leases, "_marked", "_without(leases, use.used, (peer, life))", "leases", 0),
     (
