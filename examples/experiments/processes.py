@@ -56,10 +56,11 @@ def real(setting: Setting, seed: int, task: Task) -> Result:
                     if not addresses:
                         raise RuntimeError(f"the first peer failed:\n{log_path.read_text()[-4000:]}")
                 said = [list(_said(process)) for process in processes]
-            failed = any(process.wait() for process in processes)
-            ends = [] if failed else [lines[-1] for lines in said]
+            if any(exits := [process.wait() for process in processes]):
+                raise RuntimeError(f"the peers' exit codes are {exits}:\n{log_path.read_text()[-4000:]}")
+            ends = [lines[-1] for lines in said]
             if len({end["digest"] for end in ends}) != 1:
-                raise RuntimeError(f"a peer failed, or digests differ: {ends}\n{log_path.read_text()[-4000:]}")
+                raise RuntimeError(f"digests differ: {ends}\n{log_path.read_text()[-4000:]}")
         finally:
             watch.cancel()
             _end(processes)

@@ -123,7 +123,7 @@ def test_the_step_limit_saves_a_model_from_wrong_commits(lab: SimpleNamespace) -
 
 
 @pytest.mark.parametrize("name", ["real", "unlike_real"])
-def test_every_setting_of_real_peers_is_one_of_a_run(lab: SimpleNamespace, name: str) -> None:
+def test_every_setting_of_real_peers_is_valid(lab: SimpleNamespace, name: str) -> None:
     """Real peers wait longer than peers in virtual time; the asynchronous mode refuses one of these waits."""
     for setting in import_module(name).EXPERIMENT.settings.values():
         config = lab.processes.configured(setting, 100)
