@@ -326,7 +326,7 @@ SABOTAGES = [
     ("a window is too long", AsynchronousLog, "_window", "size - self.state.buffered if", "size if", "async", 0),
     ("an empty buffer is taken over", state, "fetched", "payload=None", "payload=None, buffered=0", "async", 0),
     ("an exchange never ends", Submitting, "goes_on", "self.mine is not None", "True", "async", 0),
-    ("a lost refusal is not repeated", Submitting, "sends_again", "now >= self.again_at", "False", "torn", 71),
+    ("a lost refusal is not repeated", Submitting, "sends_again", "now >= self.again_at", "False", "async", 9),
 ]
 
 
