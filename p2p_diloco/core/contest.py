@@ -35,20 +35,23 @@ def overruling(lead: Leadership, sender: str, refusal: Outdated, since: float) -
     """Return the claim, as (term, holder), that this peer must accept because of a refusal; None if the refusal shows
     no error of this peer's. There are two such cases. In one, the refusal names a claim that wins against the known
     one, and another peer says so. In the other, the known holder itself names another peer: it has forgotten its own
-    claim. If that claim arrived after the time ``since``, the refusal may be older than the claim, so that only the
-    next heartbeats show it: a claim is repeated. If a candidate is back, so that the other peer may not hold the term,
-    return the plan's first candidate with term 0: otherwise two peers outside the plan could take each other for the
-    holder without end."""
+    claim. If a candidate is back, so that the other peer may not hold the term, return the plan's first candidate with
+    term 0: otherwise two peers outside the plan could take each other for the holder without end.
+
+    If the holder's claim arrived after the time ``since``, the refusal may be older than the claim. Then it is only
+    stored: a claimant repeats its claim each heartbeat, and one that has forgotten it does not."""
     if lead.state is None or refusal.base != lead.state.version:
         return None
     named = refusal.term, refusal.holder
     if sender == lead.holder != refusal.holder:
-        if lead.claimed_at > since:
-            lead.disowned = sender, refusal  # taken up later, unless the holder claims again (`passing`)
-            return None
         candidates = lead.candidates()
-        back = sender not in candidates and any(map(lead.able, candidates))
-        return named if lead.entitles(refusal.holder, refusal.term) else (0, candidates[0]) if back else None
+        if not lead.entitles(refusal.holder, refusal.term):
+            back = sender not in candidates and any(map(lead.able, candidates))
+            return (0, candidates[0]) if back else None
+        if lead.claimed_at <= since:
+            return named
+        lead.disowned = sender, refusal  # handled again at the next heartbeat, unless the holder repeats its claim
+        return None
     greater = lead.rank(*named) > lead.rank(lead.term, lead.holder)
     return named if greater and wins(lead, *named) else None
 

@@ -33,9 +33,9 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
 
 
 def _believe(log: ShardLog, now: float) -> list[Effect]:
-    """Take up what the holder of the term has said against its own claim, if it has not repeated the claim since."""
+    """Handle again what the holder of the term has said against its own claim, if it has not repeated the claim."""
     said, log.lead.disowned = log.lead.disowned, None
-    return [] if said is None or said[0] != log.lead.holder else log.outdated(*said, now)
+    return [] if said is None else log.outdated(*said, now)
 
 
 def is_ahead(peer: str, log: ShardLog) -> None:

@@ -187,13 +187,16 @@ def test_a_peer_that_refuses_a_commit_asks_the_claimant_for_it(peer: Any) -> Non
 
 
 def test_of_claims_on_a_later_version_the_greatest_is_remembered(peer: Any) -> None:
-    """The order of arrival does not matter; at most as many claims are kept as commits."""
+    """The order of arrival does not matter; at most as many claims are kept as commits. An older message of the
+    claimant's undoes the claim no more than one that arrived with the version."""
     a = running(peer, "a", commits_kept=16)
     a.hear("b", TakeOver(0, a.version(4), 4))
     a.hear("c", TakeOver(0, a.version(4), 3))
     a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
     a.feed(Filled(0, a.version(4), "d4"))
     assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (4, "b")
+    assert a.hear("b", Outdated(0, a.version(4), 0, "c")) == []
+    assert a.replica.logs[0].lead.holder == "b"
     for epoch in range(10, 60):
         a.hear("b", TakeOver(0, a.version(epoch), 1))
     assert {v.epoch for v in a.replica.logs[0].claims} == {*range(60 - a.rules.commits_kept, 60)}

@@ -44,6 +44,18 @@ def test_a_refusal_by_the_holder_that_is_older_than_its_claim_changes_nothing() 
     assert overruling(lead, "d", greater, 4.0) == (2, "c")
 
 
+def test_what_a_holder_said_against_its_claim_is_forgotten_with_it() -> None:
+    """The next holder's claim has not arrived here, so its own word against it is believed at once."""
+    lead = leadership("e")
+    lead.concede(1, "b")
+    lead.claimed_at = 5.0
+    assert overruling(lead, "b", Outdated(0, Peer.version(1), 0, "a"), 4.0) is None
+    assert lead.disowned is not None
+    lead.concede(2, "c")
+    assert lead.disowned is None
+    assert overruling(lead, "c", Outdated(0, Peer.version(1), 0, "a"), 4.0) == (0, "a")
+
+
 def test_a_claim_from_outside_the_plan_that_its_holder_disowns_ends_once_a_candidate_is_back() -> None:
     """While all candidates were gone, two other peers claimed the same term, and each now takes the other one for the
     holder. With a candidate back neither may hold it, so the plan holds again."""

@@ -233,6 +233,16 @@ def test_a_submission_that_is_too_stale_for_the_newer_state_needs_no_refusal(pee
     assert [one.carry for one in load.shards] == [Carry.KEEP]
 
 
+def test_a_submission_that_is_counted_was_not_refused_however_old_it_is(peer: Any) -> None:
+    """The state that counts it comes many commits later. The next submission is carried, if it is refused."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    fetched(a, 9, counted=(("a", ContributionId(a.replica.own.incarnation, 1)),))
+    assert a.replica.logs[0].own.refusals == 0
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.SUBTRACT]
+
+
 # -- the record of one submission, by itself
 
 COUNTS_B = (("b", ContributionId(1, 1)),)
