@@ -156,7 +156,9 @@ class Listener:
             sock.close()
             self._turn_away(str(error) or "it took too long")
             return
-        if role == YOU_SEND:
+        if not self._sockets:  # before Python 3.12, `wait_for` may lose the cancellation by `end`
+            pipe.abort()
+        elif role == YOU_SEND:
             self._lend(peer, pipe)
         else:
             self._serving[pipe] = peer

@@ -12,8 +12,9 @@ import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Message, Progress, Refused, encode
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.listener import I_SEND, WELCOME
+from p2p_diloco.net.listener import I_SEND, WELCOME, Listener
 from p2p_diloco.net.offer import TICKET_BYTES, Offer
+from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, let_in, offer_of, run
@@ -181,3 +182,24 @@ async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
         await a.direct._ask("b", b"")
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+@plays(run)
+async def test_a_connection_let_in_while_the_listener_ends_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener ends between the moment when a ticket was accepted and the moment when the connection is served."""
+    a, b = start("a"), start("b")
+    proved = Listener._proved
+
+    async def proved_then_ended(listener: Listener, sock: socket.socket) -> tuple[str, bytes, Pipe]:
+        result = await proved(listener, sock)
+        asyncio.get_running_loop().call_soon(listener.end)
+        return result
+
+    monkeypatch.setattr(Listener, "_proved", proved_then_ended)
+    reader, writer = await let_in(a, "b")
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), AT_ONCE_S) == b""
+    writer.transport.abort()
+    assert not b.direct.listener.ports
