@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.net.attempts import within
 
 
 class Backpressure:
@@ -29,7 +30,7 @@ class Backpressure:
         """Wait until the replica may take a contribution to this shard."""
         while not self._in_vain and self._replica.crowded(shard):
             try:
-                await asyncio.wait_for(self._made.wait(), self._patience_s)
+                await within(self._patience_s, self._made.wait())
             except asyncio.TimeoutError:
                 self._in_vain = True
                 self._wake()

@@ -17,6 +17,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends
 from p2p_diloco.node.ends import End
@@ -151,7 +152,7 @@ class Ending:
         """Await the call `telling`, for at most `within_s`. A failure is only logged, because other peers keep the
         end's record too."""
         try:
-            await asyncio.wait_for(telling, within_s)
+            await within(within_s, telling)
         except Exception:
             log.warning("the record of the run's end can't be stored", exc_info=True)
 

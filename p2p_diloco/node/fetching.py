@@ -20,6 +20,7 @@ from typing import TypeVar
 from p2p_diloco.data.cache import Cache
 from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import ConfigError, Refused, reason
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node.providers import DataNodeRecord, Questions, read_data_nodes
 from p2p_diloco.remembered import cache_folder
@@ -211,7 +212,7 @@ class Fetching:
             if (node := data_set.choose(index, clock())) is None:
                 data_set.news.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(data_set.news.wait(), AGAIN_S)
+                    await within(AGAIN_S, data_set.news.wait())
             elif (content := await self._from(data_set, node, index)) is not None:
                 return await self._on_disk(lambda: cache.put(one, content))
 

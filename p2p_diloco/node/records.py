@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records, Transport
 from p2p_diloco.node.status import PeerStatus
 
@@ -94,7 +95,7 @@ async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus],
                 log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
             published = record
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(news.wait(), PUBLISH_EVERY_S)
+            await within(PUBLISH_EVERY_S, news.wait())
             await asyncio.sleep(NEWS_AFTER_S)
             news.clear()
 

@@ -156,6 +156,29 @@ def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(asyncio.wait_for(life(), 20.0)) == [1, 2, 3]
 
 
+@awaited
+async def test_publishing_ends_when_it_is_cancelled_at_the_moment_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes at the moment of its result."""
+    monkeypatch.setattr(records, "NEWS_AFTER_S", 0.0)
+    for turns in range(5):
+        described, news = list[int](), asyncio.Event()
+
+        def describe(described: list[int] = described) -> PeerStatus:
+            described.append(1)
+            return dataclasses.replace(RECORD, peer_id="a", time=time.time())
+
+        publishing = asyncio.create_task(publish(MemoryNetwork().join("a", Inbox()), "r", describe, news))
+        while not described:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # until it waits for news
+        news.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        publishing.cancel()
+        assert (await asyncio.wait({publishing}, timeout=20.0))[0], turns
+        assert publishing.cancelled()
+
+
 def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Its status has the sentence, and how much memory it takes; a peer that has waited for a moment says nothing."""
 
