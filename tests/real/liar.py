@@ -251,9 +251,11 @@ async def liar(field: Field, name: str = "mallory", invited: Invitation | None =
 
 @contextlib.asynccontextmanager
 async def stranger(field: Field, name: str = "stranger", invited: Invitation | None = None) -> AsyncIterator[Liar]:
-    """The same without an invitation, though it knows the run's token."""
+    """The same without an invitation, though it knows the run's token. It waits for answers as long as a newcomer does,
+    because the machine may stand still for longer than the run's timeouts."""
     made = Liar(field, name, invited)
     await made.begin()
+    made.transport.limits = LIMITS
     try:
         yield made
     finally:
