@@ -73,13 +73,13 @@ class Liar:
         self._sequence, self._tasks = 0, set[asyncio.Task[None]]()
 
     async def begin(self) -> None:
-        """Open the transport."""
+        """Open the transport. It waits for answers as long as a newcomer does, because the machine may stand still for
+        longer than the run's timeouts."""
         self.transport: Any = await join(
             self, run_id=RUN_ID, initial_peers=self.field.addresses, limits=LIMITS, invitation=self.invited
         )
-        run = self.field.run(self.field.nodes[0].access.member.token_salt)
-        self.token, self.transport.limits = run.token, run.timed(LIMITS)
-        self.seals = Seals(self.transport, run.token)
+        self.token = self.field.run(self.field.nodes[0].access.member.token_salt).token
+        self.seals = Seals(self.transport, self.token)
         for node in self.field.nodes:
             await self.transport.introduce(node.id, node.transport.addresses())
 
@@ -251,11 +251,9 @@ async def liar(field: Field, name: str = "mallory", invited: Invitation | None =
 
 @contextlib.asynccontextmanager
 async def stranger(field: Field, name: str = "stranger", invited: Invitation | None = None) -> AsyncIterator[Liar]:
-    """The same without an invitation, though it knows the run's token. It waits for answers as long as a newcomer does,
-    because the machine may stand still for longer than the run's timeouts."""
+    """The same without an invitation, though it knows the run's token."""
     made = Liar(field, name, invited)
     await made.begin()
-    made.transport.limits = LIMITS
     try:
         yield made
     finally:
