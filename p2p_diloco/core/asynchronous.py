@@ -327,8 +327,7 @@ class AsynchronousLog(ShardLog):
         state = self.state
         assert state is not None
         self._claim_again(state.version, now)
-        self.own.settle(state)
-        effects = [*self.ask(), *self.take_kept()]
+        effects = [*self.own.settle(state), *self.ask(), *self.take_kept()]
         stays = self.lead.target()[1] == self.me
         for peer, c in sorted(inbox.items()):
             left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries the progress

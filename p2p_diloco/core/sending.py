@@ -84,7 +84,3 @@ class Sending:
     def stale(self, refusal: Stale, state: State | None) -> None:
         """Handle the refusal of a contribution that is too stale. In synchronous mode no contribution is refused for
         this reason."""
-
-    def settle(self, state: State) -> None:
-        """Handle a new version, which may count the contribution. In synchronous mode nothing is done here, because any
-        new version ends the exchange (see `goes_on`)."""

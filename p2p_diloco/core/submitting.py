@@ -9,6 +9,7 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 from __future__ import annotations
 
 from .carry import Carried
+from .events import Effect, Note
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -98,20 +99,21 @@ class Submitting(Sending):
             if state is not None:
                 self.settle(state)
 
-    def settle(self, state: State) -> None:
+    def settle(self, state: State) -> list[Effect]:
         """Handle a new version: end the exchange if the submission is counted, refused, or can't be counted any
         more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
         aggregator changes often and states take long, it may never reach the one that would refuse it."""
-        mine, version = self.mine, state.version
+        mine, version, ended = self.mine, state.version, final(state, self.rules)
         if mine is None:
-            return
+            return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)
         most, behind = self.rules.max_staleness, version.epoch - mine.base.epoch
-        too_stale = most is not None and behind > most and grown and not counts
-        refused = too_stale or (self.refused is not None and version.epoch >= self.refused.epoch)
-        ended = final(state, self.rules)
-        if refused or ended or counts or not grown:
-            self.refusals += refused
+        refused = self.refused is not None and version.epoch >= self.refused.epoch
+        too_stale = most is not None and behind > most and grown and not (counts or ended or refused)
+        if refused or too_stale or ended or counts or not grown:
+            self.refusals += refused or too_stale
             self.behind = behind - 1 if counts else None
-            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused else LEFT
+            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused or too_stale else LEFT
             self.mine, self.refused, self.over = None, None, True
+        why = f"its base is {behind} epochs behind"
+        return [Note("stale", f"shard {mine.shard}: this peer's submission ends uncounted: {why}")] if too_stale else []

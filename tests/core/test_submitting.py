@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.carry import Carried as Carried
-from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Release
+from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Note, Release
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
 from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
@@ -228,9 +228,21 @@ def test_a_submission_that_is_too_stale_for_the_newer_state_needs_no_refusal(pee
     a.contribute()
     fetched(a, 3)
     assert a.replica.logs[0].own.mine is not None
-    assert Release(sent=True) in fetched(a, 4)
+    effects = fetched(a, 4)
+    assert Release(sent=True) in effects
+    text = "shard 0: this peer's submission ends uncounted: its base is 3 epochs behind"
+    assert [e for e in effects if isinstance(e, Note)] == [Note("stale", text)]
     [load] = a.feed(Merge())
     assert [one.carry for one in load.shards] == [Carry.KEEP]
+
+
+def test_a_submission_that_is_old_at_the_runs_end_was_not_refused(peer: Any) -> None:
+    """Its progress stays at the trainer, as that of any other submission that the end overtakes."""
+    a = running(peer, "a", max_staleness=2, stop_after_epochs=9)
+    a.contribute()
+    assert not [e for e in fetched(a, 9) if isinstance(e, Note) and e.kind == "stale"]
+    assert a.replica.logs[0].own.refusals == 0
+    assert a.replica.logs[0].own.uncounted == ENDED
 
 
 def test_a_submission_that_is_counted_was_not_refused_however_old_it_is(peer: Any) -> None:
