@@ -160,7 +160,7 @@ class Daemon:
 
     async def _connect(self, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
         with closed_on_failure():
-            await asyncio.wait_for(self.p2p._client.connect(peer, addresses), DIAL_S)
+            await within(DIAL_S, self.p2p._client.connect(peer, addresses))
 
     async def found_at(self, peer: str) -> list[str]:
         """The multiaddrs at which the daemon is connected to a peer, whose identity it has checked there. Without a

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import place_of
 from p2p_diloco.net.frame_stream import FrameStream
@@ -72,7 +73,7 @@ async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s
         Unreachable: the peer gives no answer in time, or refuses.
     """
     try:
-        return await asyncio.wait_for(_requested(daemon, peer, request, within_s), within_s)
+        return await within(within_s, _requested(daemon, peer, request, within_s))
     except asyncio.TimeoutError:
         raise Unreachable(f"{peer}: no answer within {within_s:g} s") from None
     except (FrameError, PipeBroken, PipeStalled, Refusal) as error:

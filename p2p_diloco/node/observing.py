@@ -21,6 +21,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.state import fetched, final
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ends, wire
 from p2p_diloco.node.inbox import Handler
@@ -211,7 +212,7 @@ class Observer(Handler):
         while not come() and (left := min(self._heard_at + silence_s, give_up_at) - clock()) > 0:
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                await within(left, self._news.wait())
             except asyncio.TimeoutError:
                 continue
 
