@@ -108,12 +108,14 @@ class Submitting(Sending):
             return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)
         most, behind = self.rules.max_staleness, version.epoch - mine.base.epoch
-        refused = self.refused is not None and version.epoch >= self.refused.epoch
-        too_stale = most is not None and behind > most and grown and not (counts or ended or refused)
-        if refused or too_stale or ended or counts or not grown:
-            self.refusals += refused or too_stale
+        told = self.refused is not None and version.epoch >= self.refused.epoch
+        too_stale = most is not None and behind > most and grown and not (counts or ended or told)
+        refused = told or too_stale
+        if refused or ended or counts or not grown:
+            self.refusals += refused
             self.behind = behind - 1 if counts else None
-            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused or too_stale else LEFT
+            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused else LEFT
             self.mine, self.refused, self.over = None, None, True
         why = f"its base is {behind} epochs behind"
-        return [Note("stale", f"shard {mine.shard}: this peer's submission ends uncounted: {why}")] if too_stale else []
+        text = f"shard {mine.shard}: this peer's submission counts as refused, because {why}"
+        return [Note("stale", text)] if too_stale else []

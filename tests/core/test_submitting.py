@@ -230,7 +230,7 @@ def test_a_submission_that_is_too_stale_for_the_newer_state_needs_no_refusal(pee
     assert a.replica.logs[0].own.mine is not None
     effects = fetched(a, 4)
     assert Release(sent=True) in effects
-    text = "shard 0: this peer's submission ends uncounted: its base is 3 epochs behind"
+    text = "shard 0: this peer's submission counts as refused, because its base is 3 epochs behind"
     assert [e for e in effects if isinstance(e, Note)] == [Note("stale", text)]
     [load] = a.feed(Merge())
     assert [one.carry for one in load.shards] == [Carry.KEEP]
