@@ -22,12 +22,15 @@ class Roster:
     def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
         self.me, self.rules = me, rules
         self.mine = summary
+        # its epochs and samples when the shards of each fragment were last at one epoch, on the present lineage
+        self.even: tuple[tuple[int, ...], int] = ((), 0)
         self.members: dict[str, Member] = {}
         # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
         # state or changes its role
         self.changes = 0
         self.probing = Probing(rules, self.members)
         self.asked = Asked(rules)
+        self.says()
 
     # -- questions
 
@@ -109,26 +112,31 @@ class Roster:
 
     def elsewhere(self, theirs: Summary) -> bool:
         """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
-        or it counts fewer samples although none of its epochs is lower.
+        or it counts fewer samples than this peer once did at epochs that it has reached in all fragments.
 
-        Samples are compared only while the shards of each fragment are at one epoch here. False if either peer holds no
-        state.
+        Along a lineage samples never fall, so that shows even while this peer's shards are at unlike epochs. False if
+        either peer holds no state.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False
         if theirs.model.generation != self.mine.model.generation:
             return True
-        if theirs.model.samples >= self.mine.model.samples:
-            return False
-        even = sum(e * len(s) for e, s in zip(self.mine.epochs, self.rules.fragments, strict=True))
-        return even == self.mine.model.epochs and all(map(ge, theirs.epochs, self.mine.epochs))
+        epochs, samples = self.even
+        return theirs.model.samples < samples and all(map(ge, theirs.epochs, epochs))
 
     # -- what happens
 
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
         before, self.mine = self.mine, replace(self.mine, **changes)
+        epochs, model = self.mine.epochs, self.mine.model
+        if model.epochs == sum(epoch * len(self.rules.fragments[f]) for f, epoch in enumerate(epochs)):
+            self.even = epochs, model.samples
         self.changes += (before.role, bool(before.epochs)) != (self.mine.role, bool(self.mine.epochs))
+
+    def leaves_lineage(self) -> None:
+        """Record that this peer takes a state of another lineage: what it held before tells nothing of other peers."""
+        self.even = ((), 0)
 
     def passes_over(self, peer: str, now: float) -> None:
         """Record that a round went on without a live peer: for ``forgotten_after`` no plan of this peer lets it

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.messages import Summary
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
@@ -190,9 +191,21 @@ def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: Mo
     theirs = replace(says(epochs=epochs), model=model)
     rules = replace(RULES, fragments=((0, 1), (2,)))
     assert Roster("me", rules, mine).elsewhere(theirs) == elsewhere
-    uneven = replace(mine, model=ModelVersion(0, 80, 8))
-    assert Roster("me", rules, uneven).elsewhere(theirs) == (model.generation == 1)
     assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
+
+
+def test_another_lineage_shows_while_the_shards_here_are_at_unlike_epochs() -> None:
+    """By what this peer held when they were last at one epoch, until it takes a state of another lineage itself."""
+    r = Roster("me", replace(RULES, fragments=((0, 1), (2,))), says(epochs=()))
+    theirs = replace(says(epochs=(3, 1)), model=ModelVersion(0, 79, 7))
+    r.says(epochs=(3, 1), model=ModelVersion(0, 90, 8))
+    assert not r.elsewhere(theirs)  # nothing tells what this lineage counted at these epochs
+    r.says(epochs=(3, 1), model=ModelVersion(0, 80, 7))
+    r.says(epochs=(3, 1), model=ModelVersion(0, 90, 8))
+    assert r.elsewhere(theirs)
+    assert not r.elsewhere(replace(theirs, model=ModelVersion(0, 80, 7)))
+    Attendance(0, r.rules, r).clear()
+    assert not r.elsewhere(theirs)
 
 
 def test_changes_are_counted_that_rounds_hang_on() -> None:
