@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def real(setting: Setting, seed: int, task: Task) -> Result:
                     addresses = addresses or next(_said(processes[0]), {}).get("addresses", [])
                     if not addresses:
                         raise RuntimeError(f"the first peer failed:\n{log_path.read_text()[-4000:]}")
-                said = [list(_said(process)) for process in processes]
+                with ThreadPoolExecutor(len(processes)) as pool:
+                    said = list(pool.map(lambda process: _heard(process, processes), processes))
             if any(exits := [process.wait() for process in processes]):
                 raise RuntimeError(f"the peers' exit codes are {exits}:\n{log_path.read_text()[-4000:]}")
             ends = [lines[-1] for lines in said]
@@ -72,6 +74,14 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
         process.kill()
         process.wait()
+
+
+def _heard(process: subprocess.Popen[str], all_of_them: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """All further lines of a peer, until it ends. If it fails, the others end, too: they would wait for it."""
+    lines = list(_said(process))
+    if process.wait():
+        _end(all_of_them)
+    return lines
 
 
 def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -162,3 +164,17 @@ def test_a_series_makes_missing_runs_alone(lab: SimpleNamespace, tmp_path: Path)
         "| none | diverged | diverged | diverged | diverged | ≤ +50 %, **missed** |",
         "| two | 2.0000 | 2.0000 | 2.0000 | +0.00 % (+0.00 to +0.00) |  |",
     ]
+
+
+def test_a_real_peer_that_fails_ends_the_others(lab: SimpleNamespace) -> None:
+    """The one that fails is not the first, which would be waited for otherwise."""
+    texts = ("import time; time.sleep(100.0)", "print('{}'); raise SystemExit(3)")
+    pipes = {"stdout": subprocess.PIPE, "text": True}
+    peers = [subprocess.Popen([sys.executable, "-c", text], **pipes) for text in texts]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda peer: lab.processes._heard(peer, peers), peers, timeout=60.0))
+        assert said == [[], [{}]]
+        assert [peer.returncode for peer in peers] == [-9, 3]
+    finally:
+        lab.processes._end(peers)
