@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from hypothesis import HealthCheck, settings
 
 # no test uses the remembered addresses of another run
@@ -136,3 +137,14 @@ def root_logger_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm.Nursery | None]:
+    """The process that the peers of real runs are forked from; None where that is not possible."""
+    if not warm.AVAILABLE:
+        yield None
+        return
+    made = warm.Nursery.start(tmp_path_factory.mktemp("nursery") / "log")
+    yield made
+    made.end()

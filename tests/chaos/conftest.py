@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REAL = Path(__file__).parents[1] / "real"
-sys.path[:0] = [str(REAL), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parent))
 _spec = importlib.util.spec_from_file_location("real_fixtures", REAL / "conftest.py")
 assert _spec is not None
 assert _spec.loader is not None

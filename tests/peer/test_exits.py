@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.peer.conftest import Swarm
-
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 LONG = {"sync_every": 1000, "outer_momentum": 0.0}
@@ -26,7 +24,7 @@ def after(trainee: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("settings", [{}, {"overlap_steps": 3}, {"num_fragments": 2}, {"mode": "async"}])
 def test_a_script_shorter_than_h_trains_the_global_model(
-    swarm: Swarm, run_config: dict[str, Any], settings: dict[str, Any]
+    swarm: Any, run_config: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     """A peer alone makes 5 of 1000 steps and leaves: the run has them, and `global_state_dict()` has them after the
     block."""
@@ -36,7 +34,7 @@ def test_a_script_shorter_than_h_trains_the_global_model(
     assert line["epoch"] == 1
 
 
-def test_peers_that_end_at_the_same_time_leave_with_one_state(swarm: Swarm, run_config: dict[str, Any]) -> None:
+def test_peers_that_end_at_the_same_time_leave_with_one_state(swarm: Any, run_config: dict[str, Any]) -> None:
     """Two peers make 40 steps each and leave. All steps are counted, and the last to leave has the result of both."""
     config = {**run_config, **LONG, "start_peers": 2}
     peers = [swarm.start("a", 1000.0, config=config, steps=40), swarm.start("b", 3000.0, config={}, steps=40)]
@@ -45,29 +43,26 @@ def test_peers_that_end_at_the_same_time_leave_with_one_state(swarm: Swarm, run_
     assert min(line["theta"]["w"][0] for line in ends) == -80.0  # the mean of 40 and 120
 
 
-def test_those_who_stay_go_on_with_the_steps_of_the_one_that_left(swarm: Swarm, run_config: dict[str, Any]) -> None:
+def test_those_who_stay_go_on_with_the_steps_of_the_one_that_left(swarm: Any, run_config: dict[str, Any]) -> None:
     """A peer that leaves in the middle of a round has the others exchange at their next step."""
     config = {**run_config, **LONG, "start_peers": 2}
-    swarm.start("a", 1000.0, config=config, step_s=0.02)
+    a = swarm.start("a", 1000.0, config=config, step_s=0.02)
     b = swarm.start("b", 1000.0, config={}, step_s=0.02, steps=30)
     line = after(b)
     assert line["epoch"] == 1
-    assert swarm.trainees[0].wait_for("epoch", epoch=1)["digest"] == line["digest"]
+    assert a.wait_for("epoch", epoch=1)["digest"] == line["digest"]
 
 
-def test_a_last_exchange_that_cannot_be_made_is_given_up(
-    swarm: Swarm, run_config: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_last_exchange_that_cannot_be_made_is_given_up(swarm: Any, run_config: dict[str, Any]) -> None:
     """A run that lacks its peers commits nothing. Leaving waits for `exit_timeout`, names the lost steps, and the
     script ends normally. After an exception the peer leaves at once."""
     config = {**run_config, **LONG, "min_peers": 2}
-    line = after(swarm.start("a", 1000.0, config=config, steps=5, local={"exit_timeout": 2.0}))
-    assert line["epoch"] == 0
-    failing = Swarm()
-    swarm.trainees.append(failing.start("b", 1000.0, config={**run_config, **LONG}, steps=7, fails="an own error"))
-    assert failing.trainees[0].status() == 1
-    said = capfd.readouterr().err
-    assert "5 of this peer's inner steps are in no commit" in said
-    assert "exit_timeout=2 has passed" in said
-    assert "global_state_dict() at epoch 0" in said
-    assert "7 of this peer's inner steps are in no commit, so the run goes on without them: RuntimeError" in said
+    a = swarm.start("a", 1000.0, config=config, steps=5, local={"exit_timeout": 2.0})
+    assert after(a)["epoch"] == 0
+    assert "5 of this peer's inner steps are in no commit" in a.log()
+    assert "exit_timeout=2 has passed" in a.log()
+    assert "global_state_dict() at epoch 0" in a.log()
+    options = {"config": {**run_config, **LONG}, "initial_peers": [], "run_id": "other", "fails": "an own error"}
+    b = swarm.start("b", 1000.0, steps=7, **options)
+    assert b.status() == 1
+    assert "7 of this peer's inner steps are in no commit, so the run goes on without them: RuntimeError" in b.log()

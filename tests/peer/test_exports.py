@@ -104,7 +104,7 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     observe(swarm, peers)
 
     for peer in peers:
-        peer.hurry()
+        peer.tell("")
     end = peers[0].wait_for("finished")
     told = exported(*run, "--out", str(tmp_path / "ended"), "--format", "torch")
     assert (told["finished"], told["epoch"], told["digest"]) == (True, end["epoch"], end["digest"])

@@ -9,8 +9,7 @@ import time
 from typing import Any
 
 import pytest
-
-from tests.peer.conftest import START_S
+from swarm import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -40,15 +39,13 @@ def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -
     a = swarm.start("a", 1.0, config={**run_config, "stop_after_epochs": 80}, step_s=1.0)
     helper = swarm.start("helper", aggregator=True, config={})
     assert helper.wait_for("in")["epoch"] < 80
-    a.hurry()
+    a.tell("")
     ends = [peer.wait_for("finished") for peer in (a, helper)]
     assert ends[0]["digest"] == ends[1]["digest"]
     assert [peer.status() for peer in (a, helper)] == [0, 0]
 
 
-def test_a_joiner_with_another_base_and_the_same_data_is_warned(
-    swarm: Any, run_config: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_joiner_with_another_base_and_the_same_data_is_warned(swarm: Any, run_config: dict[str, Any]) -> None:
     """Frozen values that differ from the founder's, and contributions that are the same bytes, are told in the log; the
     run goes on."""
     config = {**run_config, "start_peers": 2, "stop_after_epochs": 2}
@@ -58,7 +55,7 @@ def test_a_joiner_with_another_base_and_the_same_data_is_warned(
         peer.wait_for("finished")
         assert peer.status() == 0
     assert a.wait_for("in")["seed"] != b.wait_for("in")["seed"]
-    said = capfd.readouterr().err
+    said = a.log() + b.log()
     assert said.count("this model's frozen parameters or buffers differ from the founder's") == 1
     assert "contribute the same bytes, so one of them is useless" in said
 
@@ -80,18 +77,13 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
 ) -> None:
     """Whenever during its start a trainer is killed with SIGKILL, its node and the libp2p daemon end with it."""
     swarm.addresses = ["unused"]  # it is not waited for
-    trainee = swarm.start("a", config=run_config, initial_peers=[])
-    give_up_at = time.monotonic() + START_S
-    while not trainee.family and time.monotonic() < give_up_at:
-        trainee.look_for_family()
-        time.sleep(0.02)
-    for _ in range(10):
-        time.sleep(after_s / 10)
-        trainee.look_for_family()
-    assert trainee.family
-    trainee.end(signal.SIGKILL)
+    trainee = swarm.start("a", config=run_config, initial_peers=[], fresh=True)
+    until(lambda: len(trainee.family()) > 1, 180.0, "a node that was started")
+    time.sleep(after_s)
+    assert len(trainee.family()) > 1
+    trainee.signal(signal.SIGKILL)
     trainee.status()
-    assert trainee.left_behind() == []
+    swarm.gone()
 
 
 def test_a_peer_that_diverges_once_harms_no_other(swarm: Any, run_config: dict[str, Any]) -> None:
@@ -116,10 +108,10 @@ def test_a_frozen_trainer_is_not_waited_for(swarm: Any, run_config: dict[str, An
     a = swarm.start("a", 1.0, config=config, step_s=0.02)
     b = swarm.start("b", 1.0, config={}, step_s=0.02)
     b.wait_for("epoch")
-    b.end(signal.SIGSTOP)
+    b.signal(signal.SIGSTOP)
     reached = max(line["epoch"] for line in a.said if line["what"] == "epoch")
     a.wait_for("epoch", 60.0, epoch=reached + 10)
-    b.end(signal.SIGCONT)
+    b.signal(signal.SIGCONT)
     reached = max(line["epoch"] for line in a.said if line["what"] == "epoch")
 
     def told(peer: Any) -> set[tuple[int, str]]:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import warm
 from cables import Cables
 from swarm import Swarm
 
 from p2p_diloco.cli.bench.network import NoNetwork
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm.Nursery | None]:
-    """The process that all peers of these tests are forked from."""
-    if not warm.AVAILABLE:
-        yield None
-        return
-    made = warm.Nursery.start(tmp_path_factory.mktemp("nursery") / "log")
-    yield made
-    made.end()
 
 
 @pytest.fixture
