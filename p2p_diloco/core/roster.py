@@ -114,8 +114,8 @@ class Roster:
         """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
         or it counts fewer samples than this peer once did at epochs that it has reached in all fragments.
 
-        Along a lineage samples never fall, so that shows even while this peer's shards are at unlike epochs. False if
-        either peer holds no state.
+        Along a lineage samples never fall, so the comparison also holds while this peer's shards are at unlike epochs.
+        False if either peer holds no state.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False

@@ -24,9 +24,7 @@ RUN = {
 class Trainees(Swarm):
     """Processes of `trainee.py` in one run. The others join through the first."""
 
-    def start(  # type: ignore[override]
-        self, name: str, delta: float = 1.0, *, config: dict[str, Any] | None = None, **options: Any
-    ) -> Member:
+    def start(self, name: str, delta: float = 1.0, *, config: dict[str, Any] | None = None, **options: Any) -> Member:
         """Start a peer; the first one's addresses are waited for."""
         member = super().start(name, str(TRAINEE), delta=delta, config=RUN if config is None else config, **options)
         self.addresses = self.addresses or member.wait_for("in")["addresses"]
