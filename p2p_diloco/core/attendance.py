@@ -115,7 +115,6 @@ class Attendance:
         epochs belong to the old one."""
         self._named, self._shown, self._counted, self._missed = {}, {}, {}, {}
         self._newest = -1
-        self.roster.leaves_lineage()
 
     # -- questions
 

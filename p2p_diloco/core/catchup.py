@@ -379,6 +379,8 @@ class CatchUp:
         if not greater:
             return []
         effects: list[Effect] = [Accept(tuple((shard, state.version.digest) for shard, state in staged.items()))]
+        if left:
+            self.roster.leaves_lineage()
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor

@@ -56,6 +56,16 @@ def overruling(lead: Leadership, sender: str, refusal: Outdated, since: float) -
     return named if greater and wins(lead, *named) else None
 
 
+def unaware(lead: Leadership, sender: str, refusal: Outdated) -> bool:
+    """Whether the sender of a refusal should aggregate, but names a lesser claim than the one that makes it next: it
+    has missed this claim, whose holder is gone. Unless it is told, it waits for the holder that it knows, and this peer
+    hands its contribution to nobody else."""
+    term, heir = lead.target()
+    known = lead.state is not None and refusal.base == lead.state.version
+    lesser = lead.rank(refusal.term, refusal.holder) < lead.rank(term, heir)
+    return known and lesser and sender == heir != lead.holder
+
+
 def outbids(lead: Leadership, refusal: Outdated) -> bool:
     """Claim a higher term if this peer's claim was refused in favour of a peer that this peer has passed over: the
     refusing peer does not know yet that the other one never commits. Return whether this peer has claimed. It outbids

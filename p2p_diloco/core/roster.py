@@ -22,7 +22,8 @@ class Roster:
     def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
         self.me, self.rules = me, rules
         self.mine = summary
-        # its epochs and samples when the shards of each fragment were last at one epoch, on the present lineage
+        # this peer's epochs and samples when the shards of each fragment were last at one epoch, on the present
+        # lineage; ((), 0) if they have not been yet, so that no samples are fewer
         self.even: tuple[tuple[int, ...], int] = ((), 0)
         self.members: dict[str, Member] = {}
         # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
@@ -30,7 +31,7 @@ class Roster:
         self.changes = 0
         self.probing = Probing(rules, self.members)
         self.asked = Asked(rules)
-        self.says()
+        self.says(epochs=summary.epochs)
 
     # -- questions
 
@@ -112,7 +113,7 @@ class Roster:
 
     def elsewhere(self, theirs: Summary) -> bool:
         """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
-        or it counts fewer samples than this peer once did at epochs that it has reached in all fragments.
+        or it has reached the epochs of `even` in all fragments, and counts fewer samples.
 
         Along a lineage samples never fall, so the comparison also holds while this peer's shards are at unlike epochs.
         False if either peer holds no state.
@@ -130,12 +131,13 @@ class Roster:
         """Change fields of this peer's own Summary."""
         before, self.mine = self.mine, replace(self.mine, **changes)
         epochs, model = self.mine.epochs, self.mine.model
-        if model.epochs == sum(epoch * len(self.rules.fragments[f]) for f, epoch in enumerate(epochs)):
+        even = model.epochs == sum(epoch * len(self.rules.fragments[f]) for f, epoch in enumerate(epochs))
+        if even and "epochs" in changes:  # before, they may be those of a lineage that this peer is leaving
             self.even = epochs, model.samples
         self.changes += (before.role, bool(before.epochs)) != (self.mine.role, bool(self.mine.epochs))
 
     def leaves_lineage(self) -> None:
-        """Record that this peer takes a state of another lineage: what it held before tells nothing of other peers."""
+        """Record that this peer joins another lineage: what it held before tells nothing of other peers' lineages."""
         self.even = ((), 0)
 
     def passes_over(self, peer: str, now: float) -> None:

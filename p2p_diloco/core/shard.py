@@ -341,8 +341,7 @@ class ShardLog(ABC):
         """Handle a peer's restart: the peer has lost what it received, promised or held."""
         self.attendance.forget(peer)
         self.own.forgotten_by(peer)
-        if self.lead.promised_by is not None:
-            self.lead.promised_by.discard(peer)
+        (self.lead.promised_by or set()).discard(peer)
         if self.round.proposed is not None:
             self.round.proposed.forgotten_by(peer)
 
@@ -387,11 +386,12 @@ class ShardLog(ABC):
         """Handle a refusal that names another holder of the term. Accept that holder if `contest` says so."""
         if contest.outbids(self.lead, refusal):
             return self.ask()
-        if (claim := contest.overruling(self.lead, sender, refusal, now - self.rules.settle)) is None:
-            wrong = refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term)
-            return [not_entitled(self.shard, sender, refusal.holder, refusal.term)] if wrong else []
-        self.concede(*claim)
-        return self.deliver(now)
+        if (claim := contest.overruling(self.lead, sender, refusal, now - self.rules.settle)) is not None:
+            self.concede(*claim)
+            return self.deliver(now)
+        if refusal.base == self.version and not self.lead.entitles(refusal.holder, refusal.term):
+            return [not_entitled(self.shard, sender, refusal.holder, refusal.term)]
+        return [Send(sender, self.lead.refusal())] if contest.unaware(self.lead, sender, refusal) else []
 
     def concede(self, term: int, holder: str) -> None:
         """Accept that ``holder`` holds the term. If it was passed over, it may get one more chance."""

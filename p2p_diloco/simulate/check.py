@@ -24,8 +24,10 @@ from .model import require
 from .settings import Settings
 from .world import World
 
-CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 8.0
-"""The times of a world: with faults, after these, and at the end, when all trainers have stopped and become idle."""
+CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
+IDLE_S = 8.0
+"""At the end all trainers stop. The world then runs for `SETTLE_S`, and at least this long after the last trainer has
+become idle, because until then a round waits for it."""
 HOSTILE_S = 150.0
 """`CHAOS_S` for worlds with a hostile member: several times the longest wait that such a member may cause."""
 RESUMED_S = 15.0
@@ -340,8 +342,8 @@ def check(world: World) -> Outcome:
         if world.data is not None:
             _used_up(world, world.data)
         world.trainers.training = False
-        idle = world.rules.idle_after(world.settings.step_times[1])  # until then a round waits for a stopped trainer
-        world.run(world.now + idle + SETTLE_S + slow)
+        idle = world.rules.idle_after(world.settings.step_times[1])
+        world.run(world.now + max(SETTLE_S + slow, idle + IDLE_S + LAGS * world.settings.state_lag))
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
         if world.data is None or not any(world.data.ended(p) for p in world.alive.values()):  # then no commit looks
             intact(world)

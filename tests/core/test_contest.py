@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.contest import outbids, overruling, wins
+from p2p_diloco.core.contest import outbids, overruling, unaware, wins
 from p2p_diloco.core.events import Send
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX
 from p2p_diloco.core.messages import Outdated, Promise, TakeOver
@@ -141,3 +141,38 @@ def test_each_peer_is_outbid_once_in_a_round() -> None:
     term = lead.term
     assert not outbids(lead, Outdated(0, Peer.version(1), term + 3, "c"))
     assert lead.term == term
+
+
+def test_a_successor_that_missed_a_claim_is_told_of_its_own() -> None:
+    """b claimed the term from a, which only d has heard, and died. So d hands its contribution to c, which is next; for
+    c the term is still a's. Told of its claim, c asks for promises."""
+    d, c = Peer("d", group="abcd"), Peer("c", group="abcd")
+    d.contribute()
+    d.hear("b", TakeOver(0, d.held, 1))
+    assert Send("c", d.replica.logs[0].own.mine) in d.lose("b")
+    c.lose("b")
+    assert c.replica.logs[0].lead.target() == (0, "a")
+    (refusal,) = c.said(c.hear("d", d.replica.logs[0].own.mine))
+    assert refusal == Outdated(0, c.held, 0, "a")
+    (claim,) = d.said(d.hear("c", refusal))
+    assert claim == Outdated(0, c.held, 2, "c")
+    c.hear("d", claim)
+    assert TakeOver(0, c.held, 2) in c.said(c.pass_time(2.0))
+
+
+@pytest.mark.parametrize(
+    ("sender", "refusal", "told"),
+    [
+        ("c", Outdated(0, Peer.version(1), 0, "a"), True),
+        ("a", Outdated(0, Peer.version(1), 0, "a"), False),
+        ("c", Outdated(0, Peer.version(2), 0, "a"), False),
+        ("c", Outdated(0, Peer.version(1), 2, "c"), False),
+    ],
+)
+def test_only_the_next_aggregator_is_told_of_a_greater_claim(sender: str, refusal: Outdated, told: bool) -> None:
+    """For it alone contributions wait. It is told only while the holder is gone, and only of the present round."""
+    lead = leadership("d")
+    lead.concede(1, "b")
+    assert not unaware(lead, sender, refusal)
+    dies(lead.roster, "b")
+    assert unaware(lead, sender, refusal) is told

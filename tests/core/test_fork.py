@@ -9,6 +9,7 @@ import pytest
 
 from p2p_diloco.core.events import Accept, Applied, Average, Changed, Note, Ready, Restore, Send
 from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, TakeOver, Versions
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering, to
 
@@ -406,3 +407,36 @@ def test_a_state_that_comes_late_ends_no_fetch(peer: Any) -> None:
     assert far.replica.catchup.gathering.vector is not None
     assert far.hear("a", far.state(0, 15)) == [fill(far, far.state(0, 15))]
     assert far.replica.catchup.gathering is not None
+
+
+@pytest.mark.parametrize("revision", [FOUNDED, Revision(1, outer_lr=0.5)])
+def test_after_a_change_of_lineage_peers_are_compared_with_the_new_one_alone(peer: Any, revision: Revision) -> None:
+    """The new state is at unlike epochs. A peer of its lineage that waits for the last commit counts fewer samples than
+    this peer did before. A revision that comes with the new state is told of before the state is."""
+    b = peer("b", epoch=3, group="ab", live="a", fragments=((0, 1),))
+    ahead, level = Version(0, 45, 4, "x4"), Version(0, 25, 3, "x3")
+    history = ((2, "d2"), (3, "x3"))
+    one = b.state(0, 4, version=ahead, history=(*history, (4, "x4")))
+    b.meet("c", model=ModelVersion(0, 50, 6, "c"), epochs=(3,))
+    assert b.replica.roster.elsewhere(b.replica.roster.summary("c"))
+    b.hear("a", Versions((ahead, level), forked=True))
+    for state in (replace(one, revision=revision), b.state(1, 3, version=level, history=history)):
+        b.hear("a", state)
+        filled(b, state)
+    assert b.replica.versions == (ahead, level)
+    assert not b.replica.roster.elsewhere(b.replica.roster.summary("c"))
+
+
+def test_a_round_that_closes_during_a_change_of_lineage_names_the_peers_of_the_new_one(peer: Any) -> None:
+    """The first shard's new state descends from the old one, and its round has all contributions already."""
+    b = peer("b", epoch=3, group="ad", live="ad", fragments=TWO, role="aggregator")
+    newer, other = Version(0, 50, 4, "n4"), Version(0, 25, 3, "x3")
+    state = b.state(0, 4, version=newer, plan=Plan(("d",), ("b",)))
+    b.meet("c", model=ModelVersion(0, 55, 6, "c"), epochs=(3, 3))
+    b.hear("d", b.contribution(newer))
+    b.hear("a", Versions((newer, other), forked=True))
+    for taken in (b.state(1, 3, version=other, history=((2, "d2"), (3, "x3"))), state):
+        b.hear("a", taken)
+        effects = filled(b, taken)
+    assert any(isinstance(effect, Average) for effect in effects)
+    assert b.replica.logs[0].round.draft.plan.group == ("a", "c", "d")

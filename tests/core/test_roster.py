@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.messages import Summary
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
@@ -204,7 +203,9 @@ def test_another_lineage_shows_while_the_shards_here_are_at_unlike_epochs() -> N
     r.says(epochs=(3, 1), model=ModelVersion(0, 90, 8))
     assert r.elsewhere(theirs)
     assert not r.elsewhere(replace(theirs, model=ModelVersion(0, 80, 7)))
-    Attendance(0, r.rules, r).clear()
+    r.says(epochs=(3, 1), model=ModelVersion(0, 80, 7))
+    r.leaves_lineage()
+    r.says(speed=1.0)  # of its state it says what it said before
     assert not r.elsewhere(theirs)
 
 
