@@ -57,13 +57,12 @@ def overruling(lead: Leadership, sender: str, refusal: Outdated, since: float) -
 
 
 def unaware(lead: Leadership, sender: str, refusal: Outdated) -> bool:
-    """Whether the sender of a refusal should aggregate, but names a lesser claim than the one that makes it next: it
-    has missed this claim, whose holder is gone. Unless it is told, it waits for the holder that it knows, and this peer
-    hands its contribution to nobody else."""
-    term, heir = lead.target()
+    """Whether the sender of a refusal, which names a lesser claim than the known one, should aggregate next: the known
+    holder is gone, and the sender has missed its claim. Unless it is told, it waits for the holder that it knows, and
+    this peer hands its contribution to nobody else."""
     known = lead.state is not None and refusal.base == lead.state.version
-    lesser = lead.rank(refusal.term, refusal.holder) < lead.rank(term, heir)
-    return known and lesser and sender == heir != lead.holder
+    lesser = lead.rank(refusal.term, refusal.holder) < lead.rank(lead.term, lead.holder)
+    return known and lesser and sender == lead.target()[1] != lead.holder
 
 
 def outbids(lead: Leadership, refusal: Outdated) -> bool:

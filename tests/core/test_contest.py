@@ -166,6 +166,7 @@ def test_a_successor_that_missed_a_claim_is_told_of_its_own() -> None:
         ("c", Outdated(0, Peer.version(1), 0, "a"), True),
         ("a", Outdated(0, Peer.version(1), 0, "a"), False),
         ("c", Outdated(0, Peer.version(2), 0, "a"), False),
+        ("c", Outdated(0, Peer.version(1), 1, "b"), False),
         ("c", Outdated(0, Peer.version(1), 2, "c"), False),
     ],
 )
