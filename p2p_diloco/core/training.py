@@ -87,16 +87,23 @@ class Training:
 
     def load(self, now: float) -> list[Effect]:
         """Answer the trainer's Merge, if one waits for an answer. While the shards of a fragment are at different
-        epochs, delay the answer, so that the trainer merges a state of the run. The delay is short, because a shard
-        that is behind may wait for this trainer's contribution."""
-        if self.merging is None:
+        epochs, delay the answer, so that the trainer merges a state of the run, and while stored commits lead on, so
+        that it merges a new one. The delay is short, because a shard that is behind may wait for this trainer's
+        contribution."""
+        if self.merging is None or (now < self.loads_by and (self.own.uneven or self._catches_up())):
             return []
         if self.own.uneven:
-            if now < self.loads_by:
-                return []
             self.own.tolerate()
         self.merging = None
         return [self.own.merge()]
+
+    def _catches_up(self) -> bool:
+        """Whether stored commits follow the one that a shard applies: a contribution to the version that this one leads
+        to would be too late."""
+        if self.rules.asynchronous or self.own.flight is not None:
+            return False
+        works = ((log, log.round.working) for log in map(self.logs.look_at, range(self.rules.shards)))
+        return any(isinstance(work, Apply) and log.incoming.reaches(work.commit.version) for log, work in works)
 
     @property
     def loads_by(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2p_diloco.core.events import Found, Load, Measured, Merge, Pause, Ready, Restore, Stepped, Wakeup
+from p2p_diloco.core.events import Applied, Apply, Found, Load, Measured, Merge, Pause, Ready, Restore, Stepped, Wakeup
 from p2p_diloco.core.messages import Commit
 from tests.core.conftest import TWO, moves_on, solo
 
@@ -136,6 +136,33 @@ def test_a_merge_does_not_wait_for_another_fragment(peer: Any) -> None:
     b = peer("b", group="ab", fragments=TWO)
     moves_on(b, 0)
     assert loads(b.feed(Merge())) == [(1,)]
+
+
+def chain(peer: Any, **rules: Any) -> Any:
+    """A peer at epoch 1 whose trainer has no exchange, that applies the commit of epoch 2 and has stored that of 3."""
+    b = peer("b", group="ab", **rules)
+    b.hear("a", Commit(0, b.version(2), b.version(3), 0, "a", (), b.plan("ab")))
+    assert any(isinstance(effect, Apply) for effect in b.hear("a", b.commit()))
+    return b
+
+
+def test_a_merge_waits_while_stored_commits_lead_on(peer: Any) -> None:
+    """A peer that catches up would train on a version that the others have long left, and contribute too late."""
+    b = chain(peer)
+    assert loads(b.feed(Merge())) == []
+    assert len(loads(b.feed(Applied(0, b.version(1), "d2")))) == 1
+    b = chain(peer)
+    assert loads(b.feed(Merge())) == []
+    assert loads(b.pass_time(b.rules.even_within - 0.5)) == []
+    assert len(loads(b.pass_time(1.0))) == 1
+
+
+def test_a_merge_waits_for_no_single_commit(peer: Any) -> None:
+    """Nor for one that the present one doesn't lead to: a hostile member could make such up."""
+    b = peer("b", group="ab")
+    b.hear("a", Commit(0, b.version(3), b.version(4), 0, "a", (), b.plan("ab")))
+    b.hear("a", b.commit())
+    assert len(loads(b.feed(Merge()))) == 1
 
 
 def test_an_asynchronous_merge_is_answered_at_once(peer: Any) -> None:
