@@ -175,5 +175,6 @@ def test_only_the_next_aggregator_is_told_of_a_greater_claim(sender: str, refusa
     lead = leadership("d")
     lead.concede(1, "b")
     assert not unaware(lead, sender, refusal)
+    assert not unaware(lead, "b", refusal)  # a holder that names another peer has forgotten its own claim
     dies(lead.roster, "b")
     assert unaware(lead, sender, refusal) is told
