@@ -33,8 +33,11 @@ class Training:
         self.roster.says(speed=1 / step_time_s if step_time_s > 0 else 0.0)
 
     def pauses(self, paused: bool, now: float) -> None:
-        """Record that the trainer begins a pause (``paused``), or ends it."""
-        self.paused, self.last_step = now if paused else None, now
+        """Record that the trainer begins a pause (``paused``), or ends it. A pause adds nothing to the time without
+        steps, and does not end it: else a stuck trainer that pauses again and again would never be idle."""
+        if self.paused is not None:
+            self.last_step = min(now, self.last_step + now - self.paused)
+        self.paused = now if paused else None
         self.roster.says(paused=paused)
 
     def moved(self, now: float, *, first: bool) -> None:

@@ -192,7 +192,7 @@ def test_a_trainer_without_steps_becomes_idle(peer: Any) -> None:
 
 
 def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
-    """After the pause, the time without steps starts again."""
+    """A pause adds nothing to the time without steps."""
     a = solo(peer, pause_timeout=30.0)
     a.feed(Pause(True))
     assert a.replica.roster.mine.paused is True
@@ -207,6 +207,34 @@ def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
     assert not idle(a)
     a.now += 0.1
     assert idle(a)
+
+
+def test_a_stuck_trainer_that_pauses_again_and_again_becomes_idle(peer: Any) -> None:
+    """A pause does not end the time without steps: before and after it the trainer was stuck."""
+    a = solo(peer, pause_timeout=30.0)
+    for _ in range(2):
+        a.now += 5.0
+        a.feed(Pause(True))
+        a.now += 20.0
+        a.feed(Pause(False))
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+
+
+def test_a_pause_in_which_an_exchange_ends_defers_no_idleness(peer: Any) -> None:
+    """The time without steps begins when the exchange ends, and goes on when the pause ends."""
+    b = peer("b", group="ab", pause_timeout=30.0)
+    b.contribute()
+    b.feed(Pause(True))
+    b.now += 10.0
+    moves_on(b)
+    b.now += 10.0
+    b.feed(Pause(False))
+    b.now += 10.0
+    assert not idle(b)
+    b.now += 0.1
+    assert idle(b)
 
 
 def test_an_asynchronous_pause_is_idleness_at_once(peer: Any) -> None:
