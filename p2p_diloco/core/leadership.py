@@ -144,3 +144,7 @@ class Leadership:
             return False
         self.promised_by.add(sender)
         return True
+
+    def forgotten_by(self, peer: str) -> None:
+        """Handle a peer's restart: it has lost its promise."""
+        self.promised_by = None if self.promised_by is None else self.promised_by - {peer}

@@ -341,7 +341,7 @@ class ShardLog(ABC):
         """Handle a peer's restart: the peer has lost what it received, promised or held."""
         self.attendance.forget(peer)
         self.own.forgotten_by(peer)
-        (self.lead.promised_by or set()).discard(peer)
+        self.lead.forgotten_by(peer)
         if self.round.proposed is not None:
             self.round.proposed.forgotten_by(peer)
 
