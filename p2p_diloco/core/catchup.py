@@ -105,7 +105,7 @@ class CatchUp:
             self.gathering = None
             return self._gather_again(now)
         able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target and p != self.roster.me}
-        donors = {p: gathering.told_to_hold(p, able[p].epochs) for p in sorted(able, key=self.failures.times)}
+        donors = {p: gathering.told_to_hold(p, able[p]) for p in sorted(able, key=self.failures.times)}
         if gathering.hopeless(donors):
             self.gathering = None  # every donor is gone; the next peer that is ahead starts a new gathering
         have = self.logs.versions()
@@ -132,8 +132,7 @@ class CatchUp:
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
             return []
-        summary = self.roster.summary(peer)
-        holds = gathering.told_to_hold(peer, () if summary is None else summary.epochs)
+        holds = gathering.told_to_hold(peer, self.roster.summary(peer))
         if state.shard in holds or not came_late(state, gathering.vector[state.shard]):
             return []
         gathering.lacks(peer, state.shard)
@@ -278,10 +277,10 @@ class CatchUp:
     def _answered(self, peer: str) -> None:
         """Stop waiting for this peer: it has answered, but the answer can't be used yet. This is not recorded as a
         failure: after a failure a peer is not asked for a while, and each answer would start this time anew, without
-        end."""
+        end. So would a gathering that asks this peer again."""
         if self.fetching is not None and self.fetching.donor == peer:
             self.fetching = None
-        if self.gathering is not None and self.gathering.vector is None and self.gathering.first == peer:
+        if self.gathering is not None and (self.gathering.first == peer or self.gathering.of(peer)):
             self.gathering = None
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
@@ -292,8 +291,10 @@ class CatchUp:
             return []
         if gathering.vector is None and gathering.first == peer:
             gathering.begin(versions)
-        nothing = [s for s in gathering.of(peer) if self.logs[s].relation(versions[s]) in ("equal", "ancestor")]
-        gathering.came(nothing)
+        holds = gathering.told_to_hold(peer, self.roster.summary(peer))
+        for shard in gathering.of(peer):
+            if (log := self.logs[shard]).relation(versions[shard]) in ("equal", "ancestor"):
+                gathering.nothing_newer(peer, shard, log.version, holds)
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:

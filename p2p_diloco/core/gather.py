@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .messages import Summary
 from .rules import Rules
 from .version import ModelVersion, Version
 
@@ -41,7 +42,7 @@ class Gathering:
     told_by: str | None = None  # the donor that reported the vector and so holds all of it; None once it may be gone
     left: list[int] = field(default_factory=list)  # shards still to be requested
     asked: dict[int, Asked] = field(default_factory=dict)  # requests under way, by shard
-    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor sent an older state
+    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor holds an older state
 
     def begin(self, vector: tuple[Version, ...]) -> None:
         """Record the versions that the first donor reported. From now on every shard can be requested."""
@@ -53,7 +54,7 @@ class Gathering:
         """Return the requests to send now, each as (donor, shards), and record them as sent.
 
         ``donors``: donor → shards that it is known to hold. ``have``: this replica's versions. A shard is requested
-        from a donor known to hold it, else from any donor that has not sent an older state of it.
+        from a donor known to hold it, else from any donor that is not known to hold an older state of it.
         """
         requests: dict[str, tuple[int, ...]] = {}
         for likely in (True, False):
@@ -65,15 +66,15 @@ class Gathering:
                 requests[donor] = (*requests.get(donor, ()), *shards)
         return [(donor, shards) for donor, shards in requests.items() if shards]
 
-    def told_to_hold(self, donor: str, epochs: Sequence[int]) -> set[int]:
-        """Return the shards of which the donor is known to hold the version in ``vector`` or a newer one. ``epochs``:
-        the lowest epoch of each fragment, from the donor's Summary. The donor may hold more shards than are returned,
-        because these epochs are the lowest ones."""
+    def told_to_hold(self, donor: str, summary: Summary | None) -> set[int]:
+        """Return the shards of which the donor is known to hold the version in ``vector`` or a newer one, by its
+        ``summary``. The donor may hold more shards than are returned, because a Summary tells only the lowest epoch of
+        each fragment."""
         vector = self.vector
-        if vector is None or not epochs:
+        if vector is None or summary is None or not summary.epochs:
             return set()
         all_of_it, shards = donor == self.told_by, enumerate(self.rules.fragments)
-        return {s for fragment, of in shards for s in of if all_of_it or epochs[fragment] >= vector[s].epoch}
+        return {s for fragment, of in shards for s in of if all_of_it or summary.epochs[fragment] >= vector[s].epoch}
 
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
         """Whether the gathering can't go on: no request is under way, and every donor is known to lack the shards that
@@ -82,10 +83,20 @@ class Gathering:
         return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
 
     def lacks(self, donor: str, shard: int) -> None:
-        """Record that the donor sent a state of this shard that is older than the version in ``vector``, so that the
-        shard is requested again."""
+        """Record that the donor's state of this shard is older than the version in ``vector``, so that the shard is
+        requested again."""
         self.behind.add((donor, shard))
         self.again([shard])
+
+    def nothing_newer(self, donor: str, shard: int, held: Version | None, holds: Collection[int]) -> None:
+        """Record the donor's answer that it holds nothing newer of this shard than the version ``held`` here. The shard
+        is requested again if that is older than the version in ``vector``, and the donor is not known to hold more
+        (``holds``): the next donor may."""
+        older = self.vector is not None and held is not None and held.epoch < self.vector[shard].epoch
+        if older and shard not in holds:
+            self.lacks(donor, shard)
+        else:
+            self.came([shard])
 
     def came(self, shards: Collection[int]) -> None:
         """Record that these shards have arrived or are not needed: their requests are over."""

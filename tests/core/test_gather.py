@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.core.events import Fill, Send, SendFailed
 from p2p_diloco.core.gather import Gathering
-from p2p_diloco.core.messages import Fetch, Probe, Versions
+from p2p_diloco.core.messages import Fetch, Probe, Summary, Versions
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering
@@ -26,6 +26,11 @@ def begun(shards: int = 5) -> Gathering:
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     gathering.begin((NEW,) * shards)
     return gathering
+
+
+def at(*epochs: int) -> Summary:
+    """The Summary of a donor whose fragments are at these epochs."""
+    return Summary(1, "worker", True, ModelVersion(), epochs, idle=False)
 
 
 def test_each_donor_is_asked_for_a_few() -> None:
@@ -98,15 +103,15 @@ def test_a_donor_holds_what_was_told_if_its_lowest_epoch_is_as_high() -> None:
     """The first donor holds all that it told; a donor without a state holds nothing."""
     gathering = Gathering(replace(RULES, fragments=((0, 1), (2,))), "b", ModelVersion(), 0.0)
     gathering.begin((OLD, NEW, NEW))
-    assert gathering.told_to_hold("b", (0, 0)) == {0, 1, 2}
-    assert gathering.told_to_hold("c", (1, 2)) == {0, 2}
-    assert gathering.told_to_hold("c", ()) == set()
+    assert gathering.told_to_hold("b", at(0, 0)) == {0, 1, 2}
+    assert gathering.told_to_hold("c", at(1, 2)) == {0, 2}
+    assert gathering.told_to_hold("c", at()) == gathering.told_to_hold("c", None) == set()
 
 
 def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
     """The gathering is not finished either, and no donor is known to hold anything."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
-    assert gathering.told_to_hold("b", (9,)) == set()
+    assert gathering.told_to_hold("b", at(9)) == set()
     assert gathering.ask({"b": ALL}, [], 0.0) == []
     assert not gathering.done
 
@@ -251,6 +256,41 @@ def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
     older = Versions((n.version(7), n.version(5), *[n.version(20)] * 3), forked=False)
     assert [m.shards for _, m in fetches(n.hear("a", older))] == [(3,)]  # of 1 it holds less
     assert n.replica.catchup.gathering.of("a") == [2, 3]
+    assert n.replica.catchup.gathering.left == [
+        4
+    ]  # it is not asked for 1 again, though it told more: no endless questions
+
+
+def test_a_shard_is_asked_of_the_next_donor_if_one_has_nothing_newer(peer: Any) -> None:
+    """c is ahead of this peer in shard 4, and has what this peer has of the others; a has told more."""
+    n = peer("n", epoch=7, group="acn", fragments=FIVE, fetch_window=2)
+    told = Versions((n.version(20),) * 5, forked=False)
+    for name, epochs in (("a", (20,) * 5), ("c", (7, 7, 7, 7, 8))):
+        n.meet(name, model=ahead(n, 20), epochs=epochs)
+    n.now += 2.0
+    assert fetches(n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)) == [("a", Fetch((n.version(7),) * 5, shards=()))]
+    assert [(to, m.shards) for to, m in fetches(n.hear("a", told))] == [("a", (0, 1)), ("c", (2, 3))]
+    equal = Versions((*[n.version(7)] * 4, n.version(8)), forked=False)
+    assert [(to, m.shards) for to, m in fetches(n.hear("c", equal))] == [("c", (4,))]
+    assert [take(n, "a", 0, 20), take(n, "a", 1, 20)] == [[("a", (2,))], [("a", (3,))]]
+
+
+def test_a_donor_that_turns_out_to_be_on_another_lineage_ends_the_gathering(peer: Any) -> None:
+    """It has failed before, so the change to its lineage has to wait. Asked for the same shards meanwhile, it would
+    fail again, and this peer would wait for ever."""
+    n = peer("n", epoch=7, group="an", fragments=FIVE)
+    n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)
+    n.now += 2.0
+    n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)
+    n.hear("a", Versions((n.version(20),) * 5, forked=False))
+    n.pass_time(n.rules.fetch_again + 1.0)
+    assert n.replica.catchup.failures.times("a") == 1
+    assert n.replica.catchup.donors() == ["a"]
+    forked = Versions((n.version(20, "other"),) * 5, forked=True)
+    assert fetches(n.hear("a", forked)) == []
+    assert n.replica.catchup.donors() == []
+    n.now += n.rules.fetch_again
+    assert fetches(n.hear("a", forked)) == [("a", Fetch((n.version(7),) * 5, whole=True))]
 
 
 def test_two_lineages_do_not_mix(peer: Any) -> None:
