@@ -35,9 +35,10 @@ class Training:
     def pauses(self, paused: bool, now: float) -> None:
         """Record that the trainer begins a pause (``paused``), or ends it. A pause adds nothing to the time without
         steps, and does not end it: else a stuck trainer that pauses again and again would never be idle."""
-        if self.paused is not None:
+        if not paused and self.paused is not None:
             self.last_step = min(now, self.last_step + now - self.paused)
-        self.paused = now if paused else None
+        began = now if self.paused is None else self.paused
+        self.paused = began if paused else None
         self.roster.says(paused=paused)
 
     def moved(self, now: float, *, first: bool) -> None:
@@ -64,11 +65,12 @@ class Training:
     def is_idle(self, now: float) -> bool:
         """Whether other peers should not wait for this trainer. In synchronous mode they wait for a paused trainer
         until ``pause_timeout``, because rounds without it would move the model towards the other peers' data."""
-        if self.paused is not None:
-            return self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout
+        if self.paused is not None and (self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout):
+            return True
         exchanging = self.own.flight is not None or self.merging is not None
         trains = self.ready and self.roster.mine.role == "worker" and not exchanging
-        return trains and now - self.last_step > self.rules.idle_after(self.step_time)
+        until = now if self.paused is None else self.paused
+        return trains and until - self.last_step > self.rules.idle_after(self.step_time)
 
     def start(self, now: float) -> list[Effect]:
         """Let training start on the newest state. The start is delayed while stored commits lead to newer states, and,

@@ -222,6 +222,37 @@ def test_a_stuck_trainer_that_pauses_again_and_again_becomes_idle(peer: Any) -> 
     assert idle(a)
 
 
+def test_a_pause_does_not_end_idleness(peer: Any) -> None:
+    """A trainer that was idle when the pause began stays idle until it makes a step."""
+    a = solo(peer, pause_timeout=30.0)
+    a.now += 10.1
+    assert idle(a)
+    a.feed(Pause(True))
+    assert idle(a)
+    a.feed(Pause(False))
+    assert idle(a)
+    a.feed(Stepped(0.5))
+    assert not idle(a)
+
+
+def test_a_second_pause_event_does_not_begin_the_pause_anew(peer: Any) -> None:
+    a = solo(peer, pause_timeout=30.0)
+    a.now += 5.0
+    a.feed(Pause(True))
+    a.now += 20.0
+    a.feed(Pause(True))
+    a.now += 9.9
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+    a.feed(Pause(False))
+    a.feed(Pause(False))
+    a.now += 5.0
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+
+
 def test_a_pause_in_which_an_exchange_ends_defers_no_idleness(peer: Any) -> None:
     """The time without steps begins when the exchange ends, and goes on when the pause ends."""
     b = peer("b", group="ab", pause_timeout=30.0)
