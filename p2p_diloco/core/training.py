@@ -35,10 +35,10 @@ class Training:
     def pauses(self, paused: bool, now: float) -> None:
         """Record that the trainer begins a pause (``paused``), or ends it. A pause adds nothing to the time without
         steps, and does not end it: else a stuck trainer that pauses again and again would never be idle."""
-        if not paused and self.paused is not None:
-            self.last_step = min(now, self.last_step + now - self.paused)
-        began = now if self.paused is None else self.paused
-        self.paused = began if paused else None
+        if paused:
+            self.paused = now if self.paused is None else self.paused
+        elif self.paused is not None:
+            self.last_step, self.paused = min(now, self.last_step + now - self.paused), None
         self.roster.says(paused=paused)
 
     def moved(self, now: float, *, first: bool) -> None:

@@ -256,9 +256,8 @@ def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
     older = Versions((n.version(7), n.version(5), *[n.version(20)] * 3), forked=False)
     assert [m.shards for _, m in fetches(n.hear("a", older))] == [(3,)]  # of 1 it holds less
     assert n.replica.catchup.gathering.of("a") == [2, 3]
-    assert n.replica.catchup.gathering.left == [
-        4
-    ]  # it is not asked for 1 again, though it told more: no endless questions
+    # it is not asked for 1 again, though it told more: there are no endless questions
+    assert n.replica.catchup.gathering.left == [4]
 
 
 def test_a_shard_is_asked_of_the_next_donor_if_one_has_nothing_newer(peer: Any) -> None:

@@ -19,6 +19,14 @@ def idle(p: Any) -> bool:
     return p.replica.roster.mine.idle
 
 
+def becomes_idle_after(p: Any, seconds: float) -> bool:
+    """Whether the peer becomes idle once so much time has passed, and not before."""
+    p.now += seconds
+    before = idle(p)
+    p.now += 0.1
+    return not before and idle(p)
+
+
 # -- the start
 
 
@@ -203,10 +211,7 @@ def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
     a.now += 60.0
     a.feed(Pause(False))
     assert (a.replica.roster.mine.idle, a.replica.roster.mine.paused) == (False, False)
-    a.now += 10.0
-    assert not idle(a)
-    a.now += 0.1
-    assert idle(a)
+    assert becomes_idle_after(a, 10.0)
 
 
 def test_a_stuck_trainer_that_pauses_again_and_again_becomes_idle(peer: Any) -> None:
@@ -217,9 +222,7 @@ def test_a_stuck_trainer_that_pauses_again_and_again_becomes_idle(peer: Any) -> 
         a.feed(Pause(True))
         a.now += 20.0
         a.feed(Pause(False))
-    assert not idle(a)
-    a.now += 0.1
-    assert idle(a)
+    assert becomes_idle_after(a, 0.0)
 
 
 def test_a_pause_does_not_end_idleness(peer: Any) -> None:
@@ -241,16 +244,10 @@ def test_a_second_pause_event_does_not_begin_the_pause_anew(peer: Any) -> None:
     a.feed(Pause(True))
     a.now += 20.0
     a.feed(Pause(True))
-    a.now += 9.9
-    assert not idle(a)
-    a.now += 0.1
-    assert idle(a)
+    assert becomes_idle_after(a, 9.9)
     a.feed(Pause(False))
     a.feed(Pause(False))
-    a.now += 5.0
-    assert not idle(a)
-    a.now += 0.1
-    assert idle(a)
+    assert becomes_idle_after(a, 5.0)
 
 
 def test_a_pause_in_which_an_exchange_ends_defers_no_idleness(peer: Any) -> None:
@@ -262,10 +259,7 @@ def test_a_pause_in_which_an_exchange_ends_defers_no_idleness(peer: Any) -> None
     moves_on(b)
     b.now += 10.0
     b.feed(Pause(False))
-    b.now += 10.0
-    assert not idle(b)
-    b.now += 0.1
-    assert idle(b)
+    assert becomes_idle_after(b, 10.0)
 
 
 def test_an_asynchronous_pause_is_idleness_at_once(peer: Any) -> None:
