@@ -55,7 +55,7 @@ class Hook:
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
         self.supply = Supply()
         self.merger = Merger(node, local, self._times, self._rhythm, self.supply)
-        self._staleness = self._refused = 0
+        self._staleness = self._refused = self._pauses = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
         self._before: Mapping[str, float] = {}
@@ -132,15 +132,17 @@ class Hook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block in which no inner step is made. The node is told when the block begins and when it ends."""
+        """A block in which no inner step is made. The node is told when the outermost such block begins and ends."""
         self._node.tell("pause", on=True)
         self._rhythm.rest()
+        self._pauses += 1
         try:
             with self.beside():
                 yield
         finally:
+            self._pauses -= 1
             with suppress(P2PDilocoError):  # if the node has ended, the next step reports that
-                self._node.tell("pause", on=False)
+                self._node.tell("pause", on=self._pauses > 0)
 
     def beside(self) -> AbstractContextManager[None]:
         """A block whose time counts neither as training nor as part of an exchange."""
@@ -272,12 +274,10 @@ class Hook:
         """
         if self._diverged:
             mend = "lower the learning rate, clip gradients or check the data, and start this peer again"
-            raise P2PDilocoError(
-                "training has diverged: twice in a row the model's parameters were not finite or too large", mend=mend
-            )
-        log.warning(
-            "this round's local progress is not finite or too large: it is dropped, and the global model is loaded"
-        )
+            text = "training has diverged: twice in a row the model's parameters were not finite or too large"
+            raise P2PDilocoError(text, mend=mend)
+        text = "this round's local progress is not finite or too large: it is dropped, and the global model is loaded"
+        log.warning(text)
         self._diverged = True
         with self.merger.merged(afresh=True):
             pass

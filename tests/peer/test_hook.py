@@ -357,6 +357,18 @@ def test_pauses_are_no_step_time() -> None:
     assert hook._rhythm.step_time_s == before > 0
 
 
+def test_a_pause_lasts_as_long_as_the_outermost_block() -> None:
+    """A script pauses around an evaluation of its own, in which a library's callback pauses, too."""
+    hook, node, _ = hooked()
+    with hook.pause():
+        with hook.pause():
+            pass
+        assert [values["on"] for kind, values in node.log if kind == "pause"][-1]
+    with pytest.raises(ZeroDivisionError), hook.pause():
+        raise ZeroDivisionError
+    assert [values["on"] for kind, values in node.log if kind == "pause"] == [True, True, True, False, True, False]
+
+
 @pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])
 def test_an_exchange_without_a_step_weighs_nothing(weighting: str) -> None:
     """`force_sync` right after an exchange has nothing to contribute: that is no error, and dilutes no mean."""
