@@ -15,7 +15,8 @@ from .state import relation
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
     """Return the messages that answer a peer's Fetch: the commits and states that the peer lacks. If the peer is on
     another lineage and did not ask for ``whole`` states, it gets this replica's versions instead. It gets the versions
-    in addition if it has a newer version of some shard, or lacks nothing in the shards for which it asked."""
+    in addition if it has a newer version of some shard, or asked for one of which nothing newer is here: otherwise it
+    would wait for that shard."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []
@@ -26,14 +27,16 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
         return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
     if "fork" in relations:
         return tell_versions(logs, peer)
+    lacks = {state.shard for state, r in zip(mine, relations, strict=True) if r == "ancestor"}
+    asked = lacks if request.shards is None else set(request.shards)
     # one commit at most: a peer that can't apply commits asks again for each, and would get them again without end
     effects: list[Effect] = [
         send
-        for state, have, r in zip(mine, request.have, relations, strict=True)
-        if r == "ancestor" and (request.shards is None or state.shard in request.shards)
+        for state, have in zip(mine, request.have, strict=True)
+        if state.shard in lacks & asked
         for send in logs[state.shard].outgoing.news(state, peer, have, most=1)
     ]
-    if "ahead" in relations or (request.shards is not None and not effects):
+    if "ahead" in relations or asked - lacks or request.shards == ():
         effects += tell_versions(logs, peer, forked=False)
     return effects
 

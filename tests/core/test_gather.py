@@ -245,6 +245,11 @@ def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
         Send("a", Versions((b.version(3),) * 2, forked=False))
     ]
     assert b.said(b.hear("a", Fetch((b.version(2), b.version(1)), shards=(1,)))) == [b.replica.state(1)]
+    # also beside a state: the other shard's request would wait for fetch_again
+    assert b.said(b.hear("a", Fetch((b.version(3), b.version(1)), shards=(0, 1)))) == [
+        b.replica.state(1),
+        Versions((b.version(3),) * 2, forked=False),
+    ]
     n = peer("n", epoch=7, group="an", fragments=FIVE)
     n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)
     n.now += 2.0
