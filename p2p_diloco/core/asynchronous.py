@@ -13,7 +13,7 @@ from .admission import countable, misused, objection, unfit
 from .attendance import Attendance
 from .contest import wins
 from .events import Accept, Apply, Average, Complaint, Effect, Note, Send
-from .messages import Commit, Contribution, Fetch, Held, Plan, Stale, State, TakeOver
+from .messages import Commit, Contribution, Fetch, Held, Outdated, Plan, Stale, State, TakeOver
 from .proposal import Proposal
 from .roster import Roster
 from .rules import Rules
@@ -75,18 +75,9 @@ class AsynchronousLog(ShardLog):
             return []
         for plan in (self.state.plan, proposed.commit.plan):
             missing = proposed.missing(plan, self.me) - self.lead.passed_over
-            if could := sorted(filter(self._can_hold, missing)):
+            if could := sorted(filter(self.roster.can_hold, missing)):
                 return could
         return []
-
-    def _can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit. It can if it holds a state and its outer steps lead to the same digests
-        as this peer's. It also can if it is presumed live and has not sent a Summary yet. A peer without a state can't:
-        it must fetch the whole model first."""
-        summary = self.roster.summary(peer)
-        if summary is None:
-            return self.roster.presumed(peer)
-        return bool(summary.epochs) and not summary.unlike
 
     def watched(self) -> set[str]:
         watched = {self.lead.target()[1]} if self.own.mine is not None else set()
@@ -392,6 +383,13 @@ class AsynchronousLog(ShardLog):
             if len(self.claims) > self.rules.commits_kept:
                 del self.claims[min(self.claims)]
         return super().asked_by(sender, request, now)
+
+    def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
+        """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send the
+        submission there at once: the state of that version may take so long that its aggregator changes again."""
+        if self.version is None or refusal.base.epoch <= self.version.epoch:
+            return super().outdated(sender, refusal, now)
+        return self.own.follow(sender, refusal.holder) if self.roster.live(refusal.holder) else []
 
     def concede(self, term: int, holder: str) -> None:
         super().concede(term, holder)

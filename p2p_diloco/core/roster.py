@@ -102,6 +102,13 @@ class Roster:
         Summary yet."""
         return self.holds_state(peer) or self.presumed(peer)
 
+    def can_hold(self, peer: str) -> bool:
+        """Whether the peer can hold a commit before it is published. It can if it holds a state and its outer steps
+        lead to the same digests as this peer's, or if it is presumed live. A live peer without a state can't: it must
+        fetch the whole model first."""
+        summary = self.summary(peer)
+        return self.presumed(peer) if summary is None else bool(summary.epochs) and not summary.unlike
+
     def reachable(self, peer: str) -> bool:
         """Whether other peers can dial the peer, by its last Summary; True if the peer has not sent a Summary yet."""
         summary = self.summary(peer)

@@ -9,7 +9,7 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 from __future__ import annotations
 
 from .carry import Carried
-from .events import Effect, Note
+from .events import Effect, Note, Send
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -40,6 +40,8 @@ class Submitting(Sending):
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
+        # the peers to which refusals have led, each sent the submission at once; none once this peer's version is newer
+        self.followed: list[str] = []
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
 
@@ -70,7 +72,17 @@ class Submitting(Sending):
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""
         super().begin(mine)
-        self.refused, self.over = None, False
+        self.refused, self.over, self.followed = None, False, []
+
+    def follow(self, sender: str, holder: str) -> list[Effect]:
+        """Send the submission to ``holder``, of which its last receiver ``sender`` says that it aggregates now. Follow
+        to each peer only once on one version; otherwise peers that name each other could demand it without end."""
+        received = (self.handed, self.under_way)
+        is_last = sender == self.followed[-1] if self.followed else sender in received
+        if self.mine is None or not is_last or holder in (self.me, *received, *self.followed):
+            return []
+        self.followed.append(holder)
+        return [Send(holder, self.mine)]
 
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
@@ -87,7 +99,7 @@ class Submitting(Sending):
             self.wait(now, self.patience)
         elif now >= self.again_at:
             self.wait(now, min(2 * self.patience, self.rules.say_again))
-            self.handed = None
+            self.handed, self.followed = None, []
             return True
         return False
 
@@ -104,6 +116,8 @@ class Submitting(Sending):
         more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
         aggregator changes often and states take long, it may never reach the one that would refuse it."""
         mine, version, ended = self.mine, state.version, final(state, self.rules)
+        if self.followed:  # if it did not arrive there, `sends_again` repeats it
+            self.handed, self.followed = self.followed[-1], []
         if mine is None:
             return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)

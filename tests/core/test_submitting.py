@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.carry import Carried as Carried
-from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Note, Release
-from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
+from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Note, Release, Send
+from p2p_diloco.core.messages import Contribution, Counted, Outdated, Plan, Stale, State
 from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
 from tests.core.conftest import PLAIN, Peer, fetched, next_commit, running, to
@@ -112,6 +112,42 @@ def test_a_submission_is_sent_again_though_its_shard_moves_on(peer: Any) -> None
         a.feed(Applied(0, commit.base, commit.version.digest))
         sent += to(a.pass_time(1.0), "c", Contribution)
     assert sent == [contribution]
+
+
+def test_a_submission_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any) -> None:
+    """It is sent there at once: that version's state may take so long that its aggregator changes again. When the state
+    comes, it is not sent there a second time."""
+    a = running(peer, "a")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    assert a.hear("c", Outdated(0, a.version(5), 0, "b")) == [Send("b", contribution)]
+    a.feed(Delivered("c", contribution))
+    a.feed(Delivered("b", contribution))
+    assert to(a.pass_time(3.0), "c", Contribution) == []
+    plan = Plan(tuple("abc"), tuple("bc"))
+    a.hear("c", a.state(0, 5, plan=plan))
+    assert to(a.feed(Filled(0, a.version(5), "d5")), "b", Contribution) == []
+    assert to(a.pass_time(12.0), "b", Contribution) == [contribution]  # its answer may have been lost
+
+
+def test_a_submission_follows_refusals_to_each_peer_once(peer: Any) -> None:
+    """Two peers that name each other could otherwise demand it without end. Only its last receiver's refusal counts,
+    and only one that names a live peer."""
+    a = running(peer, "a")
+    a.meet("d")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    a.feed(Delivered("c", contribution))
+    newer = a.version(5)
+    assert a.hear("b", Outdated(0, newer, 0, "d")) == []  # it does not have the submission
+    assert a.hear("c", Outdated(0, newer, 0, "x")) == []
+    assert a.hear("c", Outdated(0, newer, 0, "a")) == []
+    assert a.hear("c", Outdated(0, newer, 0, "b")) == [Send("b", contribution)]
+    assert a.hear("c", Outdated(0, newer, 0, "d")) == []  # it is no longer the last one
+    assert a.hear("b", Outdated(0, newer, 0, "c")) == []
+    assert a.hear("b", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
+    assert a.hear("d", Outdated(0, newer, 0, "b")) == []
+    assert to(a.pass_time(11.0), "c", Contribution) == [contribution]  # sent again: it may follow anew
+    a.feed(Delivered("c", contribution))
+    assert a.hear("c", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
 
 
 def test_the_last_peer_counts_its_own_submission_though_it_is_private(peer: Any) -> None:

@@ -37,11 +37,11 @@ def aggregator(world: World, shard: int = 0) -> str:
 
 
 def run_until(world: World, holds: Callable[[], bool]) -> None:
-    """Let time pass until the condition holds, for 20 s at most."""
+    """Let time pass until the condition holds, for 20 s at most. The steps are shorter than any outer step takes."""
     until = world.now + 20.0
     while not holds():
         assert world.now < until
-        world.run(world.now + 0.01)
+        world.run(world.now + 0.0005)
 
 
 def settle(world: World) -> None:
@@ -162,7 +162,7 @@ def test_not_guaranteed_a_proposal_that_only_a_frozen_successor_got() -> None:
     """Two failures and a lost message make a fork: the others can't know of the proposal. If this test fails, mend
     decision 0078, which says so."""
     with pytest.raises(Violation, match=r"\(k\)"):
-        lost_on_its_way(0)
+        lost_on_its_way(1)
 
 
 def dies_while_naming(seed: int) -> None:
@@ -202,7 +202,7 @@ def test_a_newcomer_that_is_asked_with_the_present_successors_makes_a_fork(sabot
     both = "[Plan((), (*self.state.plan.succession, *proposed.commit.plan.succession))]"
     sabotage(AsynchronousLog, "must_hold", "(self.state.plan, proposed.commit.plan)", both)
     with pytest.raises(Violation, match=r"\(k\)"):
-        dies_while_naming(0)
+        dies_while_naming(1)
 
 
 def kill_all_named(world: World) -> None:
