@@ -80,7 +80,7 @@ class AsynchronousLog(ShardLog):
         return []
 
     def watched(self) -> set[str]:
-        watched = {self.lead.target()[1]} if self.own.mine is not None else set()
+        watched = {self.own.recipient(self.lead.target()[1])} if self.own.mine is not None else set()
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
@@ -387,9 +387,10 @@ class AsynchronousLog(ShardLog):
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
         """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send the
         submission there at once: the state of that version may take so long that its aggregator changes again."""
-        if self.version is None or refusal.base.epoch <= self.version.epoch:
+        if self.frozen or self.relation(refusal.base) != "ahead":
             return super().outdated(sender, refusal, now)
-        return self.own.follow(sender, refusal.holder) if self.roster.live(refusal.holder) else []
+        known = self.roster.live(refusal.holder) or self.roster.presumed(refusal.holder)
+        return self.own.follow(sender, refusal) if known else []
 
     def concede(self, term: int, holder: str) -> None:
         super().concede(term, holder)

@@ -7,6 +7,7 @@ Law: a synchronous contribution counts on the version that it was made on, or no
 from __future__ import annotations
 
 from .carry import Carried
+from .events import Effect, Send
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .version import Version
@@ -20,6 +21,7 @@ class Sending:
         self.mine: Contribution | None = None
         self.handed: str | None = None  # the peer that received the contribution
         self.under_way: str | None = None  # the peer to which the contribution is being sent
+        self.refused_by: set[str] = set()  # asynchronous: the receivers that named another aggregator
         self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
     # -- for the trainer
@@ -48,13 +50,12 @@ class Sending:
         """Whether an aggregator could still count the contribution at this version."""
         return self.mine is not None and self.mine.base == version
 
-    def send_to(self, holder: str) -> Contribution | None:
-        """Return the contribution that must be sent to ``holder``; None if that peer has it already or it is on its way
-        there."""
-        if holder in (self.handed, self.under_way):
-            return None
+    def send_to(self, holder: str) -> list[Effect]:
+        """Send the contribution to ``holder``, unless that peer has it already or it is on its way there."""
+        if self.mine is None or holder in (self.handed, self.under_way):
+            return []
         self.under_way = holder
-        return self.mine
+        return [Send(holder, self.mine)]
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
         """Record whether the contribution could be delivered to the peer ``to`` (``ok``)."""
@@ -82,5 +83,4 @@ class Sending:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle the refusal of a contribution that is too stale. In synchronous mode no contribution is refused for
-        this reason."""
+        """Handle the refusal of a contribution that is too stale; there is none in synchronous mode."""

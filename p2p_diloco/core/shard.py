@@ -130,8 +130,7 @@ class ShardLog(ABC):
         if holder == self.me:
             self.own.handed = self.me
             return self.collect(self.me, mine, now)
-        leaves = self.own.send_to(holder) if self.roster.live(holder) or self.roster.presumed(holder) else None
-        return [] if leaves is None else [Send(holder, leaves)]
+        return self.own.send_to(holder) if self.roster.live(holder) or self.roster.presumed(holder) else []
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
         """Handle a request for this peer's contribution: send it again if the aggregator asks. The plan's first

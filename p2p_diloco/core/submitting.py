@@ -9,8 +9,8 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 from __future__ import annotations
 
 from .carry import Carried
-from .events import Effect, Note, Send
-from .messages import Contribution, Stale, State
+from .events import Effect, Note
+from .messages import Contribution, Outdated, Stale, State
 from .rules import Rules
 from .sending import Sending
 from .state import final, grown_from
@@ -40,8 +40,7 @@ class Submitting(Sending):
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
-        # the peers to which refusals have led, each sent the submission at once; none once this peer's version is newer
-        self.followed: list[str] = []
+        self.referral: tuple[str, int] | None = None  # which peer aggregates after an epoch, by a refusal
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
 
@@ -72,17 +71,35 @@ class Submitting(Sending):
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""
         super().begin(mine)
-        self.refused, self.over, self.followed = None, False, []
+        self.refused, self.over = None, False
+        self._forget_referrals()
 
-    def follow(self, sender: str, holder: str) -> list[Effect]:
-        """Send the submission to ``holder``, of which its last receiver ``sender`` says that it aggregates now. Follow
-        to each peer only once on one version; otherwise peers that name each other could demand it without end."""
-        received = (self.handed, self.under_way)
-        is_last = sender == self.followed[-1] if self.followed else sender in received
-        if self.mine is None or not is_last or holder in (self.me, *received, *self.followed):
+    def recipient(self, holder: str) -> str:
+        """Return the peer to which the submission goes: the one that a refusal named, else the known ``holder``."""
+        return holder if self.referral is None else self.referral[0]
+
+    def send_to(self, holder: str) -> list[Effect]:
+        return super().send_to(self.recipient(holder))
+
+    def follow(self, sender: str, refusal: Outdated) -> list[Effect]:
+        """Send the submission to the peer that a refusal names, if its ``sender`` received the submission last. Each
+        peer's refusal is followed once; otherwise peers that name each other could demand the submission without
+        end."""
+        received = sender in (self.handed, self.under_way)
+        if self.mine is None or not received or sender in self.refused_by or refusal.holder == self.me:
             return []
-        self.followed.append(holder)
-        return [Send(holder, self.mine)]
+        self.refused_by.add(sender)
+        self.referral, self.handed = (refusal.holder, refusal.base.epoch), None
+        return self.send_to(refusal.holder)
+
+    def _forget_referrals(self) -> None:
+        self.referral = None
+        self.refused_by.clear()
+
+    def lost(self, peer: str) -> None:
+        super().lost(peer)
+        if self.recipient("") == peer:
+            self._forget_referrals()
 
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
@@ -99,7 +116,8 @@ class Submitting(Sending):
             self.wait(now, self.patience)
         elif now >= self.again_at:
             self.wait(now, min(2 * self.patience, self.rules.say_again))
-            self.handed, self.followed = None, []
+            self.handed = None
+            self._forget_referrals()
             return True
         return False
 
@@ -116,8 +134,8 @@ class Submitting(Sending):
         more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
         aggregator changes often and states take long, it may never reach the one that would refuse it."""
         mine, version, ended = self.mine, state.version, final(state, self.rules)
-        if self.followed:  # if it did not arrive there, `sends_again` repeats it
-            self.handed, self.followed = self.followed[-1], []
+        if self.referral is not None and version.epoch >= self.referral[1]:
+            self._forget_referrals()
         if mine is None:
             return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)

@@ -132,7 +132,7 @@ class Hook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block in which no inner step is made. The node is told when the outermost such block begins and ends."""
+        """A block in which no inner step is made. The node is told when it begins, and when the outermost one ends."""
         self._node.tell("pause", on=True)
         self._rhythm.rest()
         self._pauses += 1

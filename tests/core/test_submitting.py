@@ -8,8 +8,21 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.carry import Carried as Carried
-from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Note, Release, Send
+from p2p_diloco.core.events import (
+    Applied,
+    Carry,
+    Delivered,
+    Effect,
+    Filled,
+    Load,
+    Merge,
+    Note,
+    Release,
+    Send,
+    SendFailed,
+)
 from p2p_diloco.core.messages import Contribution, Counted, Outdated, Plan, Stale, State
+from p2p_diloco.core.passing import awaited
 from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
 from tests.core.conftest import PLAIN, Peer, fetched, next_commit, running, to
@@ -114,24 +127,56 @@ def test_a_submission_is_sent_again_though_its_shard_moves_on(peer: Any) -> None
     assert sent == [contribution]
 
 
-def test_a_submission_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any) -> None:
-    """It is sent there at once: that version's state may take so long that its aggregator changes again. When the state
-    comes, it is not sent there a second time."""
+def referred(peer: type[Peer]) -> tuple[Any, Contribution]:
+    """a's submission has reached c, the aggregator that a knows; by c's word b aggregates after epoch 5."""
     a = running(peer, "a")
     [contribution] = to(a.contribute(), "c", Contribution)
-    assert a.hear("c", Outdated(0, a.version(5), 0, "b")) == [Send("b", contribution)]
     a.feed(Delivered("c", contribution))
+    assert a.hear("c", Outdated(0, a.version(5), 0, "b")) == [Send("b", contribution)]
+    return a, contribution
+
+
+def arrives(a: Any, epoch: int, succession: str) -> list[Effect]:
+    """A state arrives from c; returns the contributions that a sends because of it."""
+    a.hear("c", a.state(0, epoch, plan=Plan(tuple("abc"), tuple(succession))))
+    effects = a.feed(Filled(0, a.version(epoch), f"d{epoch}"))
+    return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Contribution)]
+
+
+def test_a_submission_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any) -> None:
+    """It is sent there at once: that version's state may take so long that its aggregator changes again. States on the
+    way to that version do not lead it back, and when the state comes, it is not sent a second time."""
+    a, contribution = referred(peer)
+    assert to(a.pass_time(11.0), "c", Contribution) == []  # it is still on its way to b
     a.feed(Delivered("b", contribution))
-    assert to(a.pass_time(3.0), "c", Contribution) == []
-    plan = Plan(tuple("abc"), tuple("bc"))
-    a.hear("c", a.state(0, 5, plan=plan))
-    assert to(a.feed(Filled(0, a.version(5), "d5")), "b", Contribution) == []
+    assert arrives(a, 4, "cb") == []
+    assert arrives(a, 5, "bc") == []
     assert to(a.pass_time(12.0), "b", Contribution) == [contribution]  # its answer may have been lost
 
 
-def test_a_submission_follows_refusals_to_each_peer_once(peer: Any) -> None:
-    """Two peers that name each other could otherwise demand it without end. Only its last receiver's refusal counts,
-    and only one that names a live peer."""
+def test_a_submission_that_was_lost_on_its_way_to_the_named_aggregator_is_sent_again(peer: Any) -> None:
+    """At the next heartbeat, and at once if that peer has started again. If it has died, the submission goes to the
+    aggregator that the plan names."""
+    a, contribution = referred(peer)
+    a.feed(SendFailed("b", contribution, gone=False))
+    assert to(a.pass_time(1.0), "b", Contribution) == [contribution]
+    a.feed(Delivered("b", contribution))
+    assert to(a.meet("b", incarnation=2), "b", Contribution) == [contribution]
+    assert to(a.lose("b"), "c", Contribution) == [contribution]
+
+
+def test_a_submission_that_the_named_aggregator_refuses_goes_to_the_one_of_the_newer_version(peer: Any) -> None:
+    """The named peer had not reached that version itself."""
+    a, contribution = referred(peer)
+    a.feed(Delivered("b", contribution))
+    assert a.hear("b", Outdated(0, a.version(4), 0, "c")) == [Send("c", contribution)]
+    a.feed(Delivered("c", contribution))
+    assert arrives(a, 5, "bc") == [Send("b", contribution)]
+
+
+def test_a_submission_follows_each_peers_refusal_once(peer: Any) -> None:
+    """Two peers that name each other could otherwise demand it without end. Only the last receiver's refusal counts,
+    and only one that names a live peer and a version of this lineage."""
     a = running(peer, "a")
     a.meet("d")
     [contribution] = to(a.contribute(), "c", Contribution)
@@ -140,14 +185,23 @@ def test_a_submission_follows_refusals_to_each_peer_once(peer: Any) -> None:
     assert a.hear("b", Outdated(0, newer, 0, "d")) == []  # it does not have the submission
     assert a.hear("c", Outdated(0, newer, 0, "x")) == []
     assert a.hear("c", Outdated(0, newer, 0, "a")) == []
+    assert a.hear("c", Outdated(0, a.version(5, generation=1), 0, "b")) == []
     assert a.hear("c", Outdated(0, newer, 0, "b")) == [Send("b", contribution)]
     assert a.hear("c", Outdated(0, newer, 0, "d")) == []  # it is no longer the last one
-    assert a.hear("b", Outdated(0, newer, 0, "c")) == []
-    assert a.hear("b", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
-    assert a.hear("d", Outdated(0, newer, 0, "b")) == []
+    assert a.hear("b", Outdated(0, newer, 0, "c")) == [Send("c", contribution)]
+    a.hear("c", Stale(0, contribution.id, a.version(1000)))
+    assert a.hear("c", Outdated(0, newer, 0, "b")) == []
+    a.feed(Delivered("c", contribution))
     assert to(a.pass_time(11.0), "c", Contribution) == [contribution]  # sent again: it may follow anew
     a.feed(Delivered("c", contribution))
     assert a.hear("c", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
+
+
+def test_an_aggregator_that_names_another_peer_is_passed_over_if_nobody_commits(peer: Any) -> None:
+    """It may be a hostile one that names a peer which will never aggregate."""
+    a, contribution = referred(peer)
+    a.feed(Delivered("b", contribution))
+    assert awaited(a.replica.logs[0]) == {"c": a.rules.commits_within}
 
 
 def test_the_last_peer_counts_its_own_submission_though_it_is_private(peer: Any) -> None:
