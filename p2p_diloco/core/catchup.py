@@ -114,12 +114,13 @@ class CatchUp:
 
     def _gather_again(self, now: float) -> list[Effect]:
         """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will no longer arrive, because the rounds were faster than the transfers of states."""
+        will no longer arrive, because the rounds were faster than the transfers of states. Ask the last commit's author
+        if it says that it is ahead; one that has restarted may have lost the commit."""
         kept = ((log.version, log.incoming) for log in self.logs)
         late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
         summary = self.roster.summary(donor)
-        if self.rules.asynchronous or summary is None or donor == self.roster.me:
+        if self.rules.asynchronous or summary is None or summary.model <= self.logs.model():
             return []
         return self.gather(donor, self.logs.model(), now)
 

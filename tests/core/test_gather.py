@@ -12,7 +12,7 @@ from p2p_diloco.core.gather import Gathering
 from p2p_diloco.core.messages import Fetch, Probe, Summary, Versions
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version, model_version
-from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering
+from tests.core.conftest import FIVE, TWO, ahead, commits, fetches, fill, filled, gathering
 
 RULES = Rules(run="run", fragments=((0, 1, 2, 3, 4),))
 OLD, NEW = Version(0, 10, 1, "d1"), Version(0, 20, 2, "d2")
@@ -295,6 +295,18 @@ def test_a_donor_that_turns_out_to_be_on_another_lineage_ends_the_gathering(peer
     assert n.replica.catchup.donors() == []
     n.now += n.rules.fetch_again
     assert fetches(n.hear("a", forked)) == [("a", Fetch((n.version(7),) * 5, whole=True))]
+
+
+@pytest.mark.parametrize(("says", "asked"), [(7, []), (10, [("a", ())])])
+def test_commits_that_are_missing_after_a_gathering_are_gathered(peer: Any, says: int, asked: list[Any]) -> None:
+    """The rounds were faster than the state. Only an author that says that it is ahead is asked: one that has started
+    again with less would answer that it has nothing newer, and be asked at once again, without end."""
+    n = peer("n", epoch=None, live="")
+    n.meet("a", model=ahead(n, 7), epochs=(7,))
+    n.hear("a", Versions((n.version(7),), forked=False))
+    n.hear("a", commits(n, 9, 10)[0])
+    n.meet("a", model=ahead(n, says), epochs=(says,))
+    assert take(n, "a", 0, 7) == asked
 
 
 def test_two_lineages_do_not_mix(peer: Any) -> None:
