@@ -40,7 +40,7 @@ class Submitting(Sending):
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
-        self.referral: tuple[str, int] | None = None  # which peer aggregates after an epoch, by a refusal
+        self.referral: tuple[str, int] | None = None  # by a refusal, the peer that aggregates after an epoch
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
 
@@ -98,7 +98,7 @@ class Submitting(Sending):
 
     def lost(self, peer: str) -> None:
         super().lost(peer)
-        if self.recipient("") == peer:
+        if self.referral is not None and self.referral[0] == peer:
             self._forget_referrals()
 
     def sendable(self, version: Version | None) -> bool:
