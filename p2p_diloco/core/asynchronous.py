@@ -80,7 +80,8 @@ class AsynchronousLog(ShardLog):
         return []
 
     def watched(self) -> set[str]:
-        watched = {self.own.recipient(self.lead.target()[1])} if self.own.mine is not None else set()
+        _, holder = self.lead.target()
+        watched = {holder, self.own.recipient(holder)} if self.own.mine is not None else set()
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
@@ -390,7 +391,7 @@ class AsynchronousLog(ShardLog):
         if self.frozen or self.relation(refusal.base) != "ahead":
             return super().outdated(sender, refusal, now)
         known = self.roster.live(refusal.holder) or self.roster.presumed(refusal.holder)
-        return self.own.follow(sender, refusal) if known else []
+        return self.own.follow(sender, refusal.holder if known else sender, refusal.base.epoch)
 
     def concede(self, term: int, holder: str) -> None:
         super().concede(term, holder)

@@ -21,7 +21,8 @@ class Sending:
         self.mine: Contribution | None = None
         self.handed: str | None = None  # the peer that received the contribution
         self.under_way: str | None = None  # the peer to which the contribution is being sent
-        self.refused_by: set[str] = set()  # asynchronous: the receivers that named another aggregator
+        # asynchronous, by a peer that refused the contribution: the peer that aggregates after an epoch, and that epoch
+        self.referrals: dict[str, tuple[str, int]] = {}
         self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
     # -- for the trainer

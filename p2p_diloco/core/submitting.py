@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .carry import Carried
 from .events import Effect, Note
-from .messages import Contribution, Outdated, Stale, State
+from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
 from .state import final, grown_from
@@ -40,7 +40,6 @@ class Submitting(Sending):
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
-        self.referral: tuple[str, int] | None = None  # by a refusal, the peer that aggregates after an epoch
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
 
@@ -71,35 +70,41 @@ class Submitting(Sending):
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""
         super().begin(mine)
-        self.refused, self.over = None, False
-        self._forget_referrals()
+        self.refused, self.over, self.referrals = None, False, {}
 
     def recipient(self, holder: str) -> str:
-        """Return the peer to which the submission goes: the one that a refusal named, else the known ``holder``."""
-        return holder if self.referral is None else self.referral[0]
+        """Return the peer to which the submission goes: ``holder``, or the peer to which holder's refusal leads."""
+        named, _ = self.referrals.get(holder, (holder, 0))
+        return holder if named == holder else self.recipient(named)
 
     def send_to(self, holder: str) -> list[Effect]:
         return super().send_to(self.recipient(holder))
 
-    def follow(self, sender: str, refusal: Outdated) -> list[Effect]:
-        """Send the submission to the peer that a refusal names, if its ``sender`` received the submission last. Each
-        peer's refusal is followed once; otherwise peers that name each other could demand the submission without
-        end."""
-        received = sender in (self.handed, self.under_way)
-        if self.mine is None or not received or sender in self.refused_by or refusal.holder == self.me:
+    def follow(self, sender: str, named: str, epoch: int) -> list[Effect]:
+        """Handle a refusal by the last receiver of the submission: send it to the peer that aggregates after ``epoch``
+        by that refusal. One refusal of each peer is followed, and none that leads back; otherwise peers that name each
+        other could demand the submission without end."""
+        if self.mine is None or sender != (self.under_way or self.handed) or sender in self.referrals:
             return []
-        self.refused_by.add(sender)
-        self.referral, self.handed = (refusal.holder, refusal.base.epoch), None
-        return self.send_to(refusal.holder)
+        leads_on = named not in (self.me, sender, *self.referrals)
+        self.referrals[sender] = (named if leads_on else sender, epoch)
+        if not leads_on:
+            return []
+        self.handed = None
+        return super().send_to(named)
 
-    def _forget_referrals(self) -> None:
-        self.referral = None
-        self.refused_by.clear()
+    def delivered(self, to: str, message: Contribution, ok: bool) -> None:
+        super().delivered(to, message, ok)
+        if not ok:
+            self._leads_no_more_to(to)
 
     def lost(self, peer: str) -> None:
         super().lost(peer)
-        if self.referral is not None and self.referral[0] == peer:
-            self._forget_referrals()
+        self._leads_no_more_to(peer)
+
+    def _leads_no_more_to(self, peer: str) -> None:
+        """Send the submission to those again that named this peer. Their next refusals are not followed."""
+        self.referrals = {p: (p if to == peer else to, epoch) for p, (to, epoch) in self.referrals.items()}
 
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
@@ -117,7 +122,6 @@ class Submitting(Sending):
         elif now >= self.again_at:
             self.wait(now, min(2 * self.patience, self.rules.say_again))
             self.handed = None
-            self._forget_referrals()
             return True
         return False
 
@@ -134,8 +138,9 @@ class Submitting(Sending):
         more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
         aggregator changes often and states take long, it may never reach the one that would refuse it."""
         mine, version, ended = self.mine, state.version, final(state, self.rules)
-        if self.referral is not None and version.epoch >= self.referral[1]:
-            self._forget_referrals()
+        over = {p for p, (_, epoch) in self.referrals.items() if epoch <= version.epoch}
+        self.referrals = {p: named for p, named in self.referrals.items() if p not in over}
+        self.handed = None if self.handed in over else self.handed  # it has refused, but may aggregate now
         if mine is None:
             return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)

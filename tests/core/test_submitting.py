@@ -154,47 +154,77 @@ def test_a_submission_follows_a_refusal_to_the_aggregator_of_a_newer_version(pee
     assert to(a.pass_time(12.0), "b", Contribution) == [contribution]  # its answer may have been lost
 
 
-def test_a_submission_that_was_lost_on_its_way_to_the_named_aggregator_is_sent_again(peer: Any) -> None:
-    """At the next heartbeat, and at once if that peer has started again. If it has died, the submission goes to the
-    aggregator that the plan names."""
+def test_a_submission_is_sent_again_to_the_named_aggregator_that_has_started_again(peer: Any) -> None:
     a, contribution = referred(peer)
-    a.feed(SendFailed("b", contribution, gone=False))
-    assert to(a.pass_time(1.0), "b", Contribution) == [contribution]
     a.feed(Delivered("b", contribution))
     assert to(a.meet("b", incarnation=2), "b", Contribution) == [contribution]
-    assert to(a.lose("b"), "c", Contribution) == [contribution]
 
 
-def test_a_submission_that_the_named_aggregator_refuses_goes_to_the_one_of_the_newer_version(peer: Any) -> None:
-    """The named peer had not reached that version itself."""
+@pytest.mark.parametrize("how", ["fails", "dies"])
+def test_a_submission_that_the_named_aggregator_does_not_get_goes_back_to_the_known_one(peer: Any, how: str) -> None:
+    """That one's next refusal is not followed: a hostile peer could name one that takes nothing, again and again."""
+    a, contribution = referred(peer)
+    if how == "fails":
+        a.feed(SendFailed("b", contribution, gone=False))
+        assert to(a.pass_time(1.0), "c", Contribution) == [contribution]
+    else:
+        a.feed(Delivered("b", contribution))
+        assert to(a.lose("b"), "c", Contribution) == [contribution]
+    assert a.hear("c", Outdated(0, a.version(5), 0, "b")) == []
+
+
+def test_a_submission_that_the_named_aggregator_refuses_is_sent_there_once_the_newer_version_has_come(
+    peer: Any,
+) -> None:
+    """The named peer had not reached that version itself, and named the first one."""
     a, contribution = referred(peer)
     a.feed(Delivered("b", contribution))
-    assert a.hear("b", Outdated(0, a.version(4), 0, "c")) == [Send("c", contribution)]
-    a.feed(Delivered("c", contribution))
+    assert a.hear("b", Outdated(0, a.version(4), 0, "c")) == []
+    assert to(a.pass_time(3.0), "b", Contribution) == []
     assert arrives(a, 5, "bc") == [Send("b", contribution)]
 
 
-def test_a_submission_follows_each_peers_refusal_once(peer: Any) -> None:
-    """Two peers that name each other could otherwise demand it without end. Only the last receiver's refusal counts,
-    and only one that names a live peer and a version of this lineage."""
+@pytest.mark.parametrize("how", ["dies", "hands over"])
+def test_a_referral_to_a_far_epoch_keeps_a_submission_from_no_other_aggregator(peer: Any, how: str) -> None:
+    """A hostile aggregator may name an accomplice. The referral ends with its own turn."""
+    a = running(peer, "a")
+    a.meet("d")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    a.feed(Delivered("c", contribution))
+    assert a.hear("c", Outdated(0, a.version(10**9), 0, "d")) == [Send("d", contribution)]
+    if how == "dies":
+        assert to(a.lose("c"), "b", Contribution) == [contribution]
+    else:
+        assert arrives(a, 2, "bc") == [Send("b", contribution)]
+
+
+def test_one_refusal_of_each_peer_is_followed(peer: Any) -> None:
+    """Two peers that name each other could otherwise demand the submission without end. Only the last receiver's
+    refusal counts, and only one that names a version of this lineage."""
     a = running(peer, "a")
     a.meet("d")
     [contribution] = to(a.contribute(), "c", Contribution)
     a.feed(Delivered("c", contribution))
     newer = a.version(5)
     assert a.hear("b", Outdated(0, newer, 0, "d")) == []  # it does not have the submission
-    assert a.hear("c", Outdated(0, newer, 0, "x")) == []
-    assert a.hear("c", Outdated(0, newer, 0, "a")) == []
     assert a.hear("c", Outdated(0, a.version(5, generation=1), 0, "b")) == []
     assert a.hear("c", Outdated(0, newer, 0, "b")) == [Send("b", contribution)]
     assert a.hear("c", Outdated(0, newer, 0, "d")) == []  # it is no longer the last one
-    assert a.hear("b", Outdated(0, newer, 0, "c")) == [Send("c", contribution)]
-    a.hear("c", Stale(0, contribution.id, a.version(1000)))
-    assert a.hear("c", Outdated(0, newer, 0, "b")) == []
+    assert a.hear("b", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
+    a.hear("d", Stale(0, contribution.id, a.version(1000)))
+    assert a.hear("d", Outdated(0, newer, 0, "b")) == []  # it leads back
+    a.feed(Delivered("d", contribution))
+    assert to(a.pass_time(11.0), "d", Contribution) == [contribution]  # the answer may have been lost
+    assert a.hear("d", Outdated(0, newer, 0, "c")) == []
+
+
+@pytest.mark.parametrize("named", ["c", "a", "x"])
+def test_a_refusal_that_names_its_sender_its_receiver_or_an_unknown_peer_is_not_followed(peer: Any, named: str) -> None:
+    a = running(peer, "a")
+    [contribution] = to(a.contribute(), "c", Contribution)
     a.feed(Delivered("c", contribution))
-    assert to(a.pass_time(11.0), "c", Contribution) == [contribution]  # sent again: it may follow anew
-    a.feed(Delivered("c", contribution))
-    assert a.hear("c", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
+    assert a.hear("c", Outdated(0, a.version(5), 0, named)) == []
+    assert arrives(a, 5, "cb") == [Send("c", contribution)]  # it has refused, and aggregates now
 
 
 def test_an_aggregator_that_names_another_peer_is_passed_over_if_nobody_commits(peer: Any) -> None:
