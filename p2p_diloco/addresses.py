@@ -27,7 +27,8 @@ def split_addresses(texts: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
-    """Check the address of a peer that is to be dialled, and return it. It must name a host, a port and a peer.
+    """Check the address of a peer that is to be dialled, and return it. It must name a peer, and also a host and a
+    port; only /p2p/... alone needs no host, and /dnsaddr/... no port.
 
     Raises:
         AddressError: the address can't be read, or it names no peer.
@@ -56,7 +57,7 @@ def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
 
 
 def canonical(text: str, *, key: str = "initial_peers") -> str:
-    """Check the multiaddr of a peer; returns its canonical form, which ends in /p2p/<peer id>.
+    """Check the multiaddr of a peer. Returns it in its canonical form, which names the peer by /p2p/<peer id>.
 
     Raises:
         AddressError: the text is no multiaddr of a peer; the error says what is wrong and how to mend it.
@@ -67,7 +68,7 @@ def canonical(text: str, *, key: str = "initial_peers") -> str:
 
 
 def host(address: str) -> str:
-    """The host part of an address: an IP address or a name."""
+    """The host part of an address: an IP address or a name; empty if the address has none."""
     pieces = address.split("/")
     return pieces[2] if len(pieces) > 2 else ""
 

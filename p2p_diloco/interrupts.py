@@ -1,9 +1,10 @@
 """Turns signals that end a program into `KeyboardInterrupt`, without losing any of them.
 
 Law: handles only signals and processes. A signal handler may raise anywhere, but in three places its exception would be
-lost or do harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is
-done. While `exec` runs code, the interpreter remembers SIGINT and ends by it even if the exception is caught, so the
-signal waits too. Python drops what a finaliser raises, so the signal is sent again.
+lost or do harm. During an import, the module's code may treat the exception as a failed import, so the signal is sent
+again until the import is done. During an `exec`, an interrupt makes the interpreter end by SIGINT, even if the
+exception is caught later, so the signal is sent again until the `exec` is done. In a finaliser, Python drops the
+exception, so the signal is sent again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
 
 class Interrupts:
     """A context in which each signal of `ENDING` raises `KeyboardInterrupt` in the main thread. The exception's
-    argument is the signal's number. Ignored signals stay ignored. A context that is entered in any other thread has no
-    effect.
+    argument is the signal's number. Signals that were ignored before stay ignored. A context that is entered in another
+    thread than the main thread has no effect.
 
     `holds_nothing`: the program holds nothing to clean up, so a signal that comes during an import or an `exec` ends
     the process at once, with status 128 + the signal's number.

@@ -100,8 +100,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in every process that torchrun has started, except the first. Call this if no model is spread
-    over these processes, because each would be a peer of its own, all with the same settings."""
+    """Raise ConfigError in every process that torchrun has started, except the first. Call this if the model is not
+    spread over these processes: each of them would be a peer of its own, and all would have the same settings."""
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""What `join -- COMMAND` and the peer in its command tell each other: that the peer has joined, and that its log goes
-to stderr.
+"""What a peer does if `join -- COMMAND` started its program: it tells `join` that it is in the run, and it logs to
+stderr.
 
 Law: uses only the standard library. Outside a command of `join` nothing here has an effect.
 """
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 JOINED_FILE = "P2P_DILOCO_JOINED_FILE"
-"""The variable with the path of a file that the command's peer makes once it is in the run. It is no setting."""
+"""The environment variable with the path of a file. The command's peer makes this file once it is in the run. The
+variable is no setting."""
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """The form of a plain log line."""
 

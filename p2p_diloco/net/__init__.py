@@ -11,5 +11,6 @@ imports Hivemind.
     direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back, greeting     whether other peers can dial this peer
-    dht, daemon, probing, records, identity, signing, hivemind_library     libp2p and the DHT
+    dht, daemon, probing, records, storage, identity, signing, hivemind_library     libp2p and the DHT
+    membership, hello, grants, invitation, invited, issued, sealed     private runs
 """

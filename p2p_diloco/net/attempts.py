@@ -27,7 +27,7 @@ async def first(
     each attempt that fails; if `failed` raises, the other attempts are given up.
 
     Raises:
-        the error of the last attempt, if all fail; OSError without attempts.
+        if all attempts fail, the error of the one that failed last; OSError if there are no attempts.
     """
     waiting, running = list(attempts), list[asyncio.Task[T]]()
     last: BaseException = OSError("there is nothing to attempt")

@@ -55,8 +55,8 @@ class Circuits:
     Args:
         daemon: opens the streams to relays.
         key: this peer's identity.
-        hellos: the members of this peer's private run: other peers' streams are refused before the handshake. None: the
-            run is open.
+        hellos: the members of this peer's private run; streams of all other peers are refused before the handshake.
+            None: the run is open.
     """
 
     def __init__(self, daemon: Daemon, key: SigningKey, hellos: Hellos | None = None) -> None:
@@ -265,11 +265,11 @@ class Circuits:
         return peer, protocol, inside
 
     def _admit(self, peer: str, hello: object, frames: FrameStream) -> None:
-        """In a private run: check the certificate of the peer, as the relay passes it on, and show this peer's own to
-        the relay. The handshake proves afterwards that it is this peer.
+        """In a private run: check the other peer's certificate, which the relay has passed on, and show this peer's
+        certificate to the relay. The handshake that follows proves that the other end is the peer of that certificate.
 
         Raises:
-            Stranger: it isn't a member.
+            Stranger: the other peer isn't a member.
         """
         if self._hellos is not None:
             self._hellos.run_of(peer, hello if isinstance(hello, bytes) else None)

@@ -1,8 +1,8 @@
 """Dials a peer back at its request, to tell it whether other peers can reach it.
 
 Law: only the IP address from which a peer's request came is dialled, so that no peer can make others dial a third
-party. The number of its ports is limited, because other machines may share the address. A listener that answers counts
-only if it proves to be the peer: behind a router it may be another machine.
+party. The number of its ports is limited, because other machines may share the address. At a router's address, a
+listener that answers counts only if it proves to be the peer: it may be another machine behind the router.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Place = tuple[str, int]
 
 
 class PortBudget:
-    """Counts the ports that this peer dials at other peers' request. Without a limit, a peer could use it to scan the
-    ports of a machine, or of all machines behind a router. `clock` returns seconds."""
+    """Counts the ports that this peer dials at other peers' request. Without a limit, a peer could use this one to
+    scan the ports of a machine, or of all machines behind a router. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -59,11 +59,12 @@ class PortBudget:
 async def dial_back(
     peer: str, seen_at: str, addresses: Sequence[str], budget: PortBudget
 ) -> dict[str, str | None] | None:
-    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If none of them has that IP
-    address, it is assumed to be a router's, and is dialled at each of the peer's ports.
+    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`, the multiaddr from which the peer
+    asks. If no address has that IP address, the IP address is assumed to be a router's, and each of the peer's ports is
+    dialled there.
 
-    Returns for each address the reason why the peer can't be reached there, or None if it was reached. If the dials
-    would exceed the budget, nothing is dialled, and the result as a whole is None.
+    Returns for each address the reason why the peer can't be reached there, or None if it was reached; nothing if
+    `seen_at` has no IP address. If the dials would exceed the budget, nothing is dialled, and the result is None.
     """
     seen = place_of(seen_at)
     if seen is None:
@@ -130,7 +131,8 @@ async def _resolved(address: str) -> list[Place]:
 
 
 async def _dial(peer: str, place: Place, translated: bool) -> str | None:
-    """Dial a peer at a place; returns None if the peer answers, else the reason why it can't be reached there."""
+    """Dial a peer at a place; returns None if the peer answers, else the reason why it can't be reached there.
+    `translated`: the place is a router's, where the peer must also prove its identity."""
     why = await no_answer(*place, DIAL_S)
     return await _proved(peer, place) if why is None and translated else why
 

@@ -26,6 +26,7 @@ PLACES_MAX = 8
 
 async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: float) -> Pipe:
     """Connect to the peer that made the offer, at one of these multiaddrs, and show that peer the offer's ticket.
+    `role`: which end will send payloads, `I_SEND` or `YOU_SEND` of `listener`.
 
     Raises:
         OSError: no address accepted the connection; the error is the last address's. asyncio.TimeoutError: no address
@@ -43,8 +44,8 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
 
 
 def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> list[tuple[str, int, int]]:
-    """The places to dial, as (host, port, address family), in the order of the addresses. Addresses that lead through a
-    relay are left out."""
+    """The places to dial, as (host, port, address family), in the order of the addresses. `ports`: pairs (IP version,
+    TCP port), the same at each address. Addresses that lead through a relay are left out."""
     ports = tuple(ports)
     places: dict[tuple[str, int, int], None] = {}
     for address in addresses:

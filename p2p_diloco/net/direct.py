@@ -210,8 +210,8 @@ class DirectChannel:
         return Message(b"")
 
     async def _proven_at(self, peer: str, seen_at: str) -> Sequence[str]:
-        """The multiaddrs at which libp2p has proven this peer to be. Only these are dialled at its request, so that no
-        peer can make this one dial a third party."""
+        """The multiaddrs at which libp2p has proven the peer's identity. At that peer's request only these are dialled,
+        so that no peer can make this one dial a third party."""
         return [seen_at] if not leads_over_a_relay(seen_at) else await self._found_at(peer)
 
     async def _serve_back(self, peer: str, pipe: Pipe) -> None:

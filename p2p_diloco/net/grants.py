@@ -4,7 +4,7 @@ Law: works on keys and bytes. It uses no socket and reads no clock: `now` is an 
 the run key's own file is read and written here.
 
 The run key signs a grant. The grant's key signs the certificate of one peer, which that peer shows to others. Neither
-private key travels, and a certificate is worthless to any other peer.
+private key is sent to other peers, and a certificate is worthless to any peer but its own.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _KIND, _VERSION = "p2p_diloco run key", 1
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the run key allows: the holder of the key pair `public` may take part in the run `run` (the run key's public
-    half) until `expires`, in this role. `peer`: the libp2p id of the only peer that may use the grant; None: any peer
-    may."""
+    """What the run key allows: whoever holds the private key to `public` may take part in the run `run` (the run key's
+    public half) in this role, until `expires` (seconds since 1970). `peer`: the libp2p id of the only peer that may use
+    the grant; None: any peer may."""
 
     run: bytes
     id: bytes
@@ -58,7 +58,7 @@ class Grant:
         """Read a grant, and check its fields and its signature.
 
         Raises:
-            ValueError: it isn't a grant of the run that it names.
+            ValueError: the bytes are no grant, or the run key that they name didn't sign it.
         """
         run, id, role, name, expires, peer, public = unpack(statement, 7)
         if not isinstance(role, str) or role not in ROLES:
@@ -128,7 +128,7 @@ class RunKey:
         return Grant.read(statement, self.sign(b"grant", statement)), seed
 
     def sign_revocations(self, number: int, ids: Iterable[bytes]) -> bytes:
-        """Sign the list of all revoked grants. Of several lists the one with the highest number holds.
+        """Sign the list of the ids of all revoked grants. Of several lists, peers use the one with the highest number.
 
         Raises:
             ConfigError: the list is too long for one DHT record.

@@ -1,7 +1,7 @@
 """HELLO: on each stream of a private run, both peers show their certificates before anything else is read or sent.
 
 Law: a stream reaches its handler only once its peer is a member. A peer that isn't a member costs little memory and
-time, and is told one text, whatever was wrong. libp2p, or a relayed stream's TLS, has proven the peer's id before.
+time, and gets the same refusal whatever was wrong. libp2p, or a relayed stream's TLS, has proven the peer's id before.
 
     A opens: MESSAGE, "?" and A's certificate       B: MESSAGE, B's certificate; from now on as on any stream
              MESSAGE, "!" and A's certificate       A knows B as a member: A goes on at once, and B sends nothing
@@ -31,12 +31,12 @@ HELLO_S = 3.0
 PENDING_MAX, PENDING_PER_PEER_MAX = 64, 8
 """The most streams, of all peers and of one, that have not shown a certificate yet."""
 TURNED_AWAY_MAX = 8
-"""The most streams of one peer that are turned away in `SWEEP_EVERY_S`. Its further streams are closed at once, unread
-and without a word, which takes half of the processor time."""
+"""The most streams of one peer that are refused with an answer in `SWEEP_EVERY_S`. Its further streams are closed at
+once, unread and unanswered, which takes half as much processor time."""
 STREAMS_PER_PEER_MAX = 32
-"""The most streams that one member may keep open to this peer; it needs a link, and one or two for payloads."""
+"""The most streams that one member may keep open to this peer; a member needs a link, and one or two for payloads."""
 STREAMS_MAX = 2048
-"""The most streams that all peers together may keep open to this one; three quarters of them by one grant."""
+"""The most streams that all peers together may keep open to this one; the peers of one grant may keep three quarters of them."""
 PEERS_PER_GRANT_MAX = 1024
 """The most peers of one grant that are known as members. A grant that names no peer may be used by many peers. If there
 are more, the peer that opened a stream longest ago is forgotten, and its connections end."""
@@ -54,7 +54,7 @@ _FAILURES = (Stranger, FrameError, PipeBroken, PipeStalled, asyncio.TimeoutError
 Opened = tuple[Pipe, str]
 Serve = Callable[[str, Pipe, str], Awaitable[None]]
 RunOf = Callable[[str, bytes | None], bytes | None]
-"""Returns the run of a peer, by the certificate that the peer shows to a relay, as `any_run` does."""
+"""A function that returns the run of a peer, judging by the certificate that the peer shows to a relay; see `any_run`."""
 
 
 def any_run(peer: str, hello: bytes | None) -> bytes | None:
@@ -97,7 +97,7 @@ class Pending:
         return len(self._streams)
 
     def add(self, peer: str, pipe: Pipe) -> None:
-        """Wait for a certificate on this stream."""
+        """Add a stream, `pipe`, that the peer has opened. Close an older stream if there are too many."""
         theirs = [other for other, opener in self._streams.items() if opener == peer]
         if len(theirs) >= self._per_peer:
             self._close(theirs[0])
@@ -106,7 +106,7 @@ class Pending:
         self._streams[pipe] = peer
 
     def remove(self, pipe: Pipe) -> None:
-        """Stop waiting for a certificate on this stream."""
+        """Remove a stream, `pipe`: its certificate has come, or the stream has ended."""
         self._streams.pop(pipe, None)
 
     def _close(self, pipe: Pipe) -> None:
@@ -115,7 +115,7 @@ class Pending:
 
 
 class Hellos:
-    """The members that this peer knows, and the checks by which it gets to know them.
+    """The peers that this peer knows as members, and the checks of the certificates that make a peer known.
 
     Args:
         membership: this peer's own membership of its run.
@@ -135,7 +135,7 @@ class Hellos:
         self._strangers = Counter[str]()  # how many streams of each peer were turned away since the last sweep
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """How many streams were answered that their peer isn't a member."""
+        """How many streams were answered with the refusal that their peer isn't a member."""
         self._sweeping = asyncio.create_task(self._sweep_often())
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class Hellos:
     # -- who is a member
 
     def admit(self, peer: str, hello: bytes) -> Member:
-        """Check the certificate that a peer shows, and know the peer from now on.
+        """Check the certificate that a peer shows, and know the peer as a member from now on.
 
         Raises:
             Stranger: the peer is not a member.
@@ -186,7 +186,8 @@ class Hellos:
         return True
 
     def sweep(self) -> None:
-        """Forget the peers that are no longer members, and end their connections; hear strangers again."""
+        """Forget the peers that are no longer members, and end their connections. Also forget how many streams of each
+        peer were turned away, so that its next streams are answered again."""
         self._strangers.clear()
         for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
             member, _ = self._known.pop(peer)
@@ -215,7 +216,7 @@ class Hellos:
         show its own.
 
         Raises:
-            Unreachable: the peer isn't a member, or doesn't take this peer for one.
+            Unreachable: the peer isn't a member, refuses this peer, or shows no certificate within `within_s`.
         """
         pipe, _ = opened
         frames = FrameStream(pipe, peer, _LIMITS, Traffic())
@@ -244,7 +245,7 @@ class Hellos:
         if peer not in self._refused_by and len(self._refused_by) < PEERS_PER_GRANT_MAX:
             self._refused_by.add(peer)
             log.warning(
-                "%s doesn't take this peer for a member: was its invitation revoked? Are the clocks right?", peer
+                "%s refuses this peer as no member: was this peer's invitation revoked? Are the clocks right?", peer
             )
 
     # -- streams that other peers open

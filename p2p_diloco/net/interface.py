@@ -54,7 +54,7 @@ class Limits:
     """The most payloads that are written at once, or received at once; further ones wait."""
     links_max: int = 1024
     """The most links that other peers may keep open to this peer; a newer link of the same peer replaces the older one.
-    The same limit holds for streams over libp2p that wait for further payloads."""
+    At most as many streams over libp2p may wait for their next payload."""
     rate_bytes_per_s_min: float = 64 * 1024.0
     """The lowest rate of a transfer; a slower one is cut off (see `transfer_timeout_s`)."""
 
@@ -77,8 +77,9 @@ class Unreachable(Exception):
     """Raised when a peer couldn't be dialled, a stream broke, or a deadline passed. It is unknown whether the message
     has arrived.
 
-    `refused`: every known address of the peer refused the connection. It stays False after a broken stream or a passed
-    deadline, and for a peer whose address isn't known.
+    `refused`: the peer can be regarded as dead, because every known address of it refused the connection, a relay has
+    just lost its connection to it, or the process with its id is no member of the private run. False after a broken
+    stream or a passed deadline, and for a peer whose address isn't known.
     """
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
@@ -204,14 +205,15 @@ class Records(Protocol):
     peer_id: str
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """Store a record in the DHT. Returns False if it wasn't stored: an earlier record expires later, or no peer
-        answered.
+        """Store a record in the DHT for `ttl_s` seconds. Returns False if it wasn't stored: an earlier record under the
+        same key and subkey expires later, or no peer answered.
 
-        An owned record is signed, and only this peer can replace it. If its subkey is a peer id, or starts with one and
-        a slash, readers accept it from that peer alone. Under any other subkey the record that expires last wins.
+        `owned`: this peer signs the record, and only this peer can replace it. If the subkey is a peer id, or starts
+        with one and a slash, readers accept the record only from that peer. If several peers store records under any
+        other subkey, readers get the one that expires last.
 
         Raises:
-            ValueError: the value exceeds `VALUE_BYTES_MAX`, a name `KEY_BYTES_MAX`, or `ttl_s` `TTL_S_MAX`.
+            ValueError: the value, the key, the subkey or `ttl_s` exceeds its limit, or `ttl_s` is not above 0.
         """
         ...
 
@@ -303,7 +305,7 @@ def check_announced(limits: Limits, payload_bytes: int, admitted_bytes: int) -> 
 
 
 def check_record(key: str, subkey: str, value: bytes, ttl_s: float) -> None:
-    """Check that a record's value, name and life are within the limits of the DHT, before it is stored.
+    """Check that a record's value, key, subkey and life are within the limits of the DHT, before it is stored.
 
     Raises:
         ValueError: it exceeds a limit.

@@ -2,7 +2,7 @@
 peer must show.
 
 Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
-closed at once. The number and the length of handshakes are limited. From a connection that has not shown a ticket, only
+closed at once. The number of handshakes and their duration are limited. From a connection that has not shown a ticket, only
 41 bytes are read, and they are not parsed.
 """
 
@@ -52,7 +52,7 @@ class Listener:
             and left out.
         serve: receives payloads on a connection on which the other peer sends.
         lend: called with each connection on which this peer may send.
-        groups: as for `Streams`.
+        groups: returns the grant by which a peer was admitted; None in an open run.
 
     Raises:
         ConfigError: the port can't be listened on.
@@ -77,7 +77,7 @@ class Listener:
         self._serving: dict[Pipe, str] = {}
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """How many connections were closed because they showed no valid ticket or were too many."""
+        """How many connections were closed because they showed no valid ticket, or because there were too many."""
         self._listen(hosts, port)
 
     def _listen(self, hosts: Sequence[str], port: int) -> None:
@@ -131,7 +131,7 @@ class Listener:
             sock, _ = listening.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                log.warning("new direct connections are not accepted for a moment: %s", error)
+                log.warning("new direct connections are not accepted for a second: %s", error)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_PAUSE_S, self._listen_again, listening)
             return
@@ -191,7 +191,7 @@ class Listener:
         self._untold += 1
         log.debug("a direct connection was turned away: %s", why)
         if self._loop.time() - self._told_at >= TELL_EVERY_S:
-            log.info("turned away %d direct connections without a valid ticket (%s)", self._untold, why)
+            log.info("turned away %d direct connections; the reason for the last one: %s", self._untold, why)
             self._told_at, self._untold = self._loop.time(), 0
 
 

@@ -30,15 +30,15 @@ ASK_S = 12.0
 ADDRESS_LETTERS_MAX, REASON_LETTERS_MAX = 200, 200
 """In an answer, longer addresses are ignored, and longer reasons are cut."""
 ASKED_MAX = 3
-"""The most peers that are asked until all questions are repeated (`ASK_EVERY_S`)."""
+"""The most peers that are asked before the questions begin again (after `ASK_EVERY_S`, or with new addresses)."""
 LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
 """Seconds between two looks for new peers or addresses, and the time after which all questions are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """The answer of a peer that was asked to dial this peer. `seen_at` is the multiaddr at which that peer sees this
-    peer. `reached` maps each address that it dialled to None if it reached this peer there, else to the reason why not.
+    """The answer of a peer that was asked to dial this peer. `seen_at`: the multiaddr at which the asked peer sees this
+    peer. `reached`: address of this peer -> None if the asked peer reached this peer there, else the reason why not.
     """
 
     seen_at: str
@@ -129,8 +129,8 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
 async def ask_all(
     daemon: Daemon, peers: Sequence[str], addresses: Sequence[str] | None = None, within_s: float = ASK_S
 ) -> dict[str, DialBack]:
-    """Ask all these peers at once to dial this peer at these multiaddrs; returns the answers, without the peers that
-    don't answer. None: at all its addresses; if it has none, no peer is asked."""
+    """Ask all these peers at once to dial this peer; returns the answers by peer, without the peers that don't answer.
+    `addresses`: the multiaddrs to dial; None: all addresses of this peer. If there are none, no peer is asked."""
     if addresses is None and not daemon.addresses:
         return {}
     there = daemon.addresses if addresses is None else addresses
@@ -162,7 +162,7 @@ class ReachFinder:
         daemon: this peer's daemon.
         answers: the answers that have come already, by the peer that gave them.
         linked: returns the peers that this peer is connected to.
-        changed: called with the new `now` when its kind has changed.
+        changed: called with the new value of `now` when its `kind` has changed.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _MEANINGS = {
     "no addresses": _UNKNOWN,
     "connection reset by peer": _CLOSED,
     "security protocol: EOF": _CLOSED,
-    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: others say more
+    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: every other phrase says more
 }
 """Phrase -> meaning. The first phrase found in a message decides."""
 
@@ -36,7 +36,7 @@ _INCONCLUSIVE = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
-    """Name the most likely reason of a failed dial, in words for users."""
+    """Name the most likely reason for a failed dial, in words for users."""
     text = str(error)
     if (found := re.search(r"but remote key matches (\w+)", text)) is not None:
         return f"another peer answers there: its id is {found[1]}"
@@ -46,8 +46,8 @@ def likely_reason(error: Exception) -> str:
 def dial_refused(error: Exception) -> bool:
     """Whether a failed dial was refused at every address. Then the machine answers, but no process listens there.
 
-    A connection reset before the end of the handshake counts too: a process that is being killed still accepts
-    connections.
+    A connection that was reset before the end of the handshake counts as refused, too: a process that is being killed
+    still accepts connections.
     """
     text = str(error)
     failures = [line for line in text.splitlines() if line.strip().startswith("*")] or [text]
@@ -55,8 +55,8 @@ def dial_refused(error: Exception) -> bool:
 
 
 def dial_inconclusive(error: Exception) -> bool:
-    """Whether the error of a failed dial tells nothing about the peer. Either the daemon didn't dial at all, as in the
-    5 s after any failed dial ("backoff"), or the connection was made and then lost, as with a process that is being
+    """Whether the error of a failed dial tells nothing about the peer: either the daemon didn't dial at all, as in the
+    5 s after any failed dial ("backoff"), or the connection was made and then lost, as happens while a process is being
     killed."""
     return any(sign in str(error) for sign in _INCONCLUSIVE)
 

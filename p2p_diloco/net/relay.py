@@ -11,8 +11,8 @@ two members of the same private run, or between two peers of open runs.
                        MESSAGE {"ping"}           MESSAGE, empty: the direct path works
     relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
 
-A member of a private run adds its certificate to each request, as "member"; the relay adds it to {"from": peer}, and
-the other peer answers that with MESSAGE, its own certificate, which the relay keeps to itself.
+A member of a private run adds its certificate to each request, as "member". The relay adds this certificate to
+{"from": peer}, and the other peer answers with MESSAGE, its own certificate, which the relay checks but doesn't pass on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RELAY = f"/p2p-diloco/{VERSION}/relay"
 RELAYED = f"/p2p-diloco/{VERSION}/relayed"
 """The protocol by which a relay reaches the second peer."""
 GONE = "this peer was connected to the relay until a moment ago, and isn't any more"
-"""The reason by which a relay tells that a registered peer's connection has ended: it has probably died."""
+"""The reason with which a relay refuses a stream to a peer whose registration has just ended: that peer has probably died."""
 
 RELAY_MBIT = 50.0
 """The most that a relay passes on by default, in Mbit/s."""
@@ -55,18 +55,18 @@ OPEN_S = 3.0
 GONE_S = 60.0
 """Seconds for which a relay remembers that a registered peer's connection has ended."""
 IDLE_S = 600.0
-"""A stream that passes on nothing for so long ends."""
+"""Seconds after which a stream that passes on nothing ends."""
 PING_S, PONG_S = 10.0, 10.0
 """Seconds between two pings of a registered peer, and the deadline for their answers."""
 STREAMS_MAX, STREAMS_PER_PEER_MAX = 1024, 64
-"""The most pairs of streams that a relay joins, and the most that one peer opens."""
+"""The most pairs of streams that a relay joins at a time, and the most of them that one peer has opened."""
 CHECKS_MAX, CHECKS_WAITING_MAX = 4, 64
-"""CHECKS_MAX: the most peers that are dialled back at a time. CHECKS_WAITING_MAX: the most that are being dialled or
-wait for it. A peer is dialled back for one request at a time."""
+"""CHECKS_MAX: the most peers that are dialled back at a time. CHECKS_WAITING_MAX: the most peers that are being dialled
+back or wait for that. A peer is dialled back for one request at a time."""
 CHECK_S = 10.0
 """Deadline for dialling a peer back."""
 CLOSE_S = 3.0
-"""How long the end of a relay may take: a daemon that was started to dial a peer back has to end."""
+"""Seconds that closing a relay may take: a daemon that was started to dial a peer back has to end."""
 BURST_S = 0.1
 """After a pause, as many bytes may pass at once as the rate allows in this many seconds."""
 
@@ -90,7 +90,7 @@ class Rate:
 
 class Relay:
     """Serves one daemon's `RELAY` protocol until `close`. `mbit`: the most that it passes on, in Mbit/s; 0: it passes
-    on nothing, and only dials back. `run_of`: which runs' members are served."""
+    on nothing, and only dials back. `run_of`: returns the run of a peer that asks, or raises Stranger to refuse it."""
 
     def __init__(self, daemon: Daemon, mbit: float, run_of: RunOf = any_run) -> None:
         self._daemon, self._run_of = daemon, run_of
@@ -133,7 +133,7 @@ class Relay:
                     raise Refusal("this is no request to a relay")
         except (Refusal, Stranger) as refusal:
             frames.write(Refused(str(refusal)))
-            if isinstance(refusal, Stranger):  # few strangers may linger; the oldest one makes room
+            if isinstance(refusal, Stranger):  # few strangers may linger: the oldest one's stream is closed
                 self._pending.add(peer, pipe)
             with contextlib.suppress(*_FAILURES):
                 await frames.discard(None, LINGER_S)  # if unread bytes were left, the refusal could be lost on its way
@@ -166,7 +166,7 @@ class Relay:
     # -- registered peers
 
     async def _register(self, peer: str, run: bytes | None, frames: FrameStream) -> None:
-        """Remember that the peer is connected for as long as its stream lasts."""
+        """Keep the peer registered until its stream ends or its pings stop. A newer registration replaces an older one."""
         if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
             raise Refusal("this peer is no relay" if self._rate is None else "this relay is full")
         if (older := self._registered.get(peer)) is not None:

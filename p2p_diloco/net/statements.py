@@ -28,10 +28,10 @@ def pack(*fields: object) -> bytes:
 
 
 def unpack(packed: bytes, count: int) -> list[object]:
-    """The fields of a packed tuple. Only the bytes that `pack` makes are read.
+    """The `count` fields of a packed tuple.
 
     Raises:
-        ValueError: these are other bytes.
+        ValueError: the bytes are not exactly as `pack` makes them, or have another number of fields.
     """
     try:
         fields = msgpack.unpackb(packed)

@@ -1,5 +1,5 @@
-"""The direct connections to one peer: how many there should be, and which one carries the next payload. All of them are
-measured as one.
+"""The direct connections to one peer: how many there should be, and which connection carries the next payload. All
+connections to the peer are measured as one.
 
 One TCP connection carries at most its window in a round trip, and the kernel limits the window to a few megabytes. On a
 path that is long and fast several connections carry more.
@@ -21,11 +21,11 @@ from p2p_diloco.net.payload_stream import PayloadStream
 CONNECTIONS_MAX = 8
 """The most connections to one peer."""
 EACH_CARRIES_BYTES = 3 << 19
-"""The bytes of the path (bandwidth × delay) that one connection is to carry: 1.5 MiB. Half as many as Linux allows a
-connection by default (`tcp_wmem` of 4 MiB, `tcp_rmem` of 6 MiB), so connections are added before the window is the
-limit."""
+"""The bytes of the path (bandwidth × delay) that one connection is to carry: 1.5 MiB. This is half of the
+window that Linux allows a connection by default (`tcp_wmem` of 4 MiB, `tcp_rmem` of 6 MiB), so connections are added
+before the window is the limit."""
 READINGS = 100
-"""How many readings of the path, one for each tick of the pacer while payloads are written, are kept."""
+"""How many readings of the path are kept. Each tick of the pacer makes a reading while payloads are written."""
 
 
 def connections_for(path_bytes: float) -> int:
@@ -50,7 +50,7 @@ class Together:
 
     @property
     def wanted(self) -> int:
-        """The number of connections that the path needs, by the largest of the kept readings."""
+        """The number of connections that the path needs, judging by the most bytes on their way in any kept reading."""
         return connections_for(max(self._path_bytes, default=0.0))
 
     def add(self, connection: Measured) -> None:
@@ -64,8 +64,8 @@ class Together:
             del self._took[connection]
 
     def took(self) -> Took:
-        """The progress of all connections together: the sum of their bytes, and the delay of the connection that was
-        delayed longest."""
+        """The progress of all connections together. Each call adds to the sums what has come since the last call: the
+        bytes of all connections, and the delay of the connection that was delayed longest."""
         longest_s = 0.0
         for connection, before in self._took.items():
             now = self._took[connection] = connection.took()
@@ -96,7 +96,7 @@ class Way:
     """The direct connections to one peer, and the present attempt to open more of them."""
 
     connections: list[Connection] = field(default_factory=list)
-    """Those on which payloads may be written; the one that was used longest ago is the first."""
+    """The connections on which payloads may be written, the least recently used first."""
     together: Together = field(default_factory=Together)
     attempt: asyncio.Task[None] | None = None
     patient_until: float = 0.0
@@ -128,7 +128,7 @@ class Way:
             self.together.add(paced)
 
     def lend(self) -> Connection | None:
-        """Lend the free connection that was used longest ago; None if payloads are being written on all connections."""
+        """Lend the least recently used free connection; None if payloads are being written on all connections."""
         for one in self.fit():
             if not one.lent:
                 self.connections.remove(one)

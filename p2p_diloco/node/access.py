@@ -1,7 +1,7 @@
-"""A peer's access to a private run: its membership, and the run key if this machine has its file.
+"""A peer's access to a private run: its membership, and the run key if this machine has the key's file.
 
-Law: works on keys and bytes only. The run key signs the run's record, so that no member can replace it with one of its
-own.
+Law: works on keys and bytes only. The run key signs the run's record, so that no member can replace the record with
+one of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _KIND = b"run record"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`key`: None on all machines but the founder's."""
+    """A private run's membership, and its run key. `key`: None on all machines but the founder's."""
 
     member: Membership
     key: RunKey | None = None
 
     def signed(self, run_id: str, record: RunRecord) -> bytes:
-        """A run's record with the run key's signature."""
+        """Encode a run's record, signed with the run key."""
         assert self.key is not None, "only a peer that has the run key founds the run"
         key = self.key
         return record.pack(lambda content: key.sign(_KIND, _statement(run_id, content)))

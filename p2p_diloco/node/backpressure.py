@@ -1,6 +1,6 @@
 """Backpressure: a contribution waits while the replica already holds many payloads.
 
-Law: a wait is bounded. If the number of held payloads doesn't fall within the bound, this contribution and all later
+Law: a wait is bounded. If the number of held payloads doesn't fall for `patience_s`, this contribution and all later
 ones are taken without a wait, until the number falls. So two peers never wait for each other for ever, and at a round's
 deadline every contribution that came in time has been taken.
 
@@ -24,7 +24,7 @@ class Backpressure:
         self._replica, self._patience_s = replica, patience_s
         self._collected = 0
         self._made = asyncio.Event()
-        self._in_vain = False  # a wait lasted `patience_s`, and the number has not fallen since
+        self._in_vain = False  # a wait took `patience_s`, and the number has not fallen since
 
     async def wait(self, shard: int) -> None:
         """Wait until the replica may take a contribution to this shard."""

@@ -1,8 +1,8 @@
 """Keeps the bases of a trainer's pseudo-gradients. A base is a shard's global values as the trainer has loaded them.
 
 Law: while θ equals the values that the trainer has loaded, θ itself is the base, and no copy is made. Before θ changes,
-the base is copied to `base`, unless the trainer stands still after sending: then it has no progress beyond the sent
-one, and needs no base. A base that fails its checksum is never used; its progress counts as lost.
+the base is copied to `base`, unless the trainer stands still after sending: then it has no progress beyond what
+was sent, and needs no base. A base that fails its checksum is never used, and the progress since that base is lost.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from p2p_diloco.tensors.layout import Layout
 
 
 class Bases:
-    """Keeps the base of each shard. The base is θ itself (`theta`), or a copy in `base`; both are [layout.numel] fp32.
-    Before its first load the trainer has no progress, so no base is kept."""
+    """Keeps the base of each shard. The base is θ itself (`theta`), or a copy in `base`. Both tensors have
+    `layout.numel` values, in fp32. Before its first load the trainer has no progress, so no base is kept."""
 
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
         self.kept: set[int] = set()
         """Shards whose base was copied to `base`."""
         self.gone = set(range(len(layout.shards)))
-        """Shards without a base, because θ changed while their only progress was the sent one."""
+        """Shards without a base, because θ changed while all of their progress had been sent."""
         self.lost: set[int] = set()
         """Shards without a base, because it was corrupted in memory: their progress is unknown."""
         self.damaged: set[int] = set()
@@ -41,9 +41,9 @@ class Bases:
         self._sent = frozenset(shards)
 
     def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `was` is the digest
-        of the present θ when it was accepted. `becomes` is the digest of the new θ; it equals `was` if θ is only
-        repaired. `present` computes the digest of θ as it is in memory, where it may be corrupted."""
+        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `was`: the digest
+        of the present θ when it was accepted; empty if none was. `becomes`: the digest of the new θ; it equals `was` if
+        θ is only repaired. `present`: computes the digest of θ as it is in memory, where it may be corrupted."""
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return

@@ -46,7 +46,7 @@ class Beginning:
             self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
         self._has_the_end = goes_on and all(final(state, run.rules) for state in states)
         self.events: list[Event] = []
-        """The event that gives the replica its first state."""
+        """The events that give the replica its first state; empty if the state has to come from other peers."""
         if goes_on:
             self.events.append(Restore(tuple(states)))
         elif saved is not None:
@@ -63,11 +63,11 @@ class Beginning:
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending) -> None:
-        """Wait for the run's state. Found the run again if its record exists but no peer has its state, because its
-        founder died too soon or all peers died. This call doesn't return: only an error or a cancellation ends it.
+        """Wait for the run's state. Found the run again if the run's record exists but no peer has the state: the
+        founder died too soon, or all peers died. This call doesn't return: only an error or a cancellation ends it.
 
-        The waiting peer with the lowest id founds the run. Waiting peers find each other by probes, so `_patience_s`
-        must be longer than that takes. If a peer's DHT record says that it holds the state, that peer is only
+        The waiting worker with the lowest id founds the run. Waiting peers find each other by probes; `_patience_s`
+        must be longer than the time for this. If a peer's DHT record says that it holds the state, that peer is only
         unreachable from here, and founding again would make two runs. A run that has ended is not founded either:
         `ending` waits for its last state.
 
@@ -90,10 +90,10 @@ class Beginning:
                     break
                 if late and not over:
                     mend = "check that its peers can be reached from here, or raise wait_timeout"
-                    whose = f"; they hold it: {known}" if known else ""
+                    whose = f"; by their records these peers hold it: {known}" if known else ""
                     raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
                 if not known and not over:
-                    log.warning("no peer holds the state of the run now: founding it anew with this peer's model")
+                    log.warning("no peer holds the run's state now: founding the run anew with this peer's model")
                     common.events.post(self.founding(0))
                     break
                 if known:
@@ -104,7 +104,7 @@ class Beginning:
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
         """Wait until training may start, then let the trainer start. If the run has ended, this peer waits until it has
-        fetched the last state, or until the others have fetched that state from it (`ending`). After a start from a
+        fetched the last state; or, if its checkpoint has that state, until the others have fetched it (`ending`). After a start from a
         checkpoint, this peer waits until the others are back (`restart`). With `new_generation` it doesn't wait. This
         call doesn't return: only an error or a cancellation ends it."""
         local, replica, group = self._common.local, self._common.replica, self._last_group

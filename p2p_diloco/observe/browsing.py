@@ -1,5 +1,5 @@
-"""What the person in front of the screen has chosen: the order of the peers, the marked one, and whether to see it
-alone.
+"""What the person in front of the screen has chosen: the order of the peers, the marked peer, and whether only this
+peer is shown.
 
 Law: keys in, choices out; nothing here draws or reads the terminal.
 """
@@ -23,7 +23,7 @@ ORDERS: dict[str, Callable[[PeerStatus], tuple[Any, ...]]] = {
     "waiting": lambda peer: (-(peer.waiting_s or 0.0),),
     "sent": lambda peer: (-(peer.bytes_sent or 0),),
 }
-"""How the peers can be sorted. Equal ones stay in the order of their names."""
+"""The sort keys of peers, by the name of the order. Peers with equal keys stay in the order of their names."""
 KEYS = "s: sort   ↑ ↓: choose a peer   enter: look at it   q: quit"
 KEYS_OF_ONE = "↑ ↓: the peer before or after   esc: all peers   q: quit"
 
@@ -34,7 +34,7 @@ class Browsing:
 
     order: str = "name"
     marked: str | None = None
-    """The id of the chosen peer."""
+    """The id of the chosen peer; None: none is chosen."""
     alone: bool = False
     """Whether the chosen peer alone is shown."""
     over: bool = False
@@ -45,11 +45,12 @@ class Browsing:
         return sorted(peers, key=ORDERS[self.order])
 
     def chosen(self, peers: Sequence[PeerStatus]) -> PeerStatus | None:
-        """The chosen peer, if it is still there."""
+        """The chosen peer; None if none is chosen, or if it is not among `peers`."""
         return next((peer for peer in peers if peer.peer_id == self.marked), None)
 
     def press(self, key: str, peers: Sequence[PeerStatus]) -> None:
-        """Follow one key. `peers`: those on the screen, in any order. Other keys do nothing."""
+        """Change the choices as `key` says; a key without a meaning does nothing. `peers`: those on the screen, in any
+        order."""
         match key:
             case "q":
                 self.over = True

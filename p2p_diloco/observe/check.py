@@ -13,15 +13,16 @@ from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.snapshot import Snapshot
 
 DEATHS_S = 300.0
-"""A death is a fault for so long."""
+"""For this many seconds a death is reported as a fault."""
 STALL_S_LEAST = 30.0
-"""No run is stalled before so many seconds without a commit: records tell of commits some seconds late."""
+"""Fewer seconds without a commit are never called a stall: records tell of commits some seconds late."""
 REFUSED_MANY = 100
-"""So many refused messages of one peer are a fault. Honest peers' are refused now and then, when they come late."""
+"""A peer that refuses this many messages of another peer is a fault. Fewer may be honest ones that came late."""
 
 
 def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
-    """Yield what is wrong. `stall_rounds`: after so many usual rounds without a commit the run is stalled."""
+    """Yield one line for each fault. `stall_rounds`: the run is stalled if no commit came for this many times the usual
+    length of a round, and for STALL_S_LEAST."""
     ended = any(peer.state == "finished" for peer in seen.peers)
     if not seen.peers:
         yield f"no peers: the run {seen.run.run_id} has none, or this machine finds none of its records"
@@ -42,7 +43,8 @@ def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
 
 
 def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
-    """The stall of a run whose peers train, judging by the newest round that a peer has told of."""
+    """Yield a line if the last round that any peer reports ended too long ago. A run whose peers all pause, or report no
+    round, is not stalled."""
     known = [peer.last_round for peer in seen.peers if peer.last_round is not None]
     if not known or all(peer.state == "paused" for peer in seen.peers):
         return
@@ -54,14 +56,14 @@ def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
 
 
 def _spent(peer: PeerStatus) -> float:
-    """The seconds of a peer's last round."""
+    """The length of a peer's last round in seconds: the sum of its parts."""
     assert peer.last_round is not None
     *parts, _, _ = dataclasses.astuple(peer.last_round)
     return float(sum(parts))
 
 
 def _deaths(seen: Snapshot) -> Iterator[str]:
-    """Peers that others found dead, each once, and peers that have fallen silent."""
+    """Yield a line for each death that peers noticed in the last DEATHS_S seconds, and for each silent peer."""
     told = {peer.death.text: peer.death.time for peer in seen.peers if peer.death is not None}
     for text, time in sorted(told.items(), key=lambda item: item[1]):
         if seen.time - time <= DEATHS_S:

@@ -1,4 +1,4 @@
-"""What a dashboard shows: the newest snapshot of a run, and the curves since someone began to look.
+"""What a dashboard shows: the newest snapshot of a run, and the curves since the dashboard started.
 
 Law: snapshots in, JSON values out. Nothing is shown that `p2p-diloco status` doesn't show.
 """
@@ -17,19 +17,19 @@ from p2p_diloco.observe.sections import SECTIONS, TEXTS, told_of
 from p2p_diloco.observe.snapshot import Compared, Snapshot
 
 POINTS_KEPT = 2000
-"""Points of each peer's curves."""
+"""The most points that are kept of each peer's curves."""
 ROUNDS_KEPT = 40
-"""Rounds of each peer."""
+"""The most rounds that are kept of each peer."""
 PEERS_KEPT = 256
-"""So many peers have curves, or those of the newest snapshot if they are more. A peer that restarts may have another id
-each time."""
+"""The most peers whose curves are kept; those of the newest snapshot are kept even if they are more. There is a limit
+because a peer may have another id after each restart."""
 
 Point = list[float | None]
 """time, inner steps, samples, loss, epoch, inner steps a second, held-out loss."""
 
 
 class Feed:
-    """Takes snapshots, and hands them with what is new in the curves to any number of readers."""
+    """Takes snapshots, and hands each one, with the points that it adds to the curves, to any number of readers."""
 
     def __init__(self) -> None:
         self._points: dict[str, deque[Point]] = {}
@@ -43,15 +43,15 @@ class Feed:
 
     @property
     def whole(self) -> str:
-        """All that is known, as JSON; empty before the first snapshot. Made only when a reader comes: it may have
-        megabytes."""
+        """The newest snapshot with all kept points, as JSON; empty before the first snapshot. It is made only when a
+        reader comes, because it may have megabytes."""
         if self._seen is None:
             return ""
         kept = {"points": _lists(self._points), "rounds": _lists(self._rounds), "compared": list(self._compared)}
         return _json(self._seen, **kept)
 
     def end(self) -> None:
-        """Let all readers come to their end."""
+        """End `follow` for all readers."""
         self._over = True
         self._changed.set()
 
@@ -88,7 +88,7 @@ class Feed:
             yield f"event: look\ndata: {self._newest}\n\n"
 
     def _next_point(self, peer: PeerStatus) -> Point | None:
-        """The peer's next point, kept; None if its record is the one that was seen before."""
+        """Add the next point to the peer's curves, and return it; None if the peer's record is the one seen last."""
         kept = self._points.setdefault(peer.peer_id, deque(maxlen=POINTS_KEPT))
         if kept and kept[-1][0] == peer.time:
             return None
@@ -97,8 +97,8 @@ class Feed:
         return kept[-1]
 
     def _next_comparison(self, one: Compared | None) -> list[list[float]]:
-        """The run beside its baseline as a list of one point (samples, loss, the baseline's loss), kept; empty if it
-        was seen before."""
+        """Add the run's point beside its baseline, (samples, loss, the baseline's loss), and return a list of this
+        point; an empty list if there is no comparison, or if it is the one seen last."""
         point = [] if one is None else [one.samples, one.loss, one.baseline]
         if not point or (self._compared and self._compared[-1] == point):
             return []
@@ -106,7 +106,7 @@ class Feed:
         return [point]
 
     def _next_round(self, peer: PeerStatus) -> dict[str, Any] | None:
-        """The parts of the peer's last round, kept; None if they were seen before."""
+        """Add the parts of the peer's last round, and return them; None if it has none, or if it is the one seen last."""
         if peer.last_round is None or peer.epoch is None:
             return None
         kept = self._rounds.setdefault(peer.peer_id, deque(maxlen=ROUNDS_KEPT))

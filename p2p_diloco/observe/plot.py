@@ -47,8 +47,8 @@ def text_plot(
     """Draw a plot as lines of text: `height` rows of at most `width` characters, then axis and legend. There are no
     lines if no curve has a point.
 
-    x goes from 0 to `x_max`; `ends`: what its two ends are called if they stand for other values, as on a logarithmic
-    scale. Where curves overlap, the first one is drawn.
+    The x axis goes from 0 to `x_max`. `ends`: what its two ends are called, if 0 and `x_max` stand for other values, as
+    on a logarithmic scale; None: 0 and `x_max`. Where curves overlap, the first one is drawn.
     """
     ys = [y for curve in curves for _, y in curve.points]
     if not ys:
@@ -75,7 +75,7 @@ def text_plot(
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The curve's y at x, interpolated linearly. None if x is outside of the points."""
+    """The curve's y at x, interpolated linearly. None if x is before the first or after the last point."""
     for (x0, y0), (x1, y1) in pairwise(points):
         if x0 <= x <= x1:
             return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
@@ -92,7 +92,7 @@ def write_png(
     y_label: str,
     log_x: bool = False,
 ) -> None:
-    """Write the curves as a PNG. `log_x`: with a logarithmic x axis; else it begins at 0.
+    """Write the curves as a PNG. `log_x`: True: the x axis is logarithmic; False: it begins at 0.
 
     Raises:
         ImportError: matplotlib isn't there. OSError: the file can't be written.

@@ -1,4 +1,5 @@
-"""What of the peers' statuses is shown: tables, their titles, which columns a narrow screen leaves out, and sentences.
+"""How the peers' statuses are shown: as tables, with titles and the columns that a narrow screen leaves out, and as
+sentences.
 
 Law: a field of `PeerStatus` is shown by one line in `SECTIONS`, or by a sentence in `told_of`, on the terminal and in
 the browser. Cells are texts; nothing here draws.
@@ -124,7 +125,8 @@ SECTIONS = (
 
 
 def told_of(peers: Sequence[PeerStatus]) -> list[str]:
-    """Which peers take their own machines for faulty, who waits for whom, and who has refused messages of whom."""
+    """The sentences: why peers believe their own machines to be faulty, who waits for what, and whose messages were
+    refused, by whom, and why."""
     told = [f"{peer.name}: {peer.doubt}" for peer in peers if peer.doubt]
     waiting: dict[str, list[str]] = {}
     for peer in peers:
@@ -144,12 +146,12 @@ def _behind(peer: PeerStatus) -> str:
 
 
 def _used(data: DataProgress) -> str:
-    """The share of all samples that is used; of data without end their number."""
+    """The share of the samples of all epochs that is used; for data without end, the number of used samples."""
     return f"{data.used / (data.length * data.epochs):.1%}" if data.epochs else f"{data.used:,}"
 
 
 def _whole(data: DataProgress) -> str:
-    """The samples of all epochs."""
+    """The number of samples of all epochs, in words if the data has no end."""
     return f"{data.length * data.epochs:,}" if data.epochs else "no end"
 
 

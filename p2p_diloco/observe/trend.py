@@ -1,6 +1,6 @@
-"""Remembers what the run did while someone looked at it, and draws it as a line of little bars.
+"""Remembers the losses and the speed of a run while someone looks at it, and draws each as a line of little bars.
 
-Law: values in, texts out; keeps the newest `KEPT` values.
+Law: values in, texts out; keeps the newest `KEPT` values of each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Trend:
         """Inner steps a second of all peers together."""
 
     def saw(self, seen: Snapshot) -> None:
-        """Add one look. Peers that don't train now count for nothing."""
+        """Add the values of one snapshot. Only peers in a state of `TRAINING` count."""
         if seen.run.loss is not None:
             self.loss.append(seen.run.loss)
         if seen.run.held_out_loss is not None:
@@ -38,8 +38,9 @@ class Trend:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as at most `width` bars, from the least to the greatest value. If there are more values than bars,
-    each bar is the mean of equally many of them. An empty text for fewer than two values."""
+    """The values as at most `width` bars, whose heights span the range of the values. If there are more values than bars,
+    each bar is the mean of equally many neighbours. Values that aren't finite are left out; fewer than two values give
+    an empty text."""
     values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
         return ""

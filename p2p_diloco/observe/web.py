@@ -1,8 +1,8 @@
 """The dashboard's web server: one page, the events that keep it up to date, and what its buttons ask for.
 
-Law: only reads, unless it is given `Controls`. A browser gets in with a link that works once and leaves a cookie;
-anything else gets 401 and learns nothing. Requests that another site makes in the user's browser are refused, and so
-are names of this machine that another site's DNS may have invented.
+Law: only reads, unless it is given `Controls`. A browser gets in with a link that works once and leaves a cookie; a
+request with neither gets 401 and learns nothing. Requests that another site makes in the user's browser are refused,
+and so are requests to a host name that isn't this machine's own: another site's DNS may point any name here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
 
 COOKIE = "p2p_diloco_dashboard_{port}"
-"""Browsers don't keep the cookies of two ports of one machine apart, so each dashboard has a name of its own."""
+"""Browsers don't keep the cookies of two ports of one machine apart, so each dashboard's cookie has a name of its own."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Door:
-    """Decides who gets in: answers each request itself, or hands it on."""
+    """Decides which requests get in: hands these to the application, and answers all others itself."""
 
     def __init__(self, told: Callable[[str], None]) -> None:
         """`told` is called with each new token for a link."""
@@ -75,7 +75,7 @@ class Door:
         return asked
 
     def _answer(self, request: HTTPConnection) -> Response | None:
-        """What a request gets that may not go on. None: it may."""
+        """The answer to a request that may not reach the application; None if it may."""
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return PlainTextResponse("another site asked for this", 403)
         if not _is_this_machine(request.headers.get("host", "")):
@@ -93,7 +93,7 @@ class Door:
 
 
 def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASGIApp:
-    """The dashboard as an ASGI application. Without `controls` it changes nothing."""
+    """The dashboard as an ASGI application. `controls`: None: the dashboard only shows the run."""
     offered = json.dumps({"controls": controls.offered if controls else ()})
     page = files("p2p_diloco.observe").joinpath("page.html").read_text(encoding="utf-8")
 
@@ -123,7 +123,7 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
 
 
 async def _wish(request: Request) -> object:
-    """The JSON in a request's body. Raises ValueError."""
+    """The JSON in a request's body. Raises ValueError if the body is no JSON, too long or nested too deeply."""
     body = b""
     async for part in request.stream():
         body += part
@@ -136,7 +136,7 @@ async def _wish(request: Request) -> object:
 
 
 def _objection_to_a_wish(request: Request) -> Response | None:
-    """The refusal of a request that this page's own script can't have made."""
+    """The refusal of a request that this page's own script can't have made; None for any other request."""
     own = f"{request.url.scheme}://{request.headers.get('host', '')}"
     if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
         return PlainTextResponse("another page asked for this", 403)

@@ -15,14 +15,15 @@ a process of its own, does everything that concerns other peers.
     extents      which part of each parameter this process holds
     devices      what differs on a GPU
     staging      copies values from a device to the host and back
-    ranks        detects and connects several processes that are one peer
-    rank0        rank 0 of them
-    rank_n       another rank; `rank_link` is between the two
+    ranks        detects which processes are one peer; `meeting` connects them
+    rank0        rank 0 of these processes
+    rank_n       another rank; `rank_link` is their connection, `far` the values of a rank on another host
+    shard        this peer's part of a shared data set, in an `order`; `supply`: all of these parts
+    refilling    gets more data for a peer that has none left; `slices` come from data nodes
+    sinks        what else gets the trainer's reports
     inner        the inner optimizers' state on disk
-    following    what an observer has read
-    node_client  requests to the node and its answers
-    process      starts and ends the node's process
-    absent       the same API when no run is named
+    following what an observer has read of its run node_client requests to the node and its answers process starts and
+    ends the node's process absent the same API when no run is named
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Loads global values into the model's parameters, carries local progress over, and computes pseudo-gradients.
 
 Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
-thread. θ is never written, and read only while the node allows it. `staging` copies values from a device; `extents`
-says which values this process holds.
+thread. θ is written only once, before this peer enters its run, and read only while the node allows it. `staging`
+copies values from a device; `extents` says which values this process holds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MERGED_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of some values of a parameter: the shard that they belong to, and their range in the flat vector.
-    `speaks`: as in `Extent`."""
+    """The place of some values of a parameter. `shard`: the shard that the values belong to; `place`: their range in
+    the flat vector; `speaks`: as in `Extent`."""
 
     shard: int
     place: slice
@@ -64,9 +64,10 @@ class Local(Protocol):
 class LocalModel:
     """The part of a model's trainable parameters that this process holds, in the flat order of a layout.
 
-    `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, the older ones that were loaded, and the
-    pseudo-gradients that were last sent. `base` is read only for the shards that the node has `kept` there
-    (`node.bases`); for all others θ is still the loaded one.
+    All three tensors are [layout.numel]. `theta`: the newest global parameters, fp32; `base`: older global parameters
+    that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, in the dtype in which they are
+    sent. In each method `kept` has the shards whose θ has changed since the model loaded it: for these, `base` has the
+    loaded values (`node.bases`); for all other shards θ still has them.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class LocalModel:
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load the new θ of the shards in `takes`. The `Take` of a shard says how the progress since its old θ was
-        loaded is carried over."""
+        """Load the new θ of the shards in `takes`. The `Take` of a shard says what becomes of the local progress in
+        this shard."""
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
@@ -159,7 +160,7 @@ class LocalModel:
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
         """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
-        `global_values` may be called, with any `kept`."""
+        `global_values` may be called; its `kept` has no effect then."""
         self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
         self._theta = self._base = self._delta = torch.empty(0)
 
@@ -194,8 +195,9 @@ class LocalModel:
         return range(len(self._layout.shards))
 
     def ranges(self, shards: Collection[int], *, spoken: bool | None = None) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of the flat vector that this process holds of these shards, in order. `spoken`: only
-        those that this process writes for the peer, or only those that another rank writes."""
+        """The ranges (start, stop) of the flat vector that this process holds of these shards, in order. `spoken`:
+        True: only the ranges that this process writes for the peer; False: only the ranges that another rank writes;
+        None: all."""
         found: list[tuple[int, int]] = []
         for extent, pieces in self._touched(shards):
             for _, start, stop in pieces if spoken in (None, extent.speaks) else ():
@@ -261,7 +263,7 @@ def _chunks(
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of the model's state_dict in which `values` take the place of the parameters with the same names. A tied
-    parameter is replaced under all its names. Names are those of the model that was not compiled."""
+    parameter is replaced under all its names. The names are those without torch.compile's prefix."""
     named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
     by_identity = {id(parameter): values[name] for name, parameter in named if name in values}
     state: dict[str, Tensor] = {}

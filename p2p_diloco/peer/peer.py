@@ -57,9 +57,10 @@ class Peer:
     and optimizer None the peer trains nothing, and aggregates for the others. With a model, no optimizer and the role
     "observer" it only reads: entering and `refresh` load the run's newest global parameters into the model.
 
-    If `fully_shard` has sharded the model over torch.distributed, or DistributedDataParallel has copied it, all its
-    ranks together are one peer: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through
-    memory that it shares with rank 0, or over TCP from another host. Only rank 0 communicates with the run.
+    If `fully_shard` has sharded the model over torch.distributed, or DistributedDataParallel has copied it, all ranks
+    together are one peer: each rank makes a `Peer`, and calls the same methods in the same order. Each rank exchanges
+    its own rows through memory that it shares with rank 0, or over TCP from another host. Only rank 0 communicates with
+    the run.
 
     Raises:
         ConfigError, UsageError: a setting or an argument is wrong.
@@ -67,7 +68,7 @@ class Peer:
             this peer doesn't fit into the run.
         GaveUpWaiting: a wait for other peers lasted longer than `wait_timeout`.
         NodeDied: in `optimizer.step()`: the node's process has ended. No other peer is harmed.
-        RankDied: in any call: another rank of this peer has ended, or makes other calls than this one.
+        RankDied: in any call: another rank of this peer has ended, or calls other methods than this rank.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class Peer:
         local: PeerConfig | None = None,
     ) -> None:
         """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
-        match the run's; all others are taken from the run. `run_id`, `initial_peers`, `invite`, `open`: in place of
-        those in `local`."""
+        match the run's; all others are taken from the run. `local`: this peer's own settings. `run_id`,
+        `initial_peers`, `invite`, `open`: if given, they replace the values in `local`."""
         given = {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
@@ -108,14 +109,16 @@ class Peer:
         self._stack = ExitStack()  # ends everything that entering has started
         self._sinks = Sinks()
         self.sinks = self._sinks.all
-        """What gets each report, too (`p2p_diloco.integrations.sinks`). Add sinks before the first report."""
+        """The sinks, which get each report, too (`p2p_diloco.integrations.sinks`). Add sinks before the first
+        report."""
         self.peer_id = ""
-        """The id of this peer, different from all others; known once entered."""
+        """The id of this peer. No other peer has the same. Empty until this peer has entered the run."""
         self.seed = 0
         """A number of 32 bits that follows from `peer_id`: a seed for this peer's own data or shuffling. It is the same
-        on all ranks of a peer, and after a restart with the same identity file. Known once entered."""
+        on all ranks of a peer, and after a restart with the same identity file. 0 until this peer has entered the
+        run."""
         self.addresses: tuple[str, ...] = ()
-        """The addresses at which other peers reach this one; known once entered."""
+        """The addresses at which other peers reach this peer. Empty until this peer has entered the run."""
 
     @classmethod
     def from_env(cls, model: nn.Module | None, optimizer: OptimizerOrWrapper) -> Peer | AbsentPeer:
@@ -194,16 +197,16 @@ class Peer:
     ) -> None:
         """Report the loss and the samples of the next step. Call this before `optimizer.step()`.
 
-        `held_out_loss`: that of the global parameters on data that no peer trains on, whenever it was measured; on
-        several ranks, rank 0's.
+        `held_out_loss`: the loss of the global parameters on data that no peer trains on. It may have been measured at
+        any earlier step. On several ranks only rank 0's is used.
         """
         self._hook.report(loss, samples, held_out_loss)
         if self.sinks:
             self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:
-        """Of an observer: read the run's newest global parameters into the model. Returns whether they are newer than
-        those read before. The buffers stay as they are."""
+        """For an observer: read the run's newest global parameters into the model. Returns whether they are newer than
+        the parameters that were read before. The model's buffers are not changed."""
         following = self._entered.following
         if following is None:
             raise UsageError("only an observer reads at its own times", mend="use role=observer, without an optimizer")
@@ -219,15 +222,16 @@ class Peer:
     ) -> Shard:
         """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
         peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: the number of epochs after
-        which it ends; None: never. All peers must give the same length, `epochs` and `fingerprint` for a `name`."""
+        which the data set ends; None: it never ends. All peers must give the same length, `epochs` and `fingerprint`
+        for a `name`."""
         data, found = data_set(dataset, name, epochs, fingerprint)
         return open_shard(self._entered, data, found, self._local_config.run_id)
 
     def slices(self, name: str, *, fingerprint: str = "") -> Slices:
         """The data set that data nodes of the run serve under this name, as a sequence of slices: `slices[i]` is the
         path of a file with the checked bytes of slice i, and `slices.samples` is the sequence of their samples. Give
-        one of both to `shard`. Waits until a data node answers, for `wait_timeout` at most. `fingerprint`: the identity
-        that the data set must have, as a data node tells it; empty: any."""
+        `slices` or `slices.samples` to `shard`. Waits until a data node answers, for `wait_timeout` at most.
+        `fingerprint`: the identity that the data set must have, as a data node tells it; empty: any."""
         _ = self._hook  # raises UsageError: only peers that train read data
         door = _running(self._entered).client.ask("door", "door")["path"]
         return open_slices(door, name, fingerprint, self._local_config.wait_timeout)
@@ -247,8 +251,8 @@ class Peer:
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict in which the global parameters take the place of the model's own. Buffers
         are the model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
-        these are the parameters of `epoch`; in asynchronous mode the newest. After the `with` block: those that were
-        merged last."""
+        these are the parameters of `epoch`; in asynchronous mode the newest. After the `with` block these are the
+        parameters that were merged last."""
         known, standing = self._known, self._known.standing
         if not standing.epoch and (steps := standing.metrics.local_step):
             mend = "call force_sync() before it, or call it after the `with` block"
@@ -293,9 +297,9 @@ class Peer:
 
     @property
     def global_step(self) -> int:
-        """The inner steps of the run, per peer: `sync_every` for each epoch, and this peer's own steps since the last
-        exchange. In asynchronous mode the first of these numbers is the counted inner steps of all peers, divided by
-        the number of live peers that train."""
+        """The inner steps of the run, per peer: `sync_every` for each epoch, plus this peer's own steps since its last
+        exchange. In asynchronous mode the first summand is the number of inner steps that commits have counted for all
+        peers together, divided by the number of live peers that train."""
         return self._known.standing.global_step
 
     @property
@@ -308,10 +312,10 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """A hash of all shards' digests. It is equal on two peers whose outer states are equal. With one fragment, that
-        is so at the same `epoch`; with several fragments, only if the same fragments are one outer step ahead on both
-        peers. The digest is empty in the rare case that the last merge mixed epochs, because one shard's commit was two
-        heartbeats late."""
+        """A hash of all shards' digests. It is equal on two peers whose outer states are equal. With one fragment, two
+        peers at the same `epoch` have equal outer states; with several fragments, only if the same fragments are one
+        outer step ahead on both peers. The digest is empty in the rare case that the last merge mixed epochs, because
+        one shard's commit was two heartbeats late."""
         session = self._session
         if session is not None and not session.following and (session.hook is None or self.config.mode == "async"):
             return str(_running(session).client.ask("ask", "told")["digest"])
@@ -362,7 +366,7 @@ def _role(role: str | None, model: object, optimizer: object) -> str:
     """The role of a peer with this model and this optimizer.
 
     Raises:
-        UsageError: the role needs others.
+        UsageError: the role does not fit the model and the optimizer that were given.
     """
     match role, model is not None, optimizer is not None:
         case (None | "worker", True, True) | ("observer", True, False):

@@ -44,9 +44,9 @@ from p2p_diloco.tensors.frozen import fingerprint
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
 START_S = 90.0
-"""Deadline for the start of a node, without its waits for other peers."""
+"""Seconds that a node has to start, besides `wait_timeout`, which is for its waits for other peers."""
 LEAVE_S = 5.0
-"""Deadline for a node to leave the run. The node's `leave_s` and the time for a checkpoint are added to it."""
+"""Seconds that a node has to leave the run. The node's `leave_s`, and the time for a checkpoint, are added."""
 RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
 """The facts about the run that rank 0 sends to the other ranks."""
 
@@ -87,7 +87,7 @@ class Session:
 
     @property
     def standing(self) -> Standing:
-        """The position of this peer in the run. Of an aggregator, it is read from the node's memory."""
+        """The position of this peer in the run. For an aggregator, it is read from the memory shared with the node."""
         if self.hook is not None:
             return self.hook.standing
         metrics = Metrics(sync_every=self.config.sync_every, **of_node(self.memory))
@@ -119,7 +119,7 @@ class Left:
 
     @classmethod
     def after(cls, session: Session) -> Left:
-        """What stays of a session. Called before the session's parts end."""
+        """Keep what a peer needs of its session after it has left. Call this before the session's parts end."""
         assert session.parameters is not None, "a peer without a model keeps nothing"
         return cls(session.config, session.plan, session.standing, session.parameters)
 
@@ -238,17 +238,17 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
 
 def _card(model: nn.Module) -> bytes:
-    """The packed card of the model; empty if it can't be made, because training goes on without."""
+    """The packed card of the model. Empty if the card can't be made, because training goes on without a card."""
     try:
         return card_of(model).pack()
     except Exception:
-        log.warning("this model can't be described, so an export of the run has its parameters alone", exc_info=True)
+        log.warning("this model can't be described, so an export of the run has only its parameters", exc_info=True)
         return b""
 
 
 def _cards(model: nn.Module, client: NodeClient) -> Callable[[int], None]:
-    """Make the function that is called after each step with the present epoch. At the first step of an epoch, it tells
-    the node the model's card again, if the model has buffers: they change while it trains."""
+    """Make the function that is called after each step with the present epoch. At the first step of an epoch, it sends
+    the node the model's card again, if the model has buffers, because buffers change in training."""
     told = {"epoch": -1}
     changes = any(True for _ in model.buffers())
 
@@ -280,8 +280,9 @@ def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
 
 
 def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
-    """Restore the optimizers from the checkpoint that the peer starts from, if there is one. Returns the saved
-    counters. Also returns the object that saves the optimizers' state from now on; None if no checkpoints are kept."""
+    """Restore the inner state from the checkpoint that the peer starts from, if there is one. Returns two values: the
+    saved counters, empty if none were found; and the object that saves the inner state from now on, None if no
+    checkpoints are kept."""
     checkpoint, local = run["checkpoint"], trainee.local
     counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
     if local.checkpoint_dir is None:

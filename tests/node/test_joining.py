@@ -253,7 +253,7 @@ def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch
         await b.start()
         await b.hear("run")
         b.tell("theta")
-        with pytest.raises(GaveUpWaiting, match=r"they hold it: a \(/memory/a/p2p/a\)"):
+        with pytest.raises(GaveUpWaiting, match=r"these peers hold it: a \(/memory/a/p2p/a\)"):
             await b.hear("ready")
         await b.stop()
         await a.stop()
