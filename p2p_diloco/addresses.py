@@ -27,8 +27,8 @@ def split_addresses(texts: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
-    """Check the address of a peer that is to be dialled, and return it. It must name a peer, and also a host and a
-    port; only /p2p/... alone needs no host, and /dnsaddr/... no port.
+    """Check the address of a peer that is to be dialled, and return it. It must name a peer, a host and a port; but
+    /p2p/... needs neither host nor port, and /dnsaddr/... no port.
 
     Raises:
         AddressError: the address can't be read, or it names no peer.

@@ -25,8 +25,8 @@ AGAIN_S = 0.05
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """The exit status after an interrupt: 128 + the signal's number. An interrupt that `Interrupts` didn't raise counts
-    as SIGINT."""
+    """The exit status after an interrupt: 128 + the signal's number. For an interrupt that `Interrupts` didn't raise,
+    SIGINT's number is used."""
     return 128 + int(next(iter(interrupt.args), signal.SIGINT))
 
 

@@ -32,7 +32,7 @@ _KNOWN: Mapping[str, type[RunConfig] | type[PeerConfig]] = {
     **dict.fromkeys(PeerConfig.model_fields, PeerConfig),
 }
 _CHECKPOINTS = ("manifest.json", "checkpoint-*/manifest.json")
-"""Where the last file of a complete checkpoint lies, in the folder that `from_checkpoint` names."""
+"""Where a checkpoint's manifest, which is written last, lies below the folder that `from_checkpoint` names."""
 _NAMES_A_RUN = ("run_id", "initial_peers", "invite")
 
 

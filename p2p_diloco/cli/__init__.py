@@ -61,7 +61,7 @@ def _called(arguments: Sequence[str], debug: bool) -> int:
     except typer.Abort:  # what older versions of typer make of a KeyboardInterrupt; newer ones return 130
         return INTERRUPTED
     except Exception as error:
-        if hasattr(error, "format_message"):  # a misused command line: the class differs from version to version
+        if hasattr(error, "format_message"):  # a misused command line: the error's class differs between versions
             return _told(_sentence(error.format_message()), 2, debug)
         raise
     return code if isinstance(code, int) else 0

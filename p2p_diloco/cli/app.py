@@ -64,12 +64,12 @@ def bootstrap(
     initial_peers: list[str] | None = Option(None, help="Other bootstraps of the same swarm.", metavar="ADDR..."),
     identity_path: Path | None = Option(
         None,
-        help="File that keeps its identity, and so its address, across restarts; unset: a new one.",
+        help="File that keeps the identity, and so the address, across restarts; unset: a new one.",
         metavar="PATH",
     ),
     relay_mbit: float | None = Option(
         None,
-        help="Mbit/s that it passes on between peers that can't reach each other; 0: none.",
+        help="Mbit/s to relay between peers that can't reach each other; 0: none.",
         metavar="X",
         show_default="50",
     ),
@@ -82,7 +82,7 @@ def bootstrap(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Start a seed of the DHT, and print the command line with which peers join."""
+    """Start a bootstrap (a peer of the DHT, and a relay), and print the command line with which peers join."""
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.bootstrap import serve
 
@@ -127,7 +127,7 @@ def status(
         False, "--check", help="Look once, and print what is wrong; the exit code is 1 if anything is."
     ),
     stall_rounds: float = Option(
-        5.0, help="For --check: usual rounds without a commit after which the run is stalled.", metavar="X"
+        5.0, help="For --check: a run without a commit for X times a round's usual length is stalled.", metavar="X"
     ),
     interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
     baseline: Path | None = BASELINE,
@@ -198,7 +198,7 @@ def export(
     run_id: str | None = Option(None, help="The run to read.", show_default="main", metavar="NAME"),
     invite: str | None = INVITE,
     checkpoint: Path | None = Option(
-        None, help="Read a checkpoint, or the newest in a folder of them, and no run.", metavar="PATH"
+        None, help="Read this checkpoint, or the newest in this folder, instead of a run.", metavar="PATH"
     ),
     form: str = Option(
         "safetensors",
@@ -206,7 +206,7 @@ def export(
         help="hf: for from_pretrained of Transformers; torch: a state_dict.",
         metavar="[safetensors|hf|torch]",
     ),
-    dtype: str = Option("keep", help="Of the parameters.", metavar="[keep|float32|bfloat16|float16]"),
+    dtype: str = Option("keep", help="Data type of the parameters.", metavar="[keep|float32|bfloat16|float16]"),
     force: bool = Option(False, "--force", help="Replace the files of an earlier export."),
     wait_timeout: float | None = Option(
         None, help="Seconds to wait for the run and for its state.", metavar="X", show_default="300"
@@ -293,8 +293,8 @@ def replay(
     run_id: str | None = Option(None, help="Which run of a folder; unset: the newest there.", metavar="NAME"),
     epoch: int | None = Option(None, "--round", help="Show one round in detail: what each peer did.", metavar="N"),
     events: bool = Option(False, "--events", help="Print every event and its effects, one a line."),
-    peer: str | None = Option(None, help="With --events: of this peer alone.", metavar="NAME"),
-    check: bool = Option(False, "--check", help="Play each history again, and compare its effects."),
+    peer: str | None = Option(None, help="With --events: only the events of this peer.", metavar="NAME"),
+    check: bool = Option(False, "--check", help="Play each history again, and compare effects with the recorded ones."),
     as_json: bool = Option(False, "--json", help="Print the story as one JSON object (docs/history.md)."),
 ) -> None:
     """Tell from the histories of a run's peers what happened, in fewer than 30 lines.
@@ -310,7 +310,7 @@ def replay(
 @app.command()
 def simulate(
     seeds: int = Option(200, help="How many worlds to play.", metavar="N"),
-    first: int = Option(0, help="The first world's seed.", metavar="N"),
+    first: int = Option(0, help="Seed of the first world; the next worlds have the next seeds.", metavar="N"),
     seed: int | None = Option(None, help="Play this world alone.", metavar="N"),
     kind: str | None = Option(
         None, help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"
@@ -336,7 +336,7 @@ def bench(
     parameters: str = Option("10M", help="Parameters of the model: 25M, 100k.", metavar="N"),
     codec: str = Option("bf16", help="How pseudo-gradients are written on the wire.", metavar="CODEC"),
     fragments: int = Option(1, help="Fragments that the model is sent in.", metavar="F"),
-    rounds: int = Option(7, help="Rounds that count.", metavar="R"),
+    rounds: int = Option(7, help="Rounds to measure, after 2 for warm-up.", metavar="R"),
     link: str | None = Option(
         None,
         help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit; with the round trip time between any two "
@@ -345,14 +345,14 @@ def bench(
     ),
     beside: str | None = Option(
         None,
-        help="What is measured beside it; default: raw,gloo; none with --steps, --device.",
+        help="Methods measured beside the run; unset: raw,gloo; none with --steps, --step-time, --overlap, --device.",
         metavar="[raw,gloo,averager|none]",
     ),
     steps: int | None = Option(None, help="Inner steps of a round; unset: one for each fragment.", metavar="H"),
     step_time: float = Option(0.0, help="Seconds that an inner step takes.", metavar="S"),
-    overlap: int = Option(0, help="Inner steps that an exchange has, while training goes on."),
-    direct: bool = Option(True, help="Payloads over TLS connections of our own, or over libp2p's streams alone."),
-    device: str = Option("cpu", help="Device of the peers' models, such as cuda: nothing is measured beside it then."),
+    overlap: int = Option(0, help="Inner steps to make during an exchange."),
+    direct: bool = Option(True, help="Send payloads over direct TLS connections, or over libp2p's streams only."),
+    device: str = Option("cpu", help="Device of the peers' models; with e.g. cuda no other method is measured."),
     as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
 ) -> None:
     """Measure a whole round between real processes on this machine, and the same work done by other methods.

@@ -1,4 +1,4 @@
-"""`bootstrap`: serves as a seed of the DHT, and prints the command line with which peers join.
+"""`bootstrap`: serves the DHT and a relay, and prints the command line with which peers join.
 
 Law: all checks that need no Hivemind come before it is loaded. The bootstrap serves until a signal ends it, and has
 neither a model nor a run.
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 def serve(
     host: str, port: int, flags: Mapping[str, object], *, run_keys: Sequence[str] = (), as_json: bool = False
 ) -> None:
-    """Serve the DHT and a relay until a signal comes. `flags`: the peer settings that the user gave, by key.
-    `run_keys`: the public keys of the private runs that are relayed for; none: every run.
+    """Serve the DHT and a relay until a signal comes. `flags`: the peer settings that the user gave, by key; without
+    host_maddrs among them, `host` and `port` say where to listen. `run_keys`: the public keys of the private runs for
+    which it relays, as hex; empty: it relays for every run.
 
     Raises:
         UsageError: a host, a port or a run's key can't be read. AddressError: an address can't be read. ConfigError:
@@ -47,14 +48,14 @@ def serve(
     for address in peer.host_maddrs:
         check_free(address, key=None if listen else flag("host_maddrs"))
     check_initial_peers(peer.initial_peers)
-    from p2p_diloco.net.dht import DhtPeer  # takes seconds: before the loop, which handles signals late
+    from p2p_diloco.net.dht import DhtPeer  # it takes seconds, in which a loop would handle no signal
 
     run(_serve(peer, runs, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
-    """The text that `bootstrap` prints: the command lines for joining, first the one for other machines. With
-    `as_json`, one JSON object."""
+    """The text that `bootstrap` prints: the command line for joining from other machines, then the one for joining
+    from this machine. With `as_json`, one JSON object."""
     ordered = by_reach(addresses)
     outside = [address for address in ordered if not is_loopback(address)]
     inside = [address for address in ordered if is_loopback(address)]

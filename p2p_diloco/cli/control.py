@@ -1,6 +1,6 @@
 """The commands of a run's founder: invitations, and changes of a run that goes on.
 
-Law: one function for each command; it loads what carries the command out only when the command runs.
+Law: one function for each command. The modules that carry a command out are loaded only when the command runs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from p2p_diloco.config import PeerConfig, RunConfig
 def invite(
     name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
     role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
-    expires: str = Option("30d", help="How long the invitation holds: 7d, 12h, 30m.", metavar="TIME"),
+    expires: str = Option("30d", help="How long the invitation is valid: 7d, 12h, 30m.", metavar="TIME"),
     peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
     key: Path | None = KEY,
     initial_peers: list[str] | None = Option(
         None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
     ),
     out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
-    line: bool = Option(False, "--line", help="Print it as one line for P2P_DILOCO_INVITE, and write no file."),
+    line: bool = Option(False, "--line", help="Print the invitation as a line for P2P_DILOCO_INVITE, not to a file."),
 ) -> None:
     """Write an invitation to a private run. Needs the run's key, and no network."""
     from p2p_diloco.cli.invite import invite as make
@@ -43,9 +43,9 @@ def revoke(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Revoke an invitation to a private run: its members end all connections with the peers that use it.
+    """Revoke an invitation to a private run: the run's members end all connections with peers that use it.
 
-    Needs the run's key. What those peers have read or contributed stays so.
+    Needs the run's key. What those peers have read or contributed is not undone.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.invite import revoke as put_out
@@ -74,10 +74,10 @@ def set_values(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Change settings of a run in progress. What is not given stays. Only the run's founder may do this.
+    """Change settings of a run in progress. Settings that are not given stay. Only the run's founder may do this.
 
     Every shard takes the new values with its next commit, the same on all peers.
-    This command may end as soon as one peer knows of them.
+    Once one peer knows the new values, the change happens even if this command is ended.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.revise import set_values as ask
@@ -144,9 +144,9 @@ def kick(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Put peers out of a private run, and say which other invitations still let them in. Needs the run's key.
+    """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
 
-    It revokes the invitation of that name, or the one that was made for that peer id.
+    Revokes the invitation of that name or grant's id, or the one that was made for that peer id.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.invite import kick as put_out

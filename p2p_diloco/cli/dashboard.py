@@ -52,18 +52,18 @@ def show(
     key: Path | None,
     metrics: Address | None = None,
 ) -> None:
-    """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With an identity in the flags
-    the page can change the run's settings, save and stop; with the run's `key` it can put peers out. `metrics`: the
-    address and port at which Prometheus may ask meanwhile.
+    """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With the founder's identity
+    file in the flags the page can change the run's settings, save and stop. `key`: the file of the run's key, with
+    which the page can put peers out. `metrics`: the address and port at which Prometheus gets metrics; None: nowhere.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
     peer = watched(flags, config_file, interval_s)
-    founder = peer.identity_path if "identity_path" in flags else None  # not one that a config file has for a peer
+    founder = peer.identity_path if "identity_path" in flags else None  # one from a config file is that of a peer
     controls = _controls(peer, founder, key)
     if controls.offered and host not in LOOPBACK:
-        wrong = "takes a page that can change the run to other machines, unencrypted"
+        wrong = "would show other machines a page that can change the run, unencrypted"
         mend = "leave --identity-path and --key out, or keep 127.0.0.1 and reach it through `ssh -L`"
         raise UsageError(wrong, key="--host", value=host, mend=mend)
     with telling(peer, metrics, compare) as told:
@@ -71,7 +71,8 @@ def show(
 
 
 def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Controls:
-    """What the page can change, by the founder's identity file and the run's key.
+    """What the page can change. `founder`: the founder's identity file; `key`: the file of the run's key; None: not
+    given.
 
     Raises:
         ConfigError: a key can't be read.
@@ -110,8 +111,8 @@ async def _serve(
             typer.echo(f"{shown}?token={token}")
 
         if host not in LOOPBACK:
-            log.warning("the page travels unencrypted: others on the way from %s can read it", host)
-        log.info("open this link in a browser; each link works once, and the next one is printed when it is used:")
+            log.warning("the page is sent unencrypted: anyone between %s and the browser can read it", host)
+        log.info("open this link in a browser; it works once, and when it has been used the next link is printed:")
         app = application(feed, Door(tell), controls)
         server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
                                        timeout_graceful_shutdown=END_S))  # fmt: skip

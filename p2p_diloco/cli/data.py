@@ -1,7 +1,7 @@
 """`data`: serves files of this machine to the peers of a run.
 
-Law: the files are read and cut before anything is started. A data node takes no part in the run. What carries the
-command out is loaded only when it runs.
+Law: the files are read and cut before anything is started. A data node takes no part in the run. The modules that
+carry the command out are loaded only when it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def data(
     data_set: str | None = Option(
         None, "--as", help="Name under which peers find the data; unset: that of the first path.", metavar="NAME"
     ),
-    slice_bytes: str = Option("8M", help="About the length of a slice.", metavar="N"),
+    slice_bytes: str = Option("8M", help="Approximate bytes of a slice.", metavar="N"),
     initial_peers: list[str] | None = INITIAL_PEERS,
     run_id: str | None = Option(None, help="The run whose peers may read.", show_default="main", metavar="NAME"),
     invite: str | None = INVITE,
@@ -41,14 +41,14 @@ def data(
     host_maddrs: list[str] | None = Option(None, help="Addresses to listen on.", metavar="ADDR..."),
     announce_maddrs: list[str] | None = Option(None, help="Addresses that peers are told to dial.", metavar="ADDR..."),
     identity_path: Path | None = Option(
-        None, help="File that keeps its identity across restarts; unset: a new one.", metavar="PATH"
+        None, help="File that keeps the data node's identity across restarts; unset: a new one.", metavar="PATH"
     ),
     direct_port: int | None = Option(None, help="TCP port for direct connections; unset: any.", metavar="N"),
     config: Path | None = CONFIG,
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Serve files to the peers of a run that don't have them ([bold]peer.slices[/bold]). Takes no part in the run.
+    """Serve files to those peers of a run that don't have them ([bold]peer.slices[/bold]). Takes no part in the run.
 
     Text, .safetensors or .tar files are cut into slices, each with a hash, and are read anew at each start.
     Several data nodes may serve the same files. Prints one line of JSON once peers find it.
@@ -96,7 +96,7 @@ def _check_access(local: PeerConfig) -> None:
     """Check that this process may serve data, and that strangers can't read it unless that is wanted.
 
     Raises:
-        UsageError, ConfigError: it may not, or they could.
+        UsageError, ConfigError: it may not serve, or strangers could read the data.
     """
     from p2p_diloco.net.invited import check_role, on_this_machine, read_invitation
 

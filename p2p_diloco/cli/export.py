@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FORMATS = ("safetensors", "hf", "torch")
 DTYPES = ("keep", "float32", "bfloat16", "float16")
 OF_AN_OBSERVER = ("run_id", "initial_peers", "invite", "open", "direct", "wait_timeout")
-"""The settings that an observer takes from the settings of a peer on the same machine. Ports and the identity stay that
-peer's own; only with an invitation for one peer id does the observer need that identity."""
+"""The settings that an observer takes from the settings of a peer on the same machine. It takes no
+ports, and the peer's identity only if the invitation is for one peer id."""
 NAMES_MAX = 5
 """The most names of missing entries in a log line; the JSON has all."""
 

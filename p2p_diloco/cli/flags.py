@@ -24,7 +24,7 @@ from p2p_diloco.trainer.config import TrainerConfig
 def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command: give it a flag for every field of the models. In the help text each model has its own panel.
 
-    The command gets them as keyword arguments; a flag that wasn't given is None or an empty list.
+    The command gets the flags' values as keyword arguments: None or an empty list for a flag that wasn't given.
     """
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +68,8 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
-    """Write the name of a list option before each of its values: ``--to A B`` becomes ``--to A --to B``.
+    """Write the name of a list option before each of its values: ``--to A B`` becomes ``--to A --to B``. `lists`: the
+    names of the list options.
 
     Raises:
         UsageError: a list option has no value.

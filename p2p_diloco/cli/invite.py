@@ -1,7 +1,7 @@
-"""`invite` and `revoke`: let a peer into a private run, and put it out. Both need the run key's file.
+"""`invite`, `revoke` and `kick`: let peers into a private run, and put them out. All need the run key's file.
 
-Law: all checks that need no swarm come first. `invite` needs no network at all; `revoke` stores one signed list in the
-run's DHT records, and takes no part in the run.
+Law: all checks that need no swarm come first. `invite` needs no network at all; `revoke` and `kick` store one signed
+list in the run's DHT records, and take no part in the run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def invite(
     out: Path | None,
     as_line: bool,
 ) -> None:
-    """Write a new invitation, and print how to join with it.
+    """Write a new invitation into the file `out` (None: NAME.invite), and print how to join with it. With `as_line`
+    write no file, and print the invitation as one line. `expires`: a length of time, such as 7d.
 
     Raises:
         UsageError, ConfigError: the flags or files can't be used.
@@ -121,7 +122,7 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
     that it was made for. Then name the invitations that other peers may still use.
 
     Raises:
-        UsageError: there is no run key, or it has issued no such invitation. As `revoke` otherwise.
+        UsageError: there is no run key, or it has issued no such invitation. Otherwise as `revoke`.
     """
     if key_file is None and not any(is_run_key(path) for path in Path().glob("*.key")):
         wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
@@ -132,8 +133,8 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
         revoke(target, path, initial_peers, as_json=as_json)
     if left := _other_ways_in(Issued.beside(path), name):
         log.warning(
-            "a kicked peer that also holds one of these invitations can come back with it: %s; revoke it too, and give "
-            "the others new ones",
+            "a kicked peer that also holds one of these invitations can come back with it: %s; revoke that one, and "
+            "give its other holders a new one",
             left,
         )
 
@@ -145,7 +146,7 @@ def _targets(issued: Issued, name: str) -> list[str]:
 
 
 def _other_ways_in(issued: Issued, name: str) -> str:
-    """The names of all other valid invitations that any peer may use."""
+    """The names of the valid invitations that any peer may use, without `name`'s own."""
     names = {name, *(entry.name for entry in issued.entries if entry.peer == name)}
     return ", ".join(sorted({e.name for e in issued.entries if _lets_anyone_in(e) and e.name not in names}))
 

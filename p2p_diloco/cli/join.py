@@ -103,7 +103,7 @@ def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[
         raise UsageError(
             "names no address of a peer",
             key=flag("initial_peers"),
-            mend="start a seed with `p2p-diloco bootstrap` and run the line that it prints",
+            mend="start a bootstrap with `p2p-diloco bootstrap` and run the line that it prints",
         )
     return run, peer
 

@@ -1,6 +1,6 @@
 """Reads single keys from the terminal while something else is under way.
 
-Law: the terminal is as it was when the block ends.
+Law: at the end of the block the terminal's settings are restored.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
-    """Log to stderr from level INFO on. For this package the level is DEBUG with `debug`, and ERROR with `quiet`.
+    """Log to stderr from level INFO on. For this package the level is DEBUG with `debug`, else ERROR with `quiet`; for
+    Hivemind it is WARNING. `form` auto: rich on a terminal unless NO_COLOR is set, else plain.
 
     Raises:
         UsageError: `form` is not one of auto, rich, plain, json.

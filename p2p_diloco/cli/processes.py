@@ -103,7 +103,7 @@ class Child:
         return bool(self.status) and not self.killed
 
     def last_words(self) -> str:
-        """The last line of the process's log."""
+        """The last line of the process's log that isn't empty."""
         lines = self.log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 

@@ -20,8 +20,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-z%]*)")
 
 
 def count_of(text: str, *, key: str = "--parameters", what: str = "parameters", most: float = PARAMETERS_MAX) -> int:
-    """Parse a number such as 25M, 100k, 1.5b or 1000. `key`, `what`: the flag, and what is counted, for the text of an
-    error.
+    """Parse a number such as 25M, 100k, 1.5b or 1000. `key`, `what`: the flag and what is counted, for an error;
+    `most`: the greatest number that is allowed.
 
     Raises:
         UsageError: the text can't be read, or the number is out of bounds.

@@ -24,14 +24,15 @@ _NOT_FREE = {
     errno.EADDRNOTAVAIL: ("is no address of this machine", "give one of its addresses, or 0.0.0.0 for all of them"),
     errno.EACCES: ("needs an administrator", "choose a port from 1024 on"),
 }
-"""The words and the mend for each system error on an address to listen on."""
+"""System error when listening at an address -> what is wrong, and the mend."""
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
     """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any of the addresses `known` from an
     earlier start.
 
-    Only addresses of plain TCP are tried; any other address counts as answered.
+    Only addresses of plain TCP are tried; at any other address, a peer is assumed to answer. Without addresses nothing
+    is checked.
     """
     found = run(reasons(addresses))
     if addresses and all(found) and all(run(reasons(known))):

@@ -24,7 +24,7 @@ from p2p_diloco.remembered import state_folder
 
 WIDTH_MIN, WIDTH_MAX = 60, 120
 SHIFT_S = 0.01
-"""Clocks that were put right by less are not mentioned."""
+"""Clocks that were put right by no more than this many seconds are not mentioned."""
 
 
 def replay(
@@ -37,7 +37,9 @@ def replay(
     checks: bool,
     as_json: bool,
 ) -> int:
-    """Print what happened. Returns the exit code: 1 if a history does not lead to the recorded effects.
+    """Print what happened: the story; or with `epoch` that round in detail, with `events` all events (with `peer` only
+    those of this peer), with `checks` whether each history leads to the recorded effects. Returns the exit code: 1 if
+    one does not, else 0.
 
     Raises:
         UsageError, ConfigError: a flag or a file can't be used.
@@ -91,7 +93,7 @@ def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) 
     yield f"run {lives[0].head['run_id']}: {count}, {last:.1f} s since {_utc(history.began)}"
     for life in lives:
         if life.head["file"] != 1:
-            yield named(f"{life.peer}: its first files are gone, so its story begins later than it did")
+            yield named(f"{life.peer}: its first files are gone, so the story lacks its beginning")
         if life.gap:
             yield named(f"{life.peer}: {life.gap}")
     for peer, shift in history.shifts.items():

@@ -59,7 +59,7 @@ def set_values(
 
 
 def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, wait_s: float, as_json: bool) -> None:
-    """End the run for all its peers, and print at which epoch. `save`: only if some peer saves its last state.
+    """End the run for all its peers, and print at which epoch. `save`: end it only if some peer saves the last state.
 
     Raises:
         As `set_values`.
@@ -77,7 +77,7 @@ def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, w
 
 
 def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool) -> None:
-    """Let all peers that have a checkpoint folder save, and print which have begun to.
+    """Let all peers that have a checkpoint folder save, and print which of them have begun to.
 
     Raises:
         As `set_values`.

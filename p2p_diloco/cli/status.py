@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
 
 Compare = Callable[[Snapshot], Snapshot]
-"""Makes of a snapshot the one that is shown."""
+"""Turns a snapshot of the run into the one that is shown, compared with a baseline if there is one."""
 Address = tuple[str, int]
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,9 @@ def show(
     compare: Compare,
     metrics: Address | None = None,
 ) -> None:
-    """Show the state of a run, as `compare` makes it of each snapshot. With `once` show it one time, otherwise every
-    `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus may ask meanwhile.
+    """Take snapshots of a run, and show what `compare` makes of each: only one with `once`, otherwise one every
+    `interval_s` seconds until an interrupt. `metrics`: the address and port at which Prometheus gets metrics meanwhile;
+    None: nowhere.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -74,7 +75,7 @@ def check_once(
     peer = watched(flags, config_file, 1.0)
     from p2p_diloco.observe.check import faults
 
-    logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault tells it
+    logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
     found: list[str] = []
     run(watch(peer, None, lambda seen: found.extend(faults(compare(seen), stall_rounds))))
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else found:
@@ -83,7 +84,8 @@ def check_once(
 
 
 def beside(path: Path | None, bound: float, tokens_per_sample: float | None) -> Compare:
-    """What compares each snapshot with the baseline in this file; without a file it stays as it is.
+    """The function that compares each snapshot with the baseline in the file `path`. None: it returns snapshots
+    unchanged. `bound`: it warns of a loss that is above the baseline's by more than this fraction.
 
     Raises:
         UsageError, ConfigError: the file or a number can't be used.
@@ -146,8 +148,8 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
 
 @contextlib.contextmanager
 def telling(peer: PeerConfig, metrics: Address | None, compare: Compare) -> Iterator[Compare]:
-    """Within the block, Prometheus at this address and the OTLP endpoint get what the yielded function returned last:
-    it does what `compare` does."""
+    """Within the block, Prometheus (at the address `metrics`; None: nowhere) and the OTLP endpoint get the snapshot
+    that the yielded function returned last. That function does what `compare` does."""
     if metrics is None and peer.otlp_endpoint is None:
         yield compare
         return
@@ -177,7 +179,7 @@ async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
 
 
 async def watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
-    """Take and show a snapshot every `interval_s` seconds; None: only once."""
+    """Take a snapshot every `interval_s` seconds (None: only once), and call `show_it` with each."""
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import look, observer
 

@@ -29,20 +29,20 @@ class PeerConfig(Settings):
     )
     invite: str | None = Field(
         default=None,
-        description="Invitation to a private run: its file, or its one line of base64. Names the run and addresses.",
+        description="Invitation to a private run: its file, or its one line of base64. It names the run and addresses.",
     )
     open: bool = Field(
         default=False,
-        description="Take part in a run that every peer may join which knows an address. Runs on loopback always are.",
+        description="Take part in an open run: every peer that knows an address may join. Any run on loopback is open.",
     )
     found: bool = Field(
         default=False,
         description="Found the run if there is none. A peer that is given settings of the run, a checkpoint to start "
-        "from, or no initial peers does so in any case; any other waits until the run is founded.",
+        "from, or no initial peers does so without this; any other peer waits until the run is founded.",
     )
     name: Label | None = Field(
         default=None,
-        description="This peer's name in status and logs; unset: that of its own invitation, or else the host's.",
+        description="This peer's name in status and logs; unset: the name in its own invitation, or else the host's.",
     )
     role: Literal["worker", "aggregator", "observer"] = Field(
         default="worker",
@@ -51,7 +51,7 @@ class PeerConfig(Settings):
     )
     host_maddrs: tuple[str, ...] = Field(
         default=(),
-        description="Addresses to listen on; unset: loopback if all initial peers are, else every interface.",
+        description="Addresses to listen on; unset: loopback if all initial peers are on it, else every interface.",
     )
     announce_maddrs: tuple[str, ...] = Field(
         default=(), description="Addresses that other peers are told to dial; unset: those that it listens on."
@@ -60,7 +60,7 @@ class PeerConfig(Settings):
         default=None, description="File that keeps this peer's identity across restarts; unset: a new one each time."
     )
     client_mode: bool = Field(
-        default=False, description="Listen nowhere: such a peer aggregates only while no other peer can be dialled."
+        default=False, description="Listen nowhere; this peer then aggregates only while no other peer can be dialled."
     )
     direct: bool = Field(
         default=True,
@@ -80,7 +80,8 @@ class PeerConfig(Settings):
         default=None, ge=0, le=65535, description="TCP port for Prometheus; 0: the system chooses one; unset: none."
     )
     metrics_host: str = Field(
-        default="127.0.0.1", description="Address of this machine at which metrics_port listens; 0.0.0.0: at all."
+        default="127.0.0.1",
+        description="Address of this machine at which metrics_port listens; 0.0.0.0: all addresses.",
     )
     otlp_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^/]+")] | None = Field(
         default=None,
@@ -95,7 +96,9 @@ class PeerConfig(Settings):
         "$XDG_STATE_HOME or ~/.local/state.",
     )
     history_bytes: int = Field(
-        default=16 * 2**20, ge=0, description="Most bytes on disk of one start's history; 0: none is kept."
+        default=16 * 2**20,
+        ge=0,
+        description="The most bytes on disk for the history of one start of this peer; 0: none is kept.",
     )
     cache_dir: Path | None = Field(
         default=None,
@@ -103,11 +106,14 @@ class PeerConfig(Settings):
         "~/.cache. Peers of one machine may share it.",
     )
     cache_bytes: int = Field(
-        default=10 * 2**30, ge=1, description="Most bytes of that folder; those used longest ago are deleted first."
+        default=10 * 2**30,
+        ge=1,
+        description="The most bytes in cache_dir; the slices used longest ago are deleted first.",
     )
     from_checkpoint: Path | None = Field(default=None, description="Checkpoint folder to start from.")
     new_generation: bool = Field(
-        default=False, description="Found the run anew from from_checkpoint, even if the run has gone further."
+        default=False,
+        description="Found the run anew from the checkpoint in from_checkpoint, even if the run has gone further.",
     )
     restart_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=30.0,

@@ -28,11 +28,11 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 MOMENTUM_OF_EACH_MAX = 0.5
 """In asynchronous mode, a higher outer momentum causes a warning if every submission updates the momentum."""
 OVERLAP_MAX = 4
-"""Overlap with a high momentum was measured up to H divided by this number, and again at all of H."""
+"""With a high momentum, overlaps up to H divided by this number were measured, and an overlap of all of H."""
 MOMENTUM_HIGH = 0.9
 ROUNDS_FEW, MOMENTS = 20, 5
-"""A run should have ROUNDS_FEW outer steps at least, and MOMENTS times the 1 / (1 - momentum) outer steps over which
-momentum averages."""
+"""A run should have at least ROUNDS_FEW outer steps, and at least MOMENTS times as many as momentum averages over,
+which are 1 / (1 - momentum)."""
 
 
 class RunConfig(Settings):
@@ -115,16 +115,16 @@ class RunConfig(Settings):
     )
     aggregation: Literal["clip", "mean", "centered_clip"] = Field(
         default="clip",
-        description="How contributions are averaged. clip: none counts for more than their median length; "
-        "centered_clip: nor lies farther from their centre than the median; mean: without limits. Limits need three "
+        description="How contributions are averaged. clip: longer ones are shortened to their median length; "
+        "centered_clip: then also to their median distance from their centre; mean: without limits. Limits need three "
         "contributions; in mode=async, that needs async_grace.",
     )
     step_limit: float = Field(
         default=1.25,
         ge=0,
         allow_inf_nan=False,
-        description="The most that a commit's mean counts for: so many times the median length of the shard's last "
-        "nine; what is longer is cut. 0: no limit.",
+        description="The greatest length of a commit's mean, in multiples of the median length of the shard's last "
+        "nine means; a longer mean is shortened to it. 0: no limit.",
     )
     audit_rate: float = Field(
         default=0.03,
@@ -168,7 +168,8 @@ class RunConfig(Settings):
     )
     dn_variant: Literal["paper", "buffered"] = Field(
         default="paper",
-        description="Which form of Delayed Nesterov: spread over submissions, or on the last one. For mode=async.",
+        description="Delayed Nesterov over a buffer of N submissions. paper: all together make one Nesterov step; "
+        "buffered: each makes a plain step, but the N-th a Nesterov step on the mean of all. For mode=async.",
     )
     dylu: bool = Field(
         default=False, description="Dynamic local updates: slower peers make fewer inner steps. For mode=async."
@@ -180,7 +181,7 @@ class RunConfig(Settings):
         description="Seconds that a submission waits to be averaged with others; 0: none. For mode=async.",
     )
     max_staleness: int | None = Field(
-        default=None, ge=0, description="Epochs that a submission may be behind; unset: any. For mode=async."
+        default=None, ge=0, description="The most epochs that a submission may be behind; unset: any. For mode=async."
     )
     carry_rounds: int = Field(
         default=2,
@@ -192,7 +193,7 @@ class RunConfig(Settings):
         default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."
     )
     stop_after_samples: int | None = Field(
-        default=None, ge=1, description="Samples over the whole run after which it ends for all; unset: never."
+        default=None, ge=1, description="Samples of all peers after which the run ends for all; unset: never."
     )
 
     @model_validator(mode="after")
@@ -254,11 +255,11 @@ class RunConfig(Settings):
 
     @property
     def rounds_wanted(self) -> float:
-        """How many outer steps of the whole model a run should have at least."""
+        """The fewest outer steps of the whole model that a run should have."""
         return max(ROUNDS_FEW, round(MOMENTS / (1 - self.momentum), 9))
 
     def doubts(self, rounds: float | None = None) -> list[str]:
-        """Warnings, each with a mend, for settings with which training was measured to be worse than it could be
+        """Warnings, each with a mend, for settings with which training was measured to be worse than with others
         (docs/results.md). `rounds`: the outer steps that the run will make; None: its `stop_after_epochs`."""
         found = []
         if rounds is None and self.mode == "sync":
@@ -323,7 +324,7 @@ class RunConfig(Settings):
             ) from error
 
     def fingerprint(self) -> str:
-        """32 hex digits. They are equal for two configs exactly if all settings except `LIVE_KEYS` are equal.
+        """32 hex digits, which two configs have in common exactly if all their settings but `LIVE_KEYS` are equal.
 
         The first 128 bits of SHA-256 over the canonical JSON (sorted keys, no spaces) of all fields but
         `LIVE_KEYS`.

@@ -1,7 +1,7 @@
-"""Which commits and contributions may count at all, whatever their tensors are: judged by author, term and numbers.
+"""Which commits and contributions may count: judged by their author, term and numbers, without a look at their tensors.
 
-Law: pure functions. The limits are far below what a message can hold. So after any accepted message, the numbers and
-lists of the next message still fit into it.
+Law: pure functions. The limits are so far below the capacity of a message that, after any accepted message, all numbers
+and lists still fit into the next message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ AHEAD_MAX = 86_400_000 << SALT_BITS
 """An incarnation may be at most one day ahead of all known ones, because a clock may be wrong by that much."""
 
 COUNTED_MAX = 12_000
-"""The most peers that a run counts. With 75 bytes each, the header of a shard's state still fits into a message."""
+"""The most peers whose contributions a run counts. A shard's state lists them in its header; with 75 bytes for each
+peer, the header still fits into a message."""
 
 NEWCOMERS_MAX, PLANNED_MAX = 64, 16
-"""Limits on unknown peers, which may be invented. NEWCOMERS_MAX: the most peers in one commit that no earlier commit
-has counted; each takes room in the state for ever. PLANNED_MAX: the most peers in a commit's plan that neither this
-commit, an earlier commit nor the previous plan contains; a round may wait for each until it is found dead."""
+"""Limits on unknown peers, which may be invented. NEWCOMERS_MAX: the most peers that one commit may count for the first
+time; each takes room in the state for ever. PLANNED_MAX: the most peers in a commit's plan that neither this commit, an
+earlier commit nor the previous plan contains; a round may wait for each of them until that peer is found dead."""
 
 
 def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> str:
@@ -57,7 +58,8 @@ def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> s
 
 
 def unfit(peer: str, contribution: Contribution, state: State | None, lead: Leadership, rules: Rules) -> str:
-    """Return why no commit may count this contribution of a peer; empty if one may. ``state``: the present one."""
+    """Return why no commit may count this contribution of a peer; empty if one may. ``state``: the shard's present
+    state; None if this replica holds none."""
     counted = {} if state is None else state.counted
     latest = latest_incarnation(counted, lead.roster.mine.incarnation)
     incarnations = contribution.oldest <= contribution.id and contribution.id.incarnation <= latest
@@ -65,7 +67,7 @@ def unfit(peer: str, contribution: Contribution, state: State | None, lead: Lead
     if not incarnations or not rules.fits(contribution.weight, contribution.samples, revision):
         return "it has a number out of range"
     if misweighed(contribution, rules):
-        return "a submission has the weight 1"
+        return "the weight of a submission must be 1"
     if not rules.asynchronous and (why := misused(peer, contribution, state, rules)):
         return why
     full = peer not in counted and len(counted) >= COUNTED_MAX
@@ -73,8 +75,9 @@ def unfit(peer: str, contribution: Contribution, state: State | None, lead: Lead
 
 
 def misweighed(what: Contribution | Counted, rules: Rules) -> bool:
-    """Return whether this is a submission in asynchronous mode with another weight than 1. It is refused, and not
-    counted as 1: its author has sealed its weight, so the commit would not fit to the seal."""
+    """Whether this is a submission in asynchronous mode that is not empty and whose weight is not 1. Such a submission
+    is refused. It can't be counted with weight 1 instead: its author's seal covers the weight, so the commit would not
+    match the seal."""
     return rules.asynchronous and not is_empty(what) and what.weight != 1.0
 
 
@@ -95,8 +98,8 @@ def countable(inbox: Mapping[str, Contribution], state: State) -> tuple[tuple[st
 
 
 def bounded(plan: Plan, contributors: set[str], me: str, state: State) -> Plan:
-    """Return the plan of this peer's next commit, with at most as many unknown peers as allowed. Later commits name the
-    others."""
+    """Return ``plan``, the plan of this peer's next commit, without the unknown peers above the limit (PLANNED_MAX).
+    Later commits name these peers."""
     most = PLANNED_MAX if state.counted else COUNTED_MAX
     left_out = set(sorted(_strangers(plan, contributors | {me}, state))[most:])
     if not left_out:
@@ -106,7 +109,8 @@ def bounded(plan: Plan, contributors: set[str], me: str, state: State) -> Plan:
 
 
 def _strangers(plan: Plan, known: set[str], state: State) -> set[str]:
-    """Return the peers that this plan names, but that the previous plan does not name and no commit has counted."""
+    """Return the peers of this plan that are not in ``known``, not in the previous plan, and not counted by any
+    commit."""
     return {*plan.group, *plan.succession} - {*state.plan.group, *state.plan.succession} - state.counted.keys() - known
 
 
@@ -118,8 +122,8 @@ def _room(state: State) -> int:
 
 
 def not_entitled(shard: int, sender: str, holder: str, term: int) -> Complaint:
-    """Return the complaint about a ``sender`` that names ``holder`` as the holder of this term, although it may not
-    hold the term."""
+    """Return the complaint about a message in which ``sender`` names ``holder`` as the holder of this term, although
+    the plan does not let ``holder`` hold it."""
     return Complaint(sender, f"a claim to shard {shard} is refused: {holder} may not hold term {term}")
 
 

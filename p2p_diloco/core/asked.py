@@ -1,7 +1,8 @@
 """The peers that this replica has asked something lately: their commits, states and versions are answers.
 
-Law: an answer that was not asked for is ignored, except a commit that comes from its author. A question stays open for
-a while, and for longer while a transfer from or to the asked peer makes progress. Time is an argument, never read.
+Law: an answer that was not asked for is ignored, except a commit that its author sends, and a state that
+`ShardLog.expects_states_of` allows. A question stays open for a while, and for longer while a transfer from or to the
+asked peer makes progress. Time is an argument, never read.
 """
 
 from __future__ import annotations

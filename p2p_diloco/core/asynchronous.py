@@ -1,9 +1,9 @@
 """One shard's log in asynchronous mode: each submission becomes a commit as soon as it arrives; no round waits for
 peers.
 
-Law: a proposal becomes a commit only when every live peer that its plan names holds it. Submitters are answered with
-commits, never with proposals, so if one more peer dies, what a submitter was told stays true. The aggregator changes
-only by a commit of its own or by a takeover.
+Law: a proposal becomes a commit only when every live peer in the successions of the present plan and of its own plan
+holds it. Submitters are answered with commits, never with proposals, so if one peer then dies, what a submitter was
+told stays true. The aggregator changes only by a commit of its own or by a takeover.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AsynchronousLog(ShardLog):
         self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
         # submitters that are counted but not yet answered, each with the base of its submission
         self.owed: dict[str, Version] = {}
-        # by peer: its last commit of another lineage that was answered with commits of this one
+        # peer → its last commit of another lineage that this peer answered with commits of its own lineage
         self.told: dict[str, Version] = {}
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
@@ -53,8 +53,9 @@ class AsynchronousLog(ShardLog):
     def unpromised(self) -> list[str]:
         """Return the peers whose promise this peer's claim still needs: live peers that hold a state, and peers that
         the plan names but that have not sent a Summary yet. If this peer has fetched its state, the state may be old,
-        and its plan may name none of the peers that have gone on. Then wait for all named peers, but only for a time:
-        a hostile member could name new ones without end."""
+        and its plan may name none of the peers that have gone on. Then also wait for all other peers that a commit
+        names and that have sent no Summary, but only for ``dead_after``: a hostile member could name new ones without
+        end."""
         promised = self.lead.promised_by
         if promised is None:
             return []
@@ -68,9 +69,9 @@ class AsynchronousLog(ShardLog):
 
     def must_hold(self, proposed: Proposal) -> list[str]:
         """Return the live peers that must hold the proposal before it is published and have not confirmed that they do:
-        first those that the present plan names as successors, then those that only the proposal's plan names. So once a
-        newly named peer holds it, each peer that may claim the term does, too. Return none if the proposal was computed
-        from damaged tensors, because no other peer can get the version that it was made on."""
+        first those that the present plan names as successors, then those that only the proposal's plan names. So when a
+        newly named peer gets the proposal, each peer that may claim the term holds it already. Empty if the proposal
+        was computed from damaged tensors, because no other peer can get the version that it was made on."""
         if self.round.trusted or self.state is None:
             return []
         for plan in (self.state.plan, proposed.commit.plan):
@@ -99,9 +100,9 @@ class AsynchronousLog(ShardLog):
         return self.deadline if self.round.inbox and self._able() else None
 
     def _able(self) -> bool:
-        """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. For damaged
-        tensors that no peer has undamaged (``trusted``), the number of workers does not matter: the commit counts
-        nothing, and only makes a version that matches these tensors."""
+        """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. If the
+        tensors are damaged and no peer has better ones (``trusted``), the number of workers does not matter: the commit
+        counts nothing, and only makes a version that matches these tensors."""
         return super()._able() and (self.round.trusted or len(self.workers()) >= self.needed)
 
     def workers(self) -> list[str]:
@@ -132,7 +133,7 @@ class AsynchronousLog(ShardLog):
         if known is not None and known.id >= contribution.id:
             return effects
         if misdirected and contribution.base != self.version:
-            # the answer carries the plan but not the claim, so the refusal names the claim
+            # the answer tells the author the plan, but not the claim to the term; the refusal tells the claim
             return self._news(sender, contribution.base) + effects
         self.round.inbox[sender], self.arrived[sender] = contribution, now
         return effects + self.close(now)
@@ -155,8 +156,8 @@ class AsynchronousLog(ShardLog):
     def _window(self, now: float) -> Contributions:
         """Return the submissions that the next commit counts, sorted by peer; none if that commit should wait. If
         ``async_grace`` is 0, return the submission that arrived first. Otherwise return all that have arrived, but no
-        more than the Delayed Nesterov buffer has room for. Do so once they fill the buffer, or every working peer has
-        submitted, or the grace is over."""
+        more than the Delayed Nesterov buffer has room for. Return them once they fill the buffer, every working peer
+        has submitted, or the grace is over."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, dict(countable(self.round.inbox, self.state))
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -168,8 +169,8 @@ class AsynchronousLog(ShardLog):
         return tuple(sorted(by_arrival[:room])) if closes else ()
 
     def _refuse_stale(self, version: Version) -> list[Effect]:
-        """Refuse submissions whose base is more than ``max_staleness`` epochs behind this version. Their authors then
-        send the same progress once more. Refuse submissions from data that is used or leased to another peer now."""
+        """Refuse submissions whose base is more than ``max_staleness`` epochs behind this version; their authors then
+        send the same progress again. Also refuse those made from data that is used or leased to another peer now."""
         most, effects = self.rules.max_staleness, list[Effect]()
         for peer, contribution in sorted(self.round.inbox.items()):
             behind = version.epoch - contribution.base.epoch
@@ -194,8 +195,8 @@ class AsynchronousLog(ShardLog):
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
         """Append the proposed commit and send it to the authors of the submissions that it counts. If a successor has
-        died, wait with these answers until the next commit has named a new successor, and that successor holds the
-        state. Otherwise this peer's death could lose submissions that their authors believe to be counted."""
+        died, answer them only once the next commit has named a new successor and this successor holds the state.
+        Otherwise this peer's death could lose submissions that their authors believe to be counted."""
         commit, self.unproven = proposed.commit, False
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
@@ -231,9 +232,9 @@ class AsynchronousLog(ShardLog):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit that a peer sent. It replaces this peer's draft if its author may write it, unless this
-        peer's claim wins against the author's. A commit that this peer itself wrote in an earlier incarnation always
-        replaces the draft, because another peer may hold that commit."""
+        """Handle a commit that a peer sent. The commit replaces this peer's draft if its author may write it, unless
+        this peer's claim wins against the author's. A commit that this peer itself wrote in an earlier incarnation
+        always replaces the draft, because another peer may hold that commit."""
         assert self.state is not None
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
@@ -245,8 +246,8 @@ class AsynchronousLog(ShardLog):
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
         """Handle a commit on a version that this replica has not reached. If that version is this peer's own proposal,
-        record that the sender holds the proposal. If this peer may have to hold the commit, ask the sender for the
-        commits before it."""
+        record that the sender holds the proposal. If this peer is in a succession, or if the commit's author itself
+        sent it and no tensor work is under way here, ask the sender for the commits before it."""
         effects = self.held(sender, commit.base, now)
         asks = self._names_me(commit) or (sender == commit.aggregator and self.round.working is None)
         if asks and self.version is not None and self.version.epoch < commit.base.epoch:
@@ -254,7 +255,7 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def expects_states_of(self, peer: str) -> bool:
-        """Whether the peer sends states without a question: an aggregator answers a submission, however late."""
+        """Whether the peer may send states unasked: an aggregator may answer a submission with one, however late."""
         answers = self.own.mine is not None and peer in self.lead.candidates()
         return answers or super().expects_states_of(peer)
 
@@ -265,7 +266,7 @@ class AsynchronousLog(ShardLog):
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
         """Handle a commit that was made on an earlier version or on another lineage. Answer only if the commit's author
-        sent it. That author did not get this peer's Held, or lacks newer commits."""
+        sent it: the author has missed this peer's Held, or lacks newer commits."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:
@@ -387,7 +388,7 @@ class AsynchronousLog(ShardLog):
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
         """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send the
-        submission there at once: the state of that version may take so long that its aggregator changes again."""
+        submission to that peer at once: that version's state may take so long that the aggregator changes again."""
         if self.frozen or self.relation(refusal.base) != "ahead":
             return super().outdated(sender, refusal, now)
         known = self.roster.live(refusal.holder) or self.roster.presumed(refusal.holder)

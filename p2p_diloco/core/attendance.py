@@ -1,14 +1,14 @@
 """Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for a peer.
 
-Law: uses only local knowledge, from contributions, commits and Summaries. This module proposes members and bounds
+Law: uses only local knowledge, from contributions, commits and Summaries. This module proposes members and limits
 waits; the commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is
 expected in all of them, and a peer that is left out of one is soon left out of all.
 
-A commit names every worker that holds a state. If a round closes without a worker that it named, this worker is named
-again only once it shows that it has reached a later epoch: a peer announces each epoch that it reaches without being
-counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the commit that
-made this base. For any other named peer it waits only for a grace, which doubles with each miss in a row, because that
-peer may still be fetching a state while the round stalls.
+The plan of a commit names every worker that holds a state. If the round closes without one of these workers, later
+plans name this worker again only once it shows that it has reached a later epoch (a peer announces each epoch that it
+reaches without being counted). A round waits until its deadline for a named peer that holds the round's base or was
+counted in the commit that made this base. Any other named peer may still be fetching a state, so the round waits for it
+only for a grace, which doubles with each miss in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .roster import Roster
 from .rules import Rules
 
 ROUNDS_KEPT = 9
-"""The usual length of a round is the median of at most this many last rounds."""
+"""The usual length of a round is the median over the last rounds without a miss, at most this many."""
 STRANGERS_MAX = 16
 """Peers unknown to the roster are forgotten here once there are more of them than this."""
 DOUBLINGS_MAX = 5
@@ -127,7 +127,7 @@ class Attendance:
 
     def newcomers(self, plan: Plan, epoch: int) -> list[str]:
         """Return the workers that hold this epoch's base, though no plan names them for the round, and have sent no
-        contribution yet. They came in the midst of the round, and take their progress along to the next one."""
+        contribution yet. They joined in the middle of the round, and contribute their progress to the next round."""
         return [peer for peer in self._sure(epoch, new=True) if not self.is_named(peer, plan, epoch)]
 
     def _sure(self, epoch: int, *, new: bool) -> list[str]:

@@ -14,8 +14,8 @@ from .version import ContributionId, Version
 
 @dataclass(slots=True)
 class Carried:
-    """A trainer's progress in one shard: which version the trainer merged last, and which contributions carry the
-    progress since then.
+    """A trainer's progress in one shard: which version the trainer merged last, and which contributions carry its
+    uncounted progress.
 
     base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
     not given up. oldest: the oldest contribution whose progress is still carried. included: whether the base counts
@@ -40,7 +40,7 @@ class Carried:
 
     def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
         """Record that the trainer merges ``version``, and return what happens to its local progress. ``counted``: this
-        peer's last contribution that ``version`` counts. ``given_up``: whether uncounted progress is dropped."""
+        peer's last contribution that ``version`` counts, or None. ``given_up``: uncounted progress is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
             return Carry.KEEP

@@ -114,8 +114,8 @@ class CatchUp:
 
     def _gather_again(self, now: float) -> list[Effect]:
         """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will no longer arrive, because the rounds were faster than the transfers of states. Ask the last commit's author
-        if it says that it is ahead; one that has restarted may have lost the commit."""
+        will no longer arrive, because the rounds were faster than the transfers of states. Ask the newest stored
+        commit's author, but only if it says that it is ahead: after a restart it may lack that commit."""
         kept = ((log.version, log.incoming) for log in self.logs)
         late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -246,7 +246,7 @@ class CatchUp:
     # -- taking
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
-        """Handle the versions that a peer reported. If the lineages differ, the greater whole model wins."""
+        """Handle the versions that a peer reported. If the lineages differ, the higher model version wins."""
         if not self.roster.asked.open(peer, now):
             return [Complaint(peer, "its versions are ignored: they were not asked for")]
         if len(message.versions) != len(self.logs):
@@ -277,8 +277,8 @@ class CatchUp:
 
     def _answered(self, peer: str) -> None:
         """Stop waiting for this peer: it has answered, but the answer can't be used yet. This is not recorded as a
-        failure: after a failure a peer is not asked for a while, and each answer would start this time anew, without
-        end. So would a gathering that asks this peer again."""
+        failure: after a failure a peer is not asked for a while, and each answer would start that time anew, without
+        end. End a gathering that asks this peer, too: its overdue requests would be recorded as failures."""
         if self.fetching is not None and self.fetching.donor == peer:
             self.fetching = None
         if self.gathering is not None and (self.gathering.first == peer or self.gathering.of(peer)):
@@ -299,8 +299,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
-        """Handle a shard's state that arrived: load it if it belongs to the lineage being taken or descends from the
-        present state."""
+        """Handle a shard's state that arrived: load it if it belongs to the lineage that this replica changes to, or
+        descends from the present state."""
         log = self.logs[state.shard]
         if not (self.roster.asked.open(peer, now) or log.expects_states_of(peer)):
             return [Complaint(peer, f"a state of shard {state.shard} is ignored: it was not asked for")]
@@ -339,8 +339,8 @@ class CatchUp:
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
-        """Whether to load a state that has arrived. If the state shows that the donor has left its lineage, also give
-        up the change to that lineage."""
+        """Whether to load a state that has arrived. If this replica is changing to the donor's lineage, and the state
+        shows that the donor has left that lineage, also give up the change."""
         if self.switching is None:
             return self._descends(state) and self._of_what_is_gathered(state)
         takes = self.switching.takes(peer, state)
@@ -350,7 +350,7 @@ class CatchUp:
 
     def _of_what_is_gathered(self, state: State) -> bool:
         """Whether the state fits the gathering that is under way: it must descend from the version that the first donor
-        reported. True if no gathering is under way."""
+        reported. True if no gathering is under way or the first donor has reported nothing yet."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
@@ -363,7 +363,7 @@ class CatchUp:
 
     def _descends(self, state: State) -> bool:
         """Whether the state may replace the shard's present state. It may if this replica holds no state of the shard,
-        if the new state descends from the present one, or if both have one version and the present tensors are
+        if the new state descends from the present one, or if both are the same version and the present tensors are
         damaged."""
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
@@ -387,7 +387,7 @@ class CatchUp:
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor
         text = f"joined the lineage of {donor} and dropped this peer's own state of {before.epochs} epochs"
-        # A peer that knew less than this one may have taken the lineages for different ones.
+        # If nothing was left, there was no fork: one of the two peers only knew too little of the common lineage.
         notes = [Note("fork", text)] if left else []
         # The states taken may be outdated by now, and a round may already wait for this peer: ask for newer states.
         return [*effects, *notes, Send(donor, Fetch(self.logs.versions()))]

@@ -1,7 +1,7 @@
 """What this peer's trainer has merged, which shards its present exchange sends, and what it should contribute next.
 
-Law: one exchange is under way at a time, and a contribution is made on what was merged. `shard` decides what happens to
-a contribution in the log, `carry` what progress is kept for a later one.
+Law: one exchange is under way at a time, and a contribution is made on the version that was merged last. `shard`
+decides what happens to a contribution in the log, `carry` what progress is kept for a later one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Contributing:
     @property
     def merged(self) -> tuple[int, str]:
         """The (epoch, digest) of the state that the trainer merged last. The digest is empty if the shards of a
-        fragment are at different epochs, because such a mixture is no state of the run."""
+        fragment are at different epochs, because such a mixture is no state of the run. (0, "") if none was."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -93,8 +93,8 @@ class Contributing:
     @property
     def uneven(self) -> bool:
         """Whether a merge should wait because the shards of a fragment are at different epochs. It should not wait if
-        the trainer has already waited with the shards at these same epochs (a repaired shard stays ahead for a whole
-        round), or if a shard at the lowest epoch waits for this trainer's contribution."""
+        an earlier merge has already waited because of the same epochs (a repaired shard stays ahead for a whole round),
+        or if a shard at the lowest epoch waits for this trainer's contribution."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(

@@ -1,8 +1,9 @@
-"""Which positions of a data set are in a trainer's local progress, and which it may still train on.
+"""Which positions of a data set are in a trainer's local progress, and which ones the trainer may still train on.
 
 Law: pure. A position is pending exactly if its sample is in the trainer's local progress of the ledger and not in the
-version that the trainer merged last. So what becomes of the progress at a merge becomes of the positions, too; and a
-position that leaves the progress without being counted comes again by itself, because the stock is computed.
+version that the trainer merged last. So a merge does with the pending positions what it does with the progress
+(`Fate`). A position that leaves the progress without being counted is in the stock again at once, because the stock is
+computed as the leased positions that are not pending.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from .spans import Spans, minus, union, within
 
 
 class Fate(Enum):
-    """What a merge does with a trainer's local progress of the ledger. Sent: in its last contribution."""
+    """What a merge does with a trainer's local progress of the ledger. What was "sent": the part of the progress that
+    the trainer's last contribution contains."""
 
     KEEP = "keep"  # all stays
     COUNTED = "counted"  # what was sent is in the new version
     RESTORED = "restored"  # what was sent was in the base, but is not in the new version
-    SENT = "sent"  # only what was sent is known
+    SENT = "sent"  # only what was sent stays; other progress is not known
     COUNTED_ALONE = "counted alone"  # what was sent is in the new version, and all other progress is dropped
     DROPPED = "dropped"  # all progress is dropped
 
 
 @dataclass(slots=True)
 class DataUse:
-    """The positions of one data set that one trainer has pending, and those in its last contribution."""
+    """One trainer's positions of one data set: those that are pending, and those in its last contribution (``sent``).
+    ``wants``: how many positions the trainer wants to hold."""
 
     data: DataSet
     me: str
@@ -42,7 +45,7 @@ class DataUse:
         self.pending = union(self.pending, spans)
 
     def send(self) -> Use:
-        """Return what a contribution to the ledger says that is sent now."""
+        """Return the `Use` for a contribution to the ledger, and record that this contribution is sent now."""
         self.sent = self.pending
         return Use(self.data, self.pending, self.wants)
 
@@ -61,8 +64,8 @@ class DataUse:
                 self.pending = self.sent = ()
 
     def conflicts(self, tables: Tables) -> bool:
-        """Whether no commit on these tables may count what is pending: a position is used, or leased to another peer
-        now. All local progress must then be dropped."""
+        """Whether no commit on these tables may count the pending positions, because one of them is used, or leased to
+        another peer now. All local progress must then be dropped."""
         return not within(self.pending, leases.claimable(self.table(tables), self.me, self.life))
 
     def stock(self, tables: Tables) -> Spans:
@@ -70,6 +73,7 @@ class DataUse:
         return minus(leases.held(self.table(tables), self.me, self.life), self.pending)
 
     def table(self, tables: Tables) -> leases.Table | None:
-        """Return the table of this data set; None if it is not opened, or belongs to a data set that differs."""
+        """Return the table of this data set; None if there is none of this name, or the one of this name is of a
+        different data set."""
         table = leases.of(tables, self.data.name)
         return table if table is not None and table.data == self.data else None

@@ -15,8 +15,9 @@ from .state import relation
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
     """Return the messages that answer a peer's Fetch: the commits and states that the peer lacks. If the peer is on
     another lineage and did not ask for ``whole`` states, it gets this replica's versions instead. It gets the versions
-    in addition if it has a newer version of some shard, or asked for one of which nothing newer is here: otherwise it
-    would wait for that shard."""
+    in addition if it asked for versions alone, if it has a newer version of some shard, or if it asked for a shard of
+    which nothing newer is here: otherwise it would wait for that shard. While a shard is missing here, there is no
+    answer."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []
@@ -29,7 +30,7 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
         return tell_versions(logs, peer)
     lacks = {state.shard for state, r in zip(mine, relations, strict=True) if r == "ancestor"}
     asked = lacks if request.shards is None else set(request.shards)
-    # one commit at most: a peer that can't apply commits asks again for each, and would get them again without end
+    # one commit at most, else the state: a peer that can't apply commits asks again, and would get them without end
     effects: list[Effect] = [
         send
         for state, have in zip(mine, request.have, strict=True)

@@ -41,8 +41,8 @@ class Pace:
         peer makes from now on.
 
         Speeds are in inner steps per second; ≤ 0: unknown. Readings are ordered by own speed / fastest speed, and the
-        formula is applied to the median one (the lower of two). If this peer's speed is unknown, the readings are
-        dropped and the base is returned.
+        formula is applied to the median one (of two middle ones, to the lower). If this peer's speed is unknown, the
+        readings are dropped and the base is returned.
         """
         if speed <= 0:
             self._readings, self.steps = [], self.base

@@ -32,8 +32,8 @@ def assign(
     """Return, for each shard, the members in their order of succession. No member is first in more shards than its
     share of all shards (see `shares`), rounded up.
 
-    members: peer → bandwidth of the peers that may aggregate, in any unit, 0 where unknown. group: the same for all
-    peers that contribute. Raises ValueError when there is no member.
+    members: peer → bandwidth of the peers that may aggregate, in any unit, 0 where unknown. group: peer → bandwidth of
+    all peers that contribute. Raises ValueError when there is no member.
     """
     if not members:
         raise ValueError("an election needs at least one member")

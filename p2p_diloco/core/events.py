@@ -107,7 +107,8 @@ class Merge:
 @dataclass(frozen=True, slots=True)
 class Contribute:
     """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads`` are in the order
-    of ``shards``. ``uses``: what the trainer has used of each data set; only a contribution to the ledger says it."""
+    of ``shards``. ``weight``, ``samples``: as in `Contribution`. ``uses``: what the trainer has used of each data set;
+    only the contribution to the ledger tells it."""
 
     shards: tuple[int, ...]
     weight: float
@@ -187,7 +188,7 @@ class Revised:
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """The node has a proof that the peer has lied, and takes no more messages of it. ``reason``: the lie."""
+    """The node has a proof that the peer has lied, and accepts no more messages from that peer. ``reason``: the lie."""
 
     peer: str
     reason: str
@@ -249,10 +250,10 @@ class Average:
     Keep the result as a proposal, until an Accept makes it the shard's state. The answer is Averaged.
 
     contributions: sorted by peer id, and summed in this order. meta: what the digest of the new state covers besides
-    its tensors. held: the same for the base's digest. The base's tensors are checked against that digest first; if they
-    differ, the answer is Damaged instead. None: no check. buffered: submissions in the Delayed Nesterov buffer before
-    this step. revision: it sets the learning rate and the momentum of this step. number: tells this Average from the
-    shard's earlier ones, whose answers may still come.
+    its tensors. held: the same for the base, whose tensors are first checked against the base's digest; if they do not
+    match, the answer is Damaged instead. held None: no check. buffered: submissions in the Delayed Nesterov buffer
+    before this step. revision: it sets the learning rate and the momentum of this step. number: distinguishes this
+    Average from the shard's earlier ones, whose answers may still come.
     """
 
     shard: int
@@ -286,8 +287,8 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these proposals the present states of their shards, all at once, and discard other proposals for these
-    shards. Each proposal is given as (shard, digest)."""
+    """Replace the present states of these shards with these proposals, all at once, and discard other proposals for
+    these shards. Each proposal is given as (shard, digest)."""
 
     proposals: tuple[tuple[int, str], ...]
 

@@ -1,6 +1,6 @@
 """Donors that have delivered nothing, or wrong states: other donors get their turn first.
 
-Law: a failure bars no donor for good, because it may be the only one. Time is an argument, never read.
+Law: no donor is barred for good by a failure, because it may be the only donor. Time is an argument, never read.
 """
 
 from __future__ import annotations

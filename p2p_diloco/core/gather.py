@@ -89,9 +89,9 @@ class Gathering:
         self.again([shard])
 
     def nothing_newer(self, donor: str, shard: int, held: Version | None, holds: Collection[int]) -> None:
-        """Record the donor's answer that it holds nothing newer of this shard than the version ``held`` here. The shard
-        is requested again if that is older than the version in ``vector``, and the donor is not known to hold more
-        (``holds``): the next donor may."""
+        """Record the donor's answer that it holds nothing newer of this shard than the version ``held`` here. If
+        ``held`` is older than the version in ``vector``, and the shard is not in ``holds`` (the shards that the donor
+        is known to hold), the shard is requested again, from another donor. Otherwise the request is over."""
         older = self.vector is not None and held is not None and held.epoch < self.vector[shard].epoch
         if older and shard not in holds:
             self.lacks(donor, shard)

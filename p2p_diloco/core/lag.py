@@ -90,8 +90,8 @@ class Lag:
 
     def asks_holder(self, shard: int, effects: list[Effect], now: float) -> list[Effect]:
         """If these effects refuse a commit, return a question to the peer that the refusal names. That peer may have
-        gone on from this very commit, and claim nothing any more. Ask once per ``settle``, because another commit that
-        is refused may be the answer."""
+        gone on from this very commit, and claim nothing any more. Ask at most once per ``settle``, because the answer
+        may be a commit that is refused, too."""
         holders = [e.message.holder for e in effects if isinstance(e, Send) and isinstance(e.message, Outdated)]
         if not holders or now - self.asked_holder.get(shard, float("-inf")) < self.rules.settle:
             return []

@@ -15,7 +15,7 @@ from .messages import Outdated, Plan, Promise, State, TakeOver
 from .roster import Roster
 
 TERMS_AHEAD_MAX = 64
-"""A claim may be at most this many turns of all candidates ahead of the known term. A peer that was cut off may have
+"""A claim may be ahead of the known term by at most this many turns of all candidates. A peer that was cut off may have
 missed claims, but never more than that."""
 
 
@@ -29,7 +29,7 @@ class Leadership:
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
         self.promised_by: set[str] | None = None  # the peers that promised, if this peer has claimed the term
         self.claimed_at = float("-inf")  # when a claim of the holder last arrived, if another peer holds the term
-        self.disowned: tuple[str, Outdated] | None = None  # what the holder said against its own claim since then
+        self.disowned: tuple[str, Outdated] | None = None  # the holder and its refusal that names another peer
         self.passed_over: set[str] = set()  # the peers that this round goes on without
         self.overdue = False  # the round lasts so long that peers passed over earlier may win claims again
         self.forgiven: set[str] = set()  # the peers for which the waits of this round began anew (`passing`)
@@ -44,10 +44,10 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. It is
-        the holder while it lives, even if private; else this peer, if it is a candidate and has passed the holder over;
-        else the next live candidate, and if none is left the lowest id among all that may aggregate, both times
-        reachable peers before private ones."""
+        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
+        is the holder, even a private one, while it is `able`; else this peer, if it is a candidate and has passed the
+        holder over; else the next able candidate; if none is left, the able peer with the lowest id. In the last two
+        cases reachable peers come before private ones."""
         if self.able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -65,8 +65,8 @@ class Leadership:
         return peer not in self.passed_over and self.roster.may_aggregate(peer)
 
     def entitles(self, peer: str, term: int) -> bool:
-        """Whether the plan lets this peer hold this term: it is the candidate whose turn the term is; or it is no
-        candidate, and no candidate is left."""
+        """Whether the plan lets this peer hold this term: the term is its turn as a candidate, or it is no candidate
+        and none is left. The term must not be far above the known one; for a peer passed over, not above it at all."""
         candidates = self.candidates()
         if term > self.term + (0 if peer in self.passed_over else TERMS_AHEAD_MAX * (len(candidates) + 1)):
             return False
@@ -114,7 +114,7 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term. If that is this peer, which forgot its claim, it asks again."""
+        """Accept that ``holder`` holds the term. If it is this peer, which forgot its claim, ask for promises anew."""
         self.promised_by = set() if holder == self.me else None
         self.term, self.holder, self.claimed_at, self.disowned = term, holder, float("-inf"), None
 

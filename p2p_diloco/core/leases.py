@@ -21,27 +21,27 @@ WEIGHT_MIN = 2.0**-40
 empty contributions changes no tensor."""
 
 UNWRITTEN = {"unwritten": True}
-"""Marks last fields of messages that are not written while they are empty, so that runs without data have the messages
-that they had."""
+"""Metadata of the last fields of messages: a field that is empty is not written. So the messages of runs without data
+are the same as before these fields existed."""
 
 TABLES_MAX, ENTRIES_MAX, SPANS_MAX = 4, 1024, 256
-"""The most data sets of a run; leases and freed ranges of a table, above which no new positions are leased and no
-contribution may leave more of them; and spans of a `Use`. A peer holds at most half as many: so what it holds and what
-was freed from it fit into one `Use`."""
+"""TABLES_MAX: the most data sets of a run. ENTRIES_MAX: once a table has this many leases and freed ranges, no new
+positions are leased, and no contribution may add to their number. SPANS_MAX: the most spans of a `Use`; a peer holds at
+most half as many, so that what it holds and what was freed from it fit into one `Use`."""
 LENGTH_MAX, EPOCHS_MAX, WANTS_MAX, POSITION_MAX = 2**40, 2**20, 2**32, 2**61
-"""The largest numbers."""
+"""The highest values: samples of a data set, its epochs, the positions that a peer wants, and a position."""
 SPARE = 2
-"""Commits for which a freed range is granted only if nothing else is left. A peer that was taken for dead by mistake
+"""For this many commits a freed range is granted only if nothing else is left. So a peer that was found dead by mistake
 has this long to return without a loss."""
 UNUSUAL = 32
-"""A peer is granted at most so many times what the other peers want or hold, by their median. More would let a peer
-that lies about its wants hold most of the data."""
+"""A peer may hold at most this many times the median of what the other peers want or hold. More would let a peer that
+lies about its wants hold most of the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """What the peers of a run must agree on. ``epochs``: how often each sample is used; 0: without end.
-    ``fingerprint``: text that is equal if the samples are."""
+    """What the peers of a run must agree on. ``length``: the number of samples. ``epochs``: how often each sample is
+    used; 0: without end. ``fingerprint``: a text that is equal for equal samples."""
 
     name: str
     length: int
@@ -57,7 +57,7 @@ class DataSet:
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A range that one life of a peer may use, or could use until it was freed. ``life``: the random bits of its
-    incarnation. ``since``: the ledger's epoch that granted, renewed or freed the range."""
+    incarnation. ``since``: the epoch of the ledger at which the range was granted, last renewed, or freed."""
 
     peer: str
     life: int
@@ -96,7 +96,7 @@ class Use:
 Tables = tuple[Table, ...]
 """At most one table for each name, sorted by name."""
 Claim = tuple[str, int, tuple[Use, ...]]
-"""The author of a counted contribution, its life, and what the contribution says."""
+"""(peer, life, uses) of a counted contribution; ``peer`` is its author."""
 
 
 # -- questions
@@ -159,7 +159,7 @@ def holders(tables: Tables) -> set[str]:
 
 
 def short(tables: Tables) -> bool:
-    """Whether a data set has no more positions to give, except leased ones."""
+    """Whether a data set has no positions left to grant, though some are still leased."""
     return any(ungranted(table) == 0 and not table.freed and table.leases for table in tables)
 
 
@@ -202,14 +202,15 @@ def fault(tables: Tables) -> str:
 
 
 def after(tables: Tables, claims: Sequence[Claim], gone: Collection[str], epoch: int, recall: int) -> Tables:
-    """Return the tables after a commit. ``claims``: one for each contribution that it counts; `objection` has none.
-    ``gone``: the peers whose leases its author frees. ``epoch``: that of the new version. ``recall``: the commits after
-    which the lease of a peer that uses none of it is freed."""
+    """Return the tables after a commit. ``claims``: one for each contribution that the commit counts; `objection` must
+    be empty for each. ``gone``: the peers whose leases the commit's author frees. ``epoch``: that of the new version.
+    ``recall``: after more than this many commits, the lease of a peer that has used none of it is freed."""
     return tuple(_after(table, claims, gone, epoch, recall) for table in _opened(tables, claims))
 
 
 def _opened(tables: Tables, claims: Sequence[Claim]) -> Tables:
-    """Return the tables with those of new data sets. If two contributions differ about one, the first counts."""
+    """Return the tables with those of new data sets. If two contributions describe a data set differently, the first
+    description counts."""
     found = {table.data.name: table for table in tables}
     for _, _, uses in claims:
         for use in uses:
@@ -227,7 +228,8 @@ def _after(table: Table, claims: Sequence[Claim], gone: Collection[str], epoch: 
 
 
 def _marked(table: Table, asks: Sequence[tuple[str, int, Use]], epoch: int) -> Table:
-    """Mark positions as used, which is to remove them. What a peer holds besides is renewed if it used some."""
+    """Mark positions as used by removing them from the leases and freed ranges. If a peer used some, its other leases
+    are renewed."""
     leases, freed = table.leases, table.freed
     for peer, life, use in asks:
         if not use.used:
@@ -251,8 +253,9 @@ def _released(table: Table, lives: dict[str, int], gone: Collection[str], epoch:
 
 
 def _granted(table: Table, asks: Sequence[tuple[str, int, Use]], epoch: int) -> Table:
-    """Grant positions to the contributors: freed ones that were spared for long enough, then new ones, then all freed
-    ones. If too few are left for all, each contributor gets an equal part."""
+    """Grant positions to the contributors: those that have been free for `SPARE` commits and new ones, the lowest
+    first; if there are none of these, any freed ones. If too few are left for all, each contributor gets at most an
+    equal part."""
     needs = []
     for peer, life, use in asks:
         lacks = min(use.wants, _most(table, asks, peer)) - length(held(table, peer, life))
@@ -278,7 +281,7 @@ def _granted(table: Table, asks: Sequence[tuple[str, int, Use]], epoch: int) -> 
 
 
 def _most(table: Table, asks: Sequence[tuple[str, int, Use]], peer: str) -> int:
-    """Return how many positions a peer may hold, judged by the other peers."""
+    """Return how many positions a peer may hold, judged by what the other peers want or hold."""
     holding: dict[str, int] = {}
     for lease in table.leases:
         holding[lease.peer] = holding.get(lease.peer, 0) + lease.stop - lease.start
@@ -307,7 +310,7 @@ def _without(entries: Iterable[Lease], spans: Spans, holder: tuple[str, int] | N
 
 
 def _tidy(entries: Iterable[Lease]) -> tuple[Lease, ...]:
-    """Return the entries sorted by position, with neighbours that differ in nothing else made one."""
+    """Return the entries sorted by position. Adjacent entries that differ in nothing but their ranges are joined."""
     found: list[Lease] = []
     for e in sorted(entries, key=lambda e: e.start):
         if found and replace(found[-1], start=e.start, stop=e.stop) == e and found[-1].stop == e.start:

@@ -18,8 +18,8 @@ from .rules import Rules
 
 
 def with_uses(mine: Contribution, event: Contribute, rules: Rules) -> Contribution:
-    """Return the contribution with the data that it was made from; to other shards than the ledger it names the data
-    sets alone."""
+    """Return the contribution ``mine`` with the data that it was made from, as in ``event``. In a contribution to
+    another shard than the ledger, only the data sets are named."""
     named = event.uses if mine.shard == rules.ledger else tuple(replace(use, used=(), wants=0) for use in event.uses)
     return replace(mine, uses=named) if named else mine
 
@@ -54,8 +54,8 @@ def tables_after(state: State, commit: Commit, rules: Rules) -> Tables:
 
 
 def named(candidates: Iterable[str], state: State) -> tuple[str, ...]:
-    """Return the peers that a state names: those that may write the next commit, and the holders of leases. So a holder
-    that this peer has never met is presumed live until a probe fails."""
+    """Return the peers that a state names: those that may write the next commit, and the holders of leases. So a lease
+    holder that this peer has never met is presumed live until a probe fails."""
     return (*candidates, *sorted(holders(state.tables)))
 
 

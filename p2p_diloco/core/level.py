@@ -1,7 +1,8 @@
 """How far the shards of one fragment are, as this replica holds them.
 
-Law: a shard that is ahead of another one of its fragment waits for it (`waits`). Only a peer that skips the other shard
-contributes so early, and the peers that skip none would seem to miss each round of the shard that is ahead.
+Law: the round of a shard that is ahead of another shard of its fragment waits until the other one has caught up
+(`waits`). Otherwise only a peer that skips the other shard would contribute in time, and the peers that skip none would
+seem to miss each round of the shard that is ahead.
 """
 
 from __future__ import annotations

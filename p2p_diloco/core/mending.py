@@ -23,7 +23,8 @@ class Mending:
 
     def doubt(self, shard: int, author: str, now: float) -> list[Effect]:
         """Handle a commit whose outer step led to another digest here than the commit names. Fetch the shard's whole
-        state from the commit's author or, if the author is gone, from any peer whose model is newer."""
+        state from the commit's author or, if the author is gone, from any peer whose model version is higher. If there
+        is none, the next fetch asks for the state."""
         self.catchup.doubt([shard])
         if author == self.roster.me or not self.roster.live(author):
             ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]

@@ -148,8 +148,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Refusal of a submission, because its base is more than ``max_staleness`` epochs behind ``version``. The refusing
-    peer also sends the commits since that base, or the newest state."""
+    """Refusal of a submission: its base is more than ``max_staleness`` epochs behind ``version``, or its data is now
+    used or leased to another peer. The refusing peer also sends the commits since that base, or the newest state."""
 
     shard: int
     id: ContributionId

@@ -14,8 +14,8 @@ class Mismatches:
 
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
-        # by shard: the versions on which such commits were made, since a commit last led to its digest. A version
-        # counts once: damaged tensors lead every commit on them astray until they are fetched again
+        # (shard, version) on which such a commit was made, since a commit last led to the digest that it names. Each
+        # version counts once, because damaged tensors give every commit on them another digest until they are repaired
         self.bases = set[tuple[int, Version]]()
         self.senders = set[str]()  # of these commits; each may name another peer as its author
         self.silent_until, self.unsaid = now, 0
@@ -28,8 +28,8 @@ class Mismatches:
         """Record that a commit on ``base`` from this sender led to another digest than it names. Log it, unless such a
         line was logged lately. After ``astray_max`` such versions in a row, ask for states instead of commits. The
         commits must come from a live peer, and from two if several other peers are live, because a single peer may
-        compute wrongly, or lie. Peers that have died or left don't count, or one that lies would be alone against the
-        others."""
+        compute wrongly, or lie. Senders that have died or left don't count: otherwise a commit of a liar that has left
+        would be proof enough."""
         if len(self.bases) < self.rules.astray_max:
             self.bases.add((shard, base))
         self.senders.add(sender)

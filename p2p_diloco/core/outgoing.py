@@ -39,8 +39,8 @@ class Outgoing:
 
     def news(self, state: State, peer: str, base: Version | None, most: int | None = None) -> list[Effect]:
         """Return the messages that bring a peer from ``base`` to the present version: the commits made since ``base``
-        if they are stored here, and the peer can apply them, else the whole state. ``most``: send the state in place
-        of more commits."""
+        if they are stored here, and the peer can apply them, else the whole state. ``most``: the state is sent in place
+        of more commits than this; None: than ``answered_with``."""
         stored = self.recent if self.last is None else self.recent or [self.last]
         since = next((stored[i:] for i, commit in enumerate(stored) if commit.base == base), None)
         summary = self.roster.summary(peer)

@@ -3,7 +3,7 @@
 Law: arithmetic on what peers tell about themselves and on elapsed time; no clock is read and no peer is asked.
 
 A round is planned so that all contributions arrive together. Let v_p be the inner steps a second of peer p, and x_p the
-seconds that its link takes for the mean it receives and the contribution it sends. H steps of p arrive
+seconds that its link takes to receive the mean and send the contribution. A contribution of H steps of peer p arrives
     H / v_p + x_p
 after the commit that begins the round. T is the lowest of these times, that of the fastest peer. So peer w trains for
     T - x_w

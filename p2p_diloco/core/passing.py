@@ -1,8 +1,8 @@
 """Live peers for which a round has waited too long, because they answer probes but do not do their part.
 
 Law: functions on one shard's log; the log does not call them. A peer that does not commit or confirm is passed over for
-one round, and for a while no plan of this peer lets it aggregate; it still contributes. A peer that does not promise
-may know a greater claim, so it is not passed over: the round only goes on without its promise.
+one round, and for a while no plan that this peer writes lets that peer aggregate; it still contributes. A peer that
+does not promise may know a greater claim, so it is not passed over: the round only goes on without its promise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
     most = {} if log.version is None or log.final or log.frozen else awaited(log)
     waited, step = log.round.awaited, log.rules.probe_every
     log.round.lasted += step
-    log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # others have waited that long for this peer
+    log.lead.overdue = log.round.lasted + step >= log.rules.commits_within  # others may already pass this peer over
     waited |= {peer: waited.get(peer, -step) + step for peer in most}
     late = {peer for peer in most if waited[peer] >= most[peer]}
     nearly = {peer for peer in most if waited[peer] + log.rules.settle >= most[peer]}
@@ -25,7 +25,7 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
     if log.lead.promised_by is not None:
         log.lead.promised_by |= late & excused
     log.lead.passed_over |= late - excused
-    for peer in nearly - excused:  # the first peer to pass it over commits, and the others would not know it
+    for peer in nearly - excused:  # early: the round ends once any peer passes this one over
         log.roster.passes_over(peer, now)
     names = ", ".join(sorted(late))
     text = f"shard {log.shard}: the round goes on without {names}, which answers probes but nothing else"
@@ -33,14 +33,14 @@ def pass_over(log: ShardLog, now: float) -> list[Effect]:
 
 
 def _believe(log: ShardLog, now: float) -> list[Effect]:
-    """Handle again what the holder of the term has said against its own claim, if it has not repeated the claim."""
+    """Handle again the refusal in which the holder of the term named another peer, unless it has claimed since."""
     said, log.lead.disowned = log.lead.disowned, None
     return [] if said is None else log.outdated(*said, now)
 
 
 def is_ahead(peer: str, log: ShardLog) -> None:
-    """Handle a peer's word that it holds a newer version of this shard. A claim of this peer's then waits for the
-    newer state, because a commit would be a fork; but not without end, because the word may be false."""
+    """Handle the report of ``peer`` that it holds a newer version of this shard. This replica's own claim then waits
+    for that version, because a commit would make a fork; but not without end, because the report may be false."""
     if peer not in log.lead.ahead:
         log.lead.ahead.add(peer)
         log.round.awaited.pop(peer, None)
@@ -72,8 +72,8 @@ def absent(log: ShardLog) -> list[Effect]:
 def awaited(log: ShardLog) -> dict[str, float]:
     """Return the live peers that the round can't do without, each with the longest time in seconds that the round waits
     for it: the peers that must hold this peer's proposal, the peers whose promise is missing, or the aggregator that
-    has this peer's contribution. A peer that has no contribution of its own to send also waits for the aggregator, if
-    other peers sent it theirs because they took it for the aggregator."""
+    has this peer's contribution. If this peer has no contribution of its own to send, but others sent it theirs because
+    they believed that it aggregates, it waits for the aggregator, too."""
     rules, lead = log.rules, log.lead
     holders = [] if log.round.proposed is None else log.must_hold(log.round.proposed)
     found = dict.fromkeys(holders, rules.confirms_within)

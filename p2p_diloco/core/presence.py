@@ -76,7 +76,8 @@ class Presence:
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
-        """Handle the Summary that a peer sent. ``back``: whether the peer was unknown or counted as dead before."""
+        """Handle the Summary that a peer sent. ``back``: whether the peer had sent no Summary before or counted as
+        dead."""
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
         back = back or (before is None and self.roster.live(peer))

@@ -1,8 +1,9 @@
 """Liveness of peers: which peers are probed, and when they count as dead. Time is an argument, never read.
 
 Law: besides the peers that this peer waits for, a fixed number of peers is probed per interval, however many peers the
-run has. A peer is dead after silence of ``dead_after``. A peer whose messages arrive, but which no probe has reached
-for ``deaf_after`` intervals, is dead until a probe reaches it: a link that works only one way counts as cut.
+run has. A peer counts as dead once it has been silent for ``dead_after`` after a probe. A peer whose messages arrive,
+but which no probe has reached for ``deaf_after`` intervals, counts as dead until a probe reaches it: a link that works
+only in one direction counts as cut.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Member:
     summary: Summary | None = None
     came: tuple[int, ...] = ()  # the lowest epoch per fragment in its first Summary with a state
     probed: float = float("-inf")  # when it was last probed
-    unanswered: float | None = None  # when the oldest probe was sent since the peer's last message
+    unanswered: float | None = None  # when the first probe after the peer's last message was sent
     asked: bool = False  # a probe was sent since the last interval, and none is known to have arrived
     unreached: int = 0  # intervals in a row in which a probe was sent and nothing is known to have arrived
     suspect: bool = False  # a dial was refused or a connection broke; no message has come since
@@ -33,7 +34,7 @@ class Member:
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
     passed_until: float = float("-inf")  # when the peer may aggregate again, after a round went on without it
-    missed: bool = False  # whether it was noted that the peer has missed several rounds in a row
+    missed: bool = False  # whether it was logged that the peer has missed several rounds in a row
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property
@@ -54,7 +55,7 @@ class Member:
 
 
 class Probing:
-    """Decides which peers are probed, and finds peers that are dead because they do not answer."""
+    """Decides which peers are probed. Counts a peer as dead if it does not answer, or if no probe reaches it."""
 
     def __init__(self, rules: Rules, members: dict[str, Member]) -> None:
         self.rules, self.members = rules, members

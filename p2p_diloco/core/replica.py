@@ -117,7 +117,7 @@ class Replica:
 
     @property
     def interval(self) -> int:
-        """The inner steps between two exchanges of a fragment, by the H of the present state."""
+        """The inner steps from one exchange to the next (that of the next fragment), by the H of the present state."""
         return self.rules.steps_between(self.revision)
 
     @property
@@ -251,8 +251,8 @@ class Replica:
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message from another peer. If the sender was unknown or counted as dead, probe it. Ignore peers that
-        are expelled. A peer that is known by its questions alone may be an observer: it is answered, and not probed."""
+        """Handle a message from another peer. Ignore expelled peers. Probe a peer that has sent no Summary yet or
+        counted as dead, but only answer one that is known by its questions alone: it may be an observer."""
         if self.roster.expelled(sender):
             return []
         if isinstance(message, Fetch) and not self.roster.known(sender):

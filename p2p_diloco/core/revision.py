@@ -12,14 +12,14 @@ from functools import total_ordering
 from math import isfinite
 
 NEVER = 0
-"""The value of a stop that a revision removes: the run then does not end by itself."""
+"""The value by which a revision removes a stop, so that the run does not end by itself."""
 
 
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The number of a revision and the settings that it changes, by their names in `RunConfig`. None: as founded.
-    Revision 0 changes nothing.
+    """The number of a revision and the settings that it changes, by their names in `RunConfig`. A setting that is None
+    stays as founded. Revision 0 changes nothing.
 
     If two revisions have the same number, the one with greater values wins, so that all peers agree. proof: the
     founder's signature, ignored in comparisons. saves: how often all peers were asked for a checkpoint.
@@ -52,8 +52,8 @@ class Revision:
 
     @property
     def covered(self) -> tuple[float | None, ...]:
-        """What signatures and digests cover. A revision that changes only the rates gives the same bytes as in older
-        versions of this package, where rates were all that could change."""
+        """The values that signatures and digests cover. For a revision that changes only outer_lr or outer_momentum,
+        they are the same as in older versions of this package, in which nothing else could change."""
         rates, later = (self.number, self.outer_lr, self.outer_momentum), [getattr(self, name) for name in _LATER]
         return (*rates, *later) if any(value for value in later) or NEVER in later[:-1] else rates
 
@@ -103,8 +103,8 @@ FOUNDED = Revision()
 
 
 def in_force(founded: int | None, revised: int | None) -> int | None:
-    """The value of a count or a stop at a revision: the revised one or, where the revision leaves it, the founded
-    one. None: no stop."""
+    """The value of a count or a stop at a revision: the revised one or, where the revision does not change it, the
+    founded one. None: no stop."""
     return founded if revised is None else revised or None
 
 

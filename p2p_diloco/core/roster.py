@@ -22,8 +22,8 @@ class Roster:
     def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
         self.me, self.rules = me, rules
         self.mine = summary
-        # this peer's epochs and samples when the shards of each fragment were last at one epoch, on the present
-        # lineage; ((), 0) if they have not been yet, so that no samples are fewer
+        # (epochs by fragment, samples) of this peer when all shards of each fragment were last at one epoch, on the
+        # present lineage; ((), 0) if they never were: no peer counts fewer samples than that
         self.even: tuple[tuple[int, ...], int] = ((), 0)
         self.members: dict[str, Member] = {}
         # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
@@ -120,10 +120,10 @@ class Roster:
 
     def elsewhere(self, theirs: Summary) -> bool:
         """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
-        or it has reached the epochs of `even` in all fragments, and counts fewer samples.
+        or it has reached the epochs of `even` in all fragments, and counts fewer samples than `even`.
 
-        Along a lineage samples never fall, so the comparison also holds while this peer's shards are at unlike epochs.
-        False if either peer holds no state.
+        Along a lineage samples never fall, so the comparison also holds while this peer's shards are at different
+        epochs. False if either peer holds no state.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False
@@ -139,7 +139,7 @@ class Roster:
         before, self.mine = self.mine, replace(self.mine, **changes)
         epochs, model = self.mine.epochs, self.mine.model
         even = model.epochs == sum(epoch * len(self.rules.fragments[f]) for f, epoch in enumerate(epochs))
-        if even and "epochs" in changes:  # before, they may be those of a lineage that this peer is leaving
+        if even and "epochs" in changes:  # else they may belong to a lineage that this peer leaves
             self.even = epochs, model.samples
         self.changes += (before.role, bool(before.epochs)) != (self.mine.role, bool(self.mine.epochs))
 
@@ -148,8 +148,8 @@ class Roster:
         self.even = ((), 0)
 
     def passes_over(self, peer: str, now: float) -> None:
-        """Record that a round went on without a live peer: for ``forgotten_after`` no plan of this peer lets it
-        aggregate."""
+        """Record that a round went on without a live peer: for ``forgotten_after`` no plan that this peer writes lets
+        that peer aggregate."""
         if peer in self.members:
             self.members[peer].passed_until = now + self.rules.forgotten_after
 
@@ -174,7 +174,8 @@ class Roster:
         member.named = True
 
     def heard(self, peer: str) -> bool:
-        """Record that a message came from the peer. Returns True if the peer was unknown or counted as dead.
+        """Record that a message came from the peer. Returns True if the peer has sent no Summary yet or counted as
+        dead.
 
         A late message of a peer that has left does not bring it back; a Summary of another incarnation does.
         """

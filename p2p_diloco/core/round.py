@@ -1,4 +1,4 @@
-"""The data of one round: everything that belongs to one version of a shard, and is replaced with the next."""
+"""The data of one round: everything that belongs to one version of a shard, and is replaced with that version."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .proposal import Proposal
 
 @dataclass(slots=True)
 class Round:
-    """The round that makes a shard's next version. Times in seconds.
+    """The round that makes a shard's next version. All times are in seconds.
 
-    lead: which peer may write the commit. samples: those of the version. lasted: how long the round has lasted, in
-    heartbeats. opened: when the version came, the first contribution came, or this peer took over, whichever was last.
-    asks_at: when to ask again for missing messages. patience: length of the interval that ends then. inbox:
-    contributions, by peer. awaited: the peers without which the round couldn't go on, each with the seconds waited for
-    it so far, including earlier rounds whose commits counted nothing.
+    lead: which peer may write the commit. samples: those that the present version counts. lasted: how long the round
+    has lasted, counted once per heartbeat. opened: when the version came, the first contribution came, or this peer
+    took over, whichever was last. asks_at: when to ask again for missing messages. patience: the length of the interval
+    that ends at ``asks_at``. inbox: contributions, by peer. awaited: peers that the round can't go on without, each
+    with the time waited for it so far, including earlier rounds whose commits counted nothing.
 
     working: the tensor work under way. told_by: the sender of the commit that is being applied. draft: the commit that
-    this peer's Average computes. proposed: the computed commit, until every peer that must hold it does. interrupted:
-    an Average to repeat once its damaged base is repaired. refuted: digests that commits named, but did not lead to.
+    this peer's Average computes. proposed: the computed commit, until each peer that must hold it does. interrupted: an
+    Average to repeat once its damaged base is repaired. refuted: digests that commits named, but did not lead to here.
 
     damaged: since when the tensors do not match the version; nothing is averaged meanwhile. trusted: the tensors do not
     match, but no peer has better ones, so the next commit makes a version that matches them. past_mending: no peer has

@@ -131,9 +131,10 @@ class Rounds:
         return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim to write the commit that follows ``request.base``. If this shard has a newer
-        version, send that version to the peer, and say so at once, because a state may take long. If the peer is on
-        another lineage, tell it this replica's versions. Otherwise pass the claim to the shard's log."""
+        """Handle another peer's claim to write the commit that follows ``request.base``. If this replica holds a newer
+        version of the shard, send the commits or the state that lead to it; before a state, also tell the peer this
+        replica's versions, because the state may take long. If the peer is on another lineage, tell it this replica's
+        versions. Otherwise pass the claim to the shard's log."""
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor" if log.state is not None:

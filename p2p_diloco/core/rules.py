@@ -14,7 +14,7 @@ EVEN_S_MAX = 10.0
 
 
 RECALL, RECALL_ASYNC = 6, 50
-"""The parts of `Rules.recall`: commits after the last round that carries progress, and commits for each holder."""
+"""The parts of `Rules.recall`. RECALL: commits beyond ``carry_rounds``. RECALL_ASYNC: commits for each lease holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Rules:
     successors: int = 1  # async: peers that must hold each commit before its submitter is answered
     dn_buffer_size: int = 0  # async: submissions in the Delayed Nesterov buffer; 0 or 1: no buffer
     async_grace: float = 0.0  # async: how long a submission waits to be averaged with other submissions
-    max_staleness: int | None = None  # async: the most epochs that a submission may be behind
+    max_staleness: int | None = None  # async: the most epochs that a submission may be behind; None: no limit
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
@@ -47,7 +47,7 @@ class Rules:
     answered_with: int = 4  # the most commits sent in place of a state, so that they are not longer than the state
     weight_max: float = math.inf  # the largest weight of a contribution
     samples_max: int = 2**40  # the most samples of a contribution
-    misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many in a row
+    misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many rounds in a row
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
@@ -89,7 +89,7 @@ class Rules:
         return max(least, self.start_peers) if first else least
 
     def steps_between(self, revision: Revision) -> int:
-        """The inner steps between two exchanges, for a peer that makes H between two exchanges of the whole model."""
+        """The inner steps from one exchange to the next (that of the next fragment), by the H of this revision."""
         return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments))
 
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
@@ -117,7 +117,8 @@ class Rules:
     @property
     def settle(self) -> float:
         """How long another peer's model may be ahead of this peer's before this peer fetches from it. Usually the
-        missing commit is on its way. Also how long a claim was not repeated before its holder's denial counts."""
+        missing commit is on its way. Also: if a holder's refusal names another peer, it is believed once the holder has
+        not repeated its claim for this long."""
         return 2 * self.heartbeat_interval
 
     @property
@@ -181,8 +182,8 @@ class Rules:
 
     @property
     def room_within(self) -> float:
-        """While too many payloads are stored, a new contribution waits until their number falls. If it has not fallen
-        after this time, the contribution is taken."""
+        """While too many payloads are stored, a new contribution waits until their number falls. If the number has not
+        fallen after this time, the contribution is taken."""
         return self.heartbeat_timeout / 4
 
     @property
@@ -209,7 +210,7 @@ class Rules:
 
     @property
     def say_again(self) -> float:
-        """The time between two log lines about a fault that lasts. In asynchronous mode, it is also the longest time
+        """The time between two log lines about a fault that goes on. In asynchronous mode, it is also the longest time
         until an unanswered submission is sent again."""
         return 6 * self.heartbeat_timeout
 

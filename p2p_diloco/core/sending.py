@@ -21,7 +21,7 @@ class Sending:
         self.mine: Contribution | None = None
         self.handed: str | None = None  # the peer that received the contribution
         self.under_way: str | None = None  # the peer to which the contribution is being sent
-        # asynchronous, by a peer that refused the contribution: the peer that aggregates after an epoch, and that epoch
+        # asynchronous: refusing peer → the peer to send to instead, and the epoch after which that peer aggregates
         self.referrals: dict[str, tuple[str, int]] = {}
         self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
@@ -37,8 +37,8 @@ class Sending:
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the trainer must still wait for the contribution that was made on ``base``. ``due``: whether this
-        shard is still due, judging by the epochs in the logs."""
+        """Whether the trainer must still wait for this shard's next version, after its contribution on ``base``.
+        ``due``: whether this shard is still due, judging by the epochs in the logs."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
@@ -68,8 +68,8 @@ class Sending:
 
     def wanted(self) -> None:
         """Handle an aggregator's request for the contribution: let it be sent again, even if it was delivered before.
-        It goes to the peer that this peer takes for the aggregator. If that peer has forgotten its claim to the term,
-        it answers with a refusal."""
+        It goes to the peer that aggregates as far as this peer knows. If that peer has forgotten its claim, it refuses
+        the contribution."""
         if self.handed != self.me:
             self.handed = None
 
@@ -84,4 +84,4 @@ class Sending:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle the refusal of a contribution that is too stale; there is none in synchronous mode."""
+        """Handle the refusal of a contribution that is too stale; synchronous mode has no such refusals."""

@@ -3,7 +3,7 @@
 Law: one state machine for both modes. A commit is drafted, computed, offered to the peers that must hold it (in
 synchronous mode none), and appended. Each method handles one event and returns its effects; other peers are read only
 through the roster. A mode's subclass decides which contributions count, when the round closes, which peers must hold a
-commit, and which the next plan names.
+commit, and which peers the next plan names.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ShardLog(ABC):
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
         """Handle a request for this peer's contribution: send it again if the aggregator asks. The plan's first
-        aggregator may ask too, because a peer that claimed the term after it may have forgotten that claim."""
+        aggregator may ask too, because a peer that claimed the term from it may have forgotten that claim."""
         if base == self.version and sender in (self.lead.target()[1], *self.lead.plan.succession[:1]):
             self.own.wanted()
         return self.deliver(now)
@@ -184,8 +184,8 @@ class ShardLog(ABC):
         return Commit(self.shard, base, version, *held, revision=self.revision_next, gone=gone)
 
     def averaged(self, done: Averaged, now: float) -> list[Effect]:
-        """Handle the outer step that this peer has computed as aggregator. Offer the commit, unless a newer version or
-        a higher claim has arrived meanwhile. The answer to an earlier draft, of another term or plan, is ignored."""
+        """Handle the result of an outer step that this peer has computed as aggregator. Offer the commit, unless a
+        newer version or a higher claim has arrived meanwhile. Ignore the result of an earlier draft."""
         round = self.round
         if not isinstance(round.working, Average) or round.working.number != done.number or round.proposed is not None:
             return []
@@ -234,7 +234,7 @@ class ShardLog(ABC):
         return [self.round.working]
 
     def expects_states_of(self, peer: str) -> bool:
-        """Whether the peer sends states without a question: a candidate does if this replica can't apply commits."""
+        """Whether the peer may send states unasked: a candidate may if this replica can't apply commits."""
         return self.roster.mine.unlike and peer in self.lead.candidates()
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
@@ -259,8 +259,8 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Append another peer's commit if the outer step that this peer computed for it gives the digest that it names.
-        Return (commit, effects); ``commit`` is None unless the digests differ, so that it was not appended."""
+        """Append another peer's commit if the outer step that this peer computed for it gives the digest that the
+        commit names. Return (None, effects). If the digests differ, the commit is not appended: return (commit, [])."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -273,7 +273,7 @@ class ShardLog(ABC):
         return None, [Accept(((self.shard, digest),)), *self.begin(now)]
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Make ``state`` the shard's present state. Its tensors are already in place."""
+        """Replace the shard's present state with ``state``, whose tensors are already in place."""
         if self.version is not None and not descends(state.version, state.history, self.version):
             self.attendance.clear()
         self.state, self.counts_me = fetched(state, self.rules), False

@@ -41,7 +41,7 @@ def _buffered_after(state: State, commit: Commit, size: int) -> int:
 
 
 def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
-    """Return when the H of the state after this commit came into force, as `State.paced`."""
+    """Return when the H of the state after this commit came into force, in the form of `State.paced`."""
     before = rules.steps_between(state.revision)
     if rules.steps_between(commit.revision) == before:
         return state.paced
@@ -49,7 +49,7 @@ def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
 
 
 def steps_of(state: State, rules: Rules) -> int:
-    """Return the inner steps that this shard's commits stand for, each for the steps between two exchanges at its H."""
+    """Return how many inner steps this shard's commits stand for: each for `Rules.steps_between` at its own H."""
     epoch, steps = state.paced
     return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision)
 

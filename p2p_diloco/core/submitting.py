@@ -18,6 +18,7 @@ from .version import ContributionId, Version
 
 ENDED = "the run has ended"
 TOO_OLD = "the submission was further behind than max_staleness"
+MISUSED = "the submission was made from data that another peer had used or leased"
 LEFT = "this peer has left the lineage that the submission was made on"
 """Reasons why a submission is not counted."""
 
@@ -36,7 +37,7 @@ class Submitting(Sending):
 
     def __init__(self, me: str, rules: Rules) -> None:
         super().__init__(me, rules)
-        # when to send the submission again, and the seconds to wait after that; it outlives rounds, and so do these
+        # when to send the submission again, and how many seconds to wait after that; kept from round to round
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
@@ -73,7 +74,8 @@ class Submitting(Sending):
         self.refused, self.over, self.referrals = None, False, {}
 
     def recipient(self, holder: str) -> str:
-        """Return the peer to which the submission goes: ``holder``, or the peer to which holder's refusal leads."""
+        """Return the peer to which the submission goes: ``holder`` or, if it has refused, the peer to which its refusal
+        leads, and so on from there."""
         named, _ = self.referrals.get(holder, (holder, 0))
         return holder if named == holder else self.recipient(named)
 
@@ -81,9 +83,9 @@ class Submitting(Sending):
         return super().send_to(self.recipient(holder))
 
     def follow(self, sender: str, named: str, epoch: int) -> list[Effect]:
-        """Handle a refusal by the last receiver of the submission: send it to the peer that aggregates after ``epoch``
-        by that refusal. One refusal of each peer is followed, and none that leads back; otherwise peers that name each
-        other could demand the submission without end."""
+        """Handle a refusal by ``sender``, the last receiver of the submission: send the submission to ``named``, which
+        by that refusal aggregates after ``epoch``. One refusal of each peer is followed, and none that leads back;
+        otherwise peers that name each other could demand the submission without end."""
         if self.mine is None or sender != (self.under_way or self.handed) or sender in self.referrals:
             return []
         leads_on = named not in (self.me, sender, *self.referrals)
@@ -103,7 +105,8 @@ class Submitting(Sending):
         self._leads_no_more_to(peer)
 
     def _leads_no_more_to(self, peer: str) -> None:
-        """Send the submission to those again that named this peer. Their next refusals are not followed."""
+        """Direct the submission again to the peers that named ``peer`` in a refusal. Their next refusals are not
+        followed."""
         self.referrals = {p: (p if to == peer else to, epoch) for p, (to, epoch) in self.referrals.items()}
 
     def sendable(self, version: Version | None) -> bool:
@@ -135,8 +138,9 @@ class Submitting(Sending):
 
     def settle(self, state: State) -> list[Effect]:
         """Handle a new version: end the exchange if the submission is counted, refused, or can't be counted any
-        more. A submission that this version does not count, and that is too stale for it, needs no refusal: where the
-        aggregator changes often and states take long, it may never reach the one that would refuse it."""
+        more. If this version does not count the submission, and the submission is too stale for it, end the exchange
+        without a refusal: where the aggregator changes often and states take long, the submission may never reach the
+        peer that would refuse it."""
         mine, version, ended = self.mine, state.version, final(state, self.rules)
         over = {p for p, (_, epoch) in self.referrals.items() if epoch <= version.epoch}
         self.referrals = {p: named for p, named in self.referrals.items() if p not in over}
@@ -151,7 +155,8 @@ class Submitting(Sending):
         if refused or ended or counts or not grown:
             self.refusals += refused
             self.behind = behind - 1 if counts else None
-            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused else LEFT
+            refusal = TOO_OLD if most is not None and behind > most else MISUSED
+            self.uncounted = "" if counts else ENDED if ended else refusal if refused else LEFT
             self.mine, self.refused, self.over = None, None, True
         why = f"its base is {behind} epochs behind"
         text = f"shard {mine.shard}: this peer's submission counts as refused, because {why}"

@@ -72,8 +72,8 @@ class Switching:
         return True if descends(state.version, state.history, told) else None
 
     def is_in_vain(self, peer: str, state: State) -> bool:
-        """Whether this state is the answer of a peer that was asked because the first donor sent nothing, and lacks the
-        shard's version, too."""
+        """Whether a request was in vain: this state came from a peer that was asked because the first donor sent
+        nothing, and the peer lacks the version that is missing, too."""
         return self.repeats > 0 and peer == self.donor and state.shard in self.missing()
 
     def touch(self, peer: str, now: float) -> None:

@@ -98,9 +98,9 @@ class SynchronousLog(ShardLog):
         return self.work(countable(self.round.inbox, self.state), now) if closes and self.state is not None else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return the plan of the next round. Its group is every live worker that holds a state and is not idle, except
-        workers that missed the last round that named them. Its succession is made of peers that have already taken
-        part, with reachable peers before private ones."""
+        """Return the plan of the next round. Its group: every live worker that holds a state and is not idle, except
+        those that missed the last round that named them. Its succession: this peer, the contributors, and near peers
+        that only aggregate or took part before; none that was passed over; reachable peers before private ones."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         # (peers that compute the same outer steps, unlike peers): each with its bandwidth

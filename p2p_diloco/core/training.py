@@ -20,7 +20,7 @@ class Training:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, own: Contributing, now: float) -> None:
         self.rules, self.logs, self.roster, self.own = rules, logs, roster, own
         self.ready = False  # training may start
-        self.whole_since = self.moved_at = now  # when the last shard arrived, and when one last moved on
+        self.whole_since = self.moved_at = now  # when the last shard arrived; when any last changed
         self.step_time, self.last_step = 0.0, now
         self.paused: float | None = None  # since when the trainer pauses
         self.merging: float | None = None  # since when the trainer waits for the answer to a Merge
@@ -34,7 +34,7 @@ class Training:
 
     def pauses(self, paused: bool, now: float) -> None:
         """Record that the trainer begins a pause (``paused``), or ends it. A pause adds nothing to the time without
-        steps, and does not end it: else a stuck trainer that pauses again and again would never be idle."""
+        steps, but does not reset that time: else a stuck trainer that pauses again and again would never be idle."""
         if paused:
             self.paused = now if self.paused is None else self.paused
         elif self.paused is not None:
@@ -42,7 +42,8 @@ class Training:
         self.roster.says(paused=paused)
 
     def moved(self, now: float, *, first: bool) -> None:
-        """Record that shards have moved on while all are held. ``first``: the last missing one has arrived."""
+        """Record that shards have new versions, and that all shards are held. ``first``: they were not all held
+        before."""
         self.moved_at = now
         self.whole_since = now if first else self.whole_since
 
@@ -54,7 +55,8 @@ class Training:
         return True
 
     def wanted(self, shard: int, base: Version, now: float) -> list[Effect]:
-        """Handle an aggregator's request for this peer's contribution to a shard at the version ``base``."""
+        """Handle an aggregator's request for this peer's contribution to a shard at the version ``base``: end the
+        exchange under way if it has left this shard out."""
         if self.rules.asynchronous or not self.own.left_out(shard, base):
             return []
         self.last_step = now
@@ -91,10 +93,10 @@ class Training:
         return self.load(now)
 
     def load(self, now: float) -> list[Effect]:
-        """Answer the trainer's Merge, if one waits for an answer. While the shards of a fragment are at different
-        epochs, delay the answer, so that the trainer merges a state of the run, and while stored commits lead on, so
-        that it merges a new one. The delay is short, because a shard that is behind may wait for this trainer's
-        contribution."""
+        """Answer the trainer's Merge, if one waits for an answer. Delay the answer while the shards of a fragment are
+        at different epochs, so that the trainer merges a state of the run, and while stored commits lead to newer
+        versions, so that it merges these. The delay is short, because a shard that is behind may wait for this
+        trainer's contribution."""
         if self.merging is None or (now < self.loads_by and (self.own.uneven or self._catches_up())):
             return []
         if self.own.uneven:
@@ -103,8 +105,8 @@ class Training:
         return [self.own.merge()]
 
     def _catches_up(self) -> bool:
-        """Whether stored commits follow the one that a shard applies: a contribution to the version that this one leads
-        to would be too late."""
+        """Whether a shard applies a commit, and the commit after it is stored already: a contribution on the version
+        between the two would be too late."""
         if self.rules.asynchronous or self.own.flight is not None:
             return False
         works = ((log, log.round.working) for log in map(self.logs.look_at, range(self.rules.shards)))

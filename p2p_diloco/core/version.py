@@ -27,7 +27,7 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
     its last ancestors, by epoch.
 
     Along a lineage neither epochs nor samples fall. If ``history`` does not go back as far as ``older``, epochs and
-    samples alone decide.
+    samples alone decide; if it is empty, the answer is False.
     """
     if newer == older:
         return True

@@ -1,8 +1,9 @@
 """Slices of data sets on this machine's disk: a folder of bounded length.
 
 Law: a file is named by the hash of its content, is complete as soon as it has its name, and is checked before its first
-use in a process. When room is needed, the files that were used longest ago go first. Several peers may share a folder;
-each further one may exceed the bound by `SPARE` of it, because it looks at the others' files only now and then.
+use in a process. When room is needed, the files that were used longest ago are removed first. Several peers may share a
+folder; each peer after the first may exceed the bound by `SPARE` of the bound, because it looks at the others' files
+only now and then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from p2p_diloco.data.manifest import Slice
 
 SPARE = 1 / 16
-"""The part of the bound that is made free at a time, and put at most between two looks at all files."""
+"""A fraction of the bound. This much is made free at a time, and at most this much is put between two looks at all
+files."""
 
 
 class Cache:
@@ -29,7 +31,7 @@ class Cache:
         self._room = self._make_room(0)  # bytes that may be put before the next look
 
     def find(self, one: Slice) -> Path | None:
-        """The file with this slice; None if there is none, or none that is whole."""
+        """The path of the file with this slice; None if there is no such file, or its content is damaged."""
         path = self._path(one)
         try:
             if one.hash not in self._checked and not one.is_hash_of(path.read_bytes()):

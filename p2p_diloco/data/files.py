@@ -1,7 +1,7 @@
 """Files of this machine as the slices of a data set.
 
-Law: two machines that cut the same files find the same manifest, wherever the files lie: a file's name counts, below
-the folder that was named, and not its place. Slices are in the order of these names.
+Law: two machines that cut the same files find the same manifest, wherever the files lie, because the manifest names a
+file by its path below the folder that was given, or by its bare name. Slices are in the order of these names.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Piece:
 def cut_files(
     paths: Sequence[Path], slice_bytes: int, tell: Callable[[str], None]
 ) -> tuple[Manifest, tuple[Piece, ...]]:
-    """Cut files, and all files in folders, into slices; returns the manifest, and where each slice is. All is read
-    once. `tell` is called with what is done now.
+    """Cut files, and all files in folders, into slices; returns the manifest, and where each slice is. Each slice's
+    bytes are read and hashed. `tell` is called with a text that says which file is being read.
 
     Raises:
         ConfigError: a file can't be used.
@@ -52,7 +52,9 @@ def cut_files(
                 pieces.append(Piece(path, start, nbytes))
                 slices.append(Slice(name, nbytes, samples, hash_of(pieces[-1].read())))
         except OSError as error:
-            raise ConfigError(f"can't be read ({reason(error)})", key="PATH", value=path, mend="mend it") from None
+            raise ConfigError(
+                f"can't be read ({reason(error)})", key="PATH", value=path, mend="make it readable"
+            ) from None
     if not 1 <= len(slices) <= SLICES_MAX:
         wrong = f"makes {len(slices)} slices, and a data set has 1 to {SLICES_MAX}"
         raise ConfigError(wrong, key="--slice-bytes", value=slice_bytes, mend="choose another length")

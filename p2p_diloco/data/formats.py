@@ -1,7 +1,6 @@
 """The formats of data sets that data nodes serve: how a file is cut into slices, and which samples a slice has.
 
-Law: a slice is a range of bytes of one file that is a file of the same format by itself. Files are read and never
-written.
+Law: a slice is a range of bytes of one file, and by itself a file of the same format. Files are read and never written.
 
 | format | files | a sample | cut |
 |---|---|---|---|
@@ -32,7 +31,8 @@ _SPLIT = f"split it into files of at most {SLICE_BYTES_MAX >> 20} MiB"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`cut` finds the slices of a file of about so many bytes each. `read` returns the samples of a slice."""
+    """`cut`: finds the slices of a file, each of about the given number of bytes. `read`: returns the samples of a
+    slice."""
 
     cut: Callable[[Path, int], Iterator[Range]]
     read: Callable[[Path], Sequence[Any]]
@@ -76,7 +76,7 @@ def _cut_tensors(path: Path, slice_bytes: int) -> Iterator[Range]:
         raise _unusable(path, f"can't be read as safetensors ({error})", "write it anew") from None
     if len(lengths) != 1 or 0 in lengths:
         mend = "give each tensor one row for each sample"
-        raise _unusable(path, "has no tensors with a first dimension of one length", mend)
+        raise _unusable(path, "needs one or more tensors, all with a first dimension of one length above 0", mend)
     yield 0, path.stat().st_size, lengths.pop()
 
 
@@ -136,7 +136,7 @@ FORMATS = {
 
 
 def cut(path: Path, form: str, slice_bytes: int) -> Iterator[Range]:
-    """The slices of a file, of about `slice_bytes` each; the last one is shorter, and a sample is never cut.
+    """The slices of a file, of about `slice_bytes` each; the last one may be shorter, and a sample is never cut.
 
     Raises:
         ConfigError: the file has another format, or a sample that is too long.

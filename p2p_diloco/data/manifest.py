@@ -19,13 +19,14 @@ NAME_MAX = 256
 """The most letters of a file's name."""
 MANIFEST_BYTES_MAX = 64 * 2**20
 FORMAT_NAMES = ("text", "safetensors", "tar")
-"""How samples are read from each: `formats.FORMATS`."""
+"""How samples are read from each of these formats: `formats.FORMATS`."""
 HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Bytes that can be read by themselves. `name`: of the file that they are cut from."""
+    """A range of a file's bytes that can be read by itself. `name`: the name of the file; `samples`: the number of
+    samples in the slice."""
 
     name: str
     nbytes: int
@@ -36,7 +37,7 @@ class Slice:
     def __post_init__(self) -> None:
         name, counts = self.name, (self.nbytes, self.samples)
         if type(name) is not str or len(name) > NAME_MAX or any(type(count) is not int for count in counts):
-            raise ValueError("a slice has no name or no length")
+            raise ValueError("a slice has no usable name, or a count that is no whole number")
         if not (1 <= self.nbytes <= SLICE_BYTES_MAX and 1 <= self.samples <= self.nbytes):
             raise ValueError("a slice has an impossible length")
         if type(self.hash) is not bytes or len(self.hash) != HASH_BYTES:

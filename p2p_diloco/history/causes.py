@@ -1,6 +1,6 @@
 """What led to what: the chain of causes that ends in an entry, over all peers.
 
-Law: pure. Each event of a replica has one cause: a message was sent, tensor work was asked for, the trainer was let go,
+Law: pure. Each event of a replica has one cause: a message was sent, tensor work was asked for, a trainer was released,
 a time limit passed. Followed backwards, the causes fill the whole time, so they tell what the time went to.
 """
 
@@ -18,12 +18,12 @@ from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
 
 WAYS = {
-    messages.Commit: "the commit's way to {to}",
-    messages.Contribution: "{sender}'s contribution's way to {to}",
+    messages.Commit: "the commit travels to {to}",
+    messages.Contribution: "{sender}'s contribution travels to {to}",
     messages.Want: "{sender}'s request to {to}",
-    messages.TakeOver: "{sender}'s claim's way to {to}",
-    messages.Promise: "{sender}'s promise's way to {to}",
-    messages.State: "the state's way to {to}",
+    messages.TakeOver: "{sender}'s claim travels to {to}",
+    messages.Promise: "{sender}'s promise travels to {to}",
+    messages.State: "the state travels to {to}",
 }
 CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""
@@ -43,7 +43,7 @@ class Hop:
 
 
 class Causes:
-    """The cause of each entry: the entry before it, and what happened between the two."""
+    """The cause of each entry: the entry that led to it, and what happened between the two."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
@@ -57,7 +57,7 @@ class Causes:
             self._remember(at, entry)
 
     def chain(self, at: int, since: float) -> list[Hop]:
-        """What the time from `since` to an entry went to, oldest first."""
+        """What the time from `since` to the entry with the index `at` went to, oldest part first."""
         hops: list[Hop] = []
         until = self._entries[at].time
         while until > since and (cause := self._of[at]) is not None and not self._root(self._entries[at]):
@@ -72,7 +72,8 @@ class Causes:
 
     @staticmethod
     def _root(entry: Entry) -> str:
-        """What the time before an entry is called whose cause is no other entry; empty: it has no name."""
+        """A name for the time before an entry with which a chain of causes begins: a death, or the moment from which a
+        peer may train. Empty for all other entries."""
         if entry.what in CRASHED:
             return f"before the death of {entry.peer}"
         begins = any(isinstance(effect, events.Ready) for effect in entry.effects)
@@ -85,7 +86,7 @@ class Causes:
                 sent = self._sent.get((sender, me, key_of(message)))
                 if not sent:  # the sender's history is missing, or lacks its end
                     return self._at((me, "act"), "group", f"{me} waits for {sender}")
-                text = WAYS.get(type(message), "{sender}'s message's way to {to}").format(sender=sender, to=me)
+                text = WAYS.get(type(message), "{sender}'s message travels to {to}").format(sender=sender, to=me)
                 return sent.popleft() if len(sent) > 1 else sent[0], "transfer", text
             case events.Averaged(shard, base) | events.Applied(shard, base):
                 return self._at((me, shard, base), "outer_step", f"{me}'s outer step")
@@ -110,7 +111,7 @@ class Causes:
         return None
 
     def _for(self, entry: Entry) -> str:
-        """What a peer has waited for in vain when it goes on by itself."""
+        """What a peer has waited for until a timer or a broken connection let it go on."""
         for effect in entry.effects:
             match effect:
                 case events.Note("died", text):
@@ -156,7 +157,7 @@ class Causes:
 
 
 def joined(hops: Iterable[Hop]) -> Iterator[Hop]:
-    """The hops, with neighbours of one text made one."""
+    """Join neighbouring hops that have the same text to one."""
     for _, alike in groupby(hops, attrgetter("text")):
         first, *others = alike
         yield replace(first, until=others[-1].until) if others else first

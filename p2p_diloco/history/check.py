@@ -18,8 +18,9 @@ from p2p_diloco.node.recorded import packer
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of playing a life again. `at`: the index of the first entry whose effects differ; None: none does, or
-    the life can't be played. `why` says why not, or how the effects differ."""
+    """The outcome of playing a life again. `played`: the number of entries whose effects are the same. `at`: the index
+    of the first entry whose effects differ; None: there is none, or the life can't be played. `why`: why it can't be
+    played, or how the effects differ; empty if neither."""
 
     played: int
     at: int | None = None
@@ -56,7 +57,7 @@ def replica_of(life: Life) -> Replica:
 
 
 def _difference(recorded: tuple[Effect, ...], played: tuple[Effect, ...]) -> str:
-    """The first effect in which the two differ."""
+    """Tell the first effect in which the recorded effects and the played ones differ."""
     pack = packer()
     for number in range(max(len(recorded), len(played))):
         was, now = (side[number] if number < len(side) else None for side in (recorded, played))

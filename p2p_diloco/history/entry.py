@@ -16,7 +16,7 @@ from p2p_diloco.history.words import tell
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An event with its effects. `what`: the event, or a text for what is no event of a replica, such as a death.
-    `time`: in seconds; since when is the list's matter."""
+    `time`: in seconds since a moment that all entries of a list share."""
 
     time: float
     peer: str

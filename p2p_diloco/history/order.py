@@ -1,8 +1,9 @@
 """Puts the histories of several peers into one order: no message arrives before it is sent.
 
 Law: pure. The clocks of two machines differ, so their times alone give no order. A message that was sent and received
-shows how much two clocks differ at most; by these the clocks are put right. What is left of the error is removed by
-force: an entry that receives a message comes after the entry that sends it, and is shown with no earlier time.
+shows how much two clocks differ at most, and by these bounds the clocks are put right. What is left of the error is
+removed by force: an entry that receives a message comes after the entry that sends it, and is shown with no earlier
+time.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 DIED = "dies: its history ends without a goodbye"
 STARTED = "starts"
 DEAD_AFTER_S = 20.0
-"""A history that ends so long before the others, although its peer has not left, is that of a peer that died. A live
-peer's history lags by some seconds, because events are written together."""
+"""If a history ends this many seconds before the others, and its peer has not left, the peer has died. A live peer's
+history lags by some seconds, because events are written together."""
 
 Place = tuple[str, int]
-"""An entry: the peer, and the number among the peer's entries."""
+"""The place of an entry: its peer, and its index among that peer's entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """All entries in one order, with times that never fall, in seconds since `began`, which is in seconds since 1970.
 
-    `shifts`: by how many seconds the clock of each peer was put right. `adrift`: peers whose messages with the others
-    are not in their histories, so that their own clocks alone place them."""
+    `shifts`: by peer, the seconds that were added to its clock's times. `adrift`: the peers whose messages with the
+    others are not in their histories, so that their own clocks alone place them."""
 
     entries: list[Entry]
     began: float
@@ -65,9 +66,9 @@ def ordered(lives: Sequence[Life]) -> Ordered:
 
 
 def _death(peer: str, streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]]) -> float | None:
-    """When a peer died whose history ends without a goodbye; None: it lives. A death is told by the others: one of them
-    has noted it, or their histories go on for long. It came no earlier than they last heard from the peer, whose own
-    history may lack its last moments."""
+    """When a peer died whose history ends without a goodbye; None: it lives. It has died if another peer has noted its
+    death since, or if other histories go on for DEAD_AFTER_S. It died when another peer last heard from it, or when its
+    history ends if that is later: a history may lack its peer's last moments."""
     end, heard, is_mourned = times[peer][-1], times[peer][-1], False
     for other in streams.keys() - {peer}:
         for time, entry in zip(times[other], streams[other], strict=True):
@@ -88,9 +89,9 @@ def key_of(message: Message) -> Hashable:
 
 
 def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple[Place, Place, bool]]:
-    """(sending, receiving, unique) of each message in two histories. Equal messages between two peers are matched in
-    order: the n-th can't arrive before n were sent. `torn`: peers of whose histories a part is missing; only messages
-    that are sent once are matched for these."""
+    """(sending, receiving, unique) of each message that is in two histories; unique: whether it was sent and received
+    once. Equal messages between two peers are matched in order: the n-th can't arrive before n were sent. `torn`: peers
+    of whose histories a part is missing; of their messages only unique commits and contributions are matched."""
     sends, receipts = defaultdict[Any, list[Place]](list), defaultdict[Any, list[Place]](list)
     for peer, stream in streams.items():
         for number, entry in enumerate(stream):
@@ -111,8 +112,8 @@ def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple
 def _shifts(
     streams: Mapping[str, Sequence[Entry]], sent: Sequence[tuple[Place, Place, bool]]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """By how much each clock is to be put right, and the peers for which no message tells."""
-    least = defaultdict[tuple[str, str], float](lambda: math.inf)  # the shortest way of a message, by the two clocks
+    """The seconds to add to the times of each peer's clock; and the peers for which no message shows how many."""
+    least = defaultdict[tuple[str, str], float](lambda: math.inf)  # a message's shortest transfer, by the two clocks
     for (sender, left), (to, arrived), unique in sent:
         if unique:
             way = streams[to][arrived].time - streams[sender][left].time
@@ -130,7 +131,7 @@ def _shifts(
             one = known.pop(0)
             for other in streams:
                 if other not in shifts and (least[one, other] < math.inf or least[other, one] < math.inf):
-                    # no way takes less than no time: the other clock is ahead of this one by so much at most and least
+                    # no transfer takes less than no time: the other clock is behind this one by `low` to `high`
                     low, high = -least[one, other], least[other, one]
                     shifts[other] = shifts[one] + _within(low, high, -shifts[one])
                     known.append(other)
@@ -138,7 +139,7 @@ def _shifts(
 
 
 def _within(low: float, high: float, as_it_is: float) -> float:
-    """A shift between these bounds: none, if that is possible; the middle, if both are known."""
+    """A shift between these bounds: `as_it_is` if it lies between them; else the middle, or the only finite bound."""
     if low <= as_it_is <= high:
         return as_it_is
     if math.inf in (-low, high):
@@ -149,7 +150,7 @@ def _within(low: float, high: float, as_it_is: float) -> float:
 def _merged(
     streams: Mapping[str, Sequence[Entry]], times: Mapping[str, Sequence[float]], before: Mapping[Place, Place]
 ) -> Iterator[Entry]:
-    """The entries of all streams, by time, but each after the one that it must come after."""
+    """The entries of all streams, by time, but each one after the entry that `before` names for it."""
     at = dict.fromkeys(streams, 0)
     shown: dict[Place, float] = {}
     now = -math.inf

@@ -1,7 +1,7 @@
 """Reads the histories that `node.history` writes.
 
-Law: reads; any bytes give a history or an error that names the file. A history may end at any byte, because its peer
-may have been killed: what is whole is read.
+Law: only reads; any bytes give a history or an error that names the file. A history may end at any byte, because its
+peer may have been killed: all records before that are read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from p2p_diloco.node.recorded import Met, effect_of, event_of
 log = logging.getLogger(__name__)
 
 CHUNK = 256
-"""Bytes that are read at a time: so much before a damage may be lost with it."""
+"""Bytes that are read at a time. Up to this many bytes before a damaged one are lost with it."""
 HEAD: Mapping[str, type] = {
     **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), str),
     **dict.fromkeys(("history", "incarnation", "file"), int),
@@ -37,7 +37,7 @@ HEAD: Mapping[str, type] = {
 }
 """The values of a head that are read, with their types."""
 SECONDS_MAX = 1e11
-"""No time in a head is longer: it would be no date."""
+"""Every number of seconds in a head is smaller than this; a greater one would be no date."""
 ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
 """How a peer's id looks, and how many of its last letters are shown."""
 
@@ -47,11 +47,11 @@ class Life:
     """The history of one life of a peer: from its start to its end, or as much of that as there is."""
 
     head: Mapping[str, Any]
-    """The head of the oldest file that there is."""
+    """The head of the oldest file that there is, and `last`: the number of the newest file."""
     entries: list[Entry] = field(default_factory=list)
     """Their times are of the peer's wall clock, in seconds since 1970."""
     clocks: list[float] = field(default_factory=list)
-    """For each entry, the replica's clock."""
+    """For each entry, its time by the replica's clock, in seconds."""
     names: dict[str, str] = field(default_factory=dict)
     ended: bool = False
     """Whether the peer has written the end of its history."""
@@ -75,11 +75,12 @@ class Life:
 
 
 def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
-    """Read histories of one run: files, and folders that have such files in them or one level below. Of a folder only
-    the files of one run are taken: the run of the first file that is named, else the one with the newest history.
+    """Read histories of one run. `paths`: files, and folders that have such files in them or one level below. `run_id`:
+    only runs of this name are read; None: any. Of a folder only the files of one run are taken: the run of the first
+    file in `paths`, or if all are folders, the run with the newest history.
 
     Raises:
-        ConfigError: a file can't be read, or a file that is named is of another run than the first one.
+        ConfigError: there is no history; or a file in `paths` can't be read, or is of another run than the first one.
     """
     heads = list(_heads(paths))
     wanted = [(path, head) for path, head in heads if run_id in (None, head["run_id"])]
@@ -204,7 +205,8 @@ def _add(life: Life, path: Path) -> None:
 
 
 def _take(life: Life, record: object, ahead: float, met: Met) -> float:
-    """Add a record to a life. `ahead`: the wall clock before the replica's; returns the present one."""
+    """Add a record to a life. `ahead`: by how many seconds the wall clock is ahead of the replica's clock; returns this
+    number for the next record."""
     match record:
         case [float(now), list(event), list(effects)]:
             told = event_of(event, met)

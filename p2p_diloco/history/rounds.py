@@ -1,7 +1,7 @@
 """The rounds of a run: when each outer step of a fragment was complete, and what its time went to.
 
-Law: pure. A round of a fragment ends when the first peer has the next epoch of all its shards. It lasts from the end of
-the round before it, of whatever fragment.
+Law: pure. A round of a fragment ends when the first peer has the next epoch of all the fragment's shards. The round
+begins when the round before it ends, of whatever fragment that is.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ Fragments = Sequence[Sequence[int]]
 PARTS = ("inner", "encode", "transfer", "group", "outer", "merge", "paused")
 """What a peer spends the time of a round on; group: waiting for the averaging group."""
 SLOW, SLOW_S = 1.5, 0.1
-"""A round is slow if it takes SLOW times the median, and SLOW_S seconds longer."""
+"""A round is slow if it takes more than SLOW times the median, and over SLOW_S seconds longer than the median."""
 SHOWN = 0.05
-"""Parts of a chain of causes shorter than this share of the round are not told."""
+"""A part of a chain of causes is not told if it took a smaller share of the round's time than this."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One outer step of a fragment. `at`: the entry with which the first peer had it. `done`: when each peer had it."""
+    """One outer step of a fragment. `at`: the index of the entry with which the first peer had completed it. `done`: by
+    peer, when it had completed it."""
 
     fragment: int
     epoch: int
@@ -38,12 +39,12 @@ class Round:
 
     @property
     def took(self) -> float:
-        """Its seconds."""
+        """The round's length in seconds."""
         return self.ended - self.began
 
     @property
     def awaited(self) -> str:
-        """The peer whose inner steps the round waited for; empty if it waited for something else most of the time."""
+        """The peer whose inner steps the round waited for longest; empty if it waited for no inner steps."""
         inner = [hop for hop in self.why if hop.part == "inner"]
         longest = max(inner, key=lambda hop: hop.until - hop.since, default=None)
         return "" if longest is None else longest.peer
@@ -85,7 +86,7 @@ class Epochs:
         return moved
 
     def lowest(self, peer: str, shards: Sequence[int]) -> int:
-        """The lowest epoch of these shards at a peer; -1 if it lacks one."""
+        """The lowest epoch of these shards at a peer; -1 if the peer lacks one of them."""
         return min(self.of.get((peer, shard), -1) for shard in shards)
 
 
@@ -111,7 +112,7 @@ def rounds(entries: Sequence[Entry], fragments: Fragments) -> list[Round]:
 
 
 def usual(done: Sequence[Round]) -> float:
-    """The median of the rounds' seconds."""
+    """The median of the rounds' lengths in seconds; 0 if there is no round."""
     return statistics.median(one.took for one in done) if done else 0.0
 
 
@@ -191,7 +192,8 @@ def _begins(entry: Entry) -> str:
 def gantt(
     entries: Sequence[Entry], one: Round, peers: Sequence[str], named: Callable[[str], str], width: int
 ) -> Iterator[str]:
-    """A round as text: a row of letters for each peer, one letter for each part, and a table of seconds."""
+    """A round as text: a row of letters for each peer, and a table of seconds. A letter is the first one of the part
+    (`PARTS`) on which the peer spent that time."""
     label = max([7, *(len(named(peer)) for peer in peers)])
     columns = width - label - 2
     cell = max(one.took, 1e-9) / columns

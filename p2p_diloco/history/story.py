@@ -21,11 +21,11 @@ from p2p_diloco.history.rounds import Epochs, Fragments, Round, is_slow, rounds,
 LINES_MAX = 28
 SHARDS = re.compile(r"^shards? ([\d, ]+): ")
 UNREACHED = "can't be reached any more"
-"""The usual reason to take a peer for dead: its connections are closed. It needs no words."""
+"""The usual reason why a peer notes a death: the dead peer's connections are closed. The story does not repeat it."""
 AGAIN_S = 5.0
-"""What a peer says of another one's death within this time after it has noticed the death is not told."""
+"""Seconds after a peer has noticed a death. What it notes of the same death in this time is not told."""
 SILENT = ("joined", "left", "revision", "takeover", "died")
-"""Kinds of notes that are told in words of their own, or by what their subjects do themselves."""
+"""Kinds of notes that are not quoted: their lines have other words, or tell what the peers concerned did themselves."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Line:
 
 
 class Story:
-    """The lines of a story, as they are found."""
+    """The lines of a story, and what is needed to find them."""
 
     def __init__(self, entries: Sequence[Entry], fragments: Fragments) -> None:
         self.entries, self.fragments = entries, fragments
@@ -147,7 +147,7 @@ class Story:
         self._of[key].text = f"{entry.peer} aggregates {of} from epoch {epoch} on, because {gone} is gone"
 
     def _version(self, entry: Entry, shard: int, epoch: int, digest: str) -> None:
-        """A peer has this version: is it on a lineage of its own?"""
+        """A peer has this version of a shard. Add a line if that shows a fork, unless one is told already."""
         known = self._versions[shard, epoch]
         known.setdefault(digest, entry.peer)
         if len(known) < 2:
@@ -162,7 +162,8 @@ class Story:
         self._add(entry, "fork", f"fork: shard {shard} has two versions of epoch {epoch}, {' and '.join(sides)}", 9)
 
     def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: float, me: str = "") -> Line:
-        """One line for what several peers say, which names those after the first with their delay."""
+        """Make one line of what several peers say. It names each peer after the first with the delay. `key`: what they
+        say; `me`: the peer that says it, or empty if peers after the first are not to be named."""
         line = self._of.get(key)
         if line is None:
             line = self._of[key] = self._add(entry, kind, text, weight)
@@ -219,7 +220,7 @@ class Story:
         return self._usual[one.fragment]
 
     def name(self, one: Round) -> str:
-        """How a round is called."""
+        """The name of a round."""
         return f"epoch {one.epoch}" + (f" of fragment {one.fragment}" if len(self.fragments) > 1 else "")
 
     # -- text

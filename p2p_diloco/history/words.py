@@ -169,7 +169,7 @@ def _at(shard: int, version: Version) -> str:
 
 
 def _versions(versions: tuple[Version | None, ...]) -> str:
-    return ", ".join(f"{_version(one)} of {_steps(one.samples)}" if one else "nothing" for one in versions)
+    return ", ".join(f"{_version(one)} of {one.samples} samples" if one else "nothing" for one in versions)
 
 
 def _version(version: Version) -> str:

@@ -15,9 +15,9 @@ def follow(scheduler: Any, step: int) -> None:
     """Set a scheduler to `step`, which is `peer.global_step`, so that a late joiner has the same learning rate as the
     others. Call this after each step of the scheduler, and once after entering the run.
 
-    `scheduler`: one of torch's, or Accelerate's wrapper of one. A `LambdaLR`, which all schedules of Transformers are,
-    is set to any step. Others have only a way forward: they make the steps that are missing. A scheduler that follows a
-    metric has no steps, and is left as it is.
+    `scheduler`: one of torch's, or Accelerate's wrapper of one. A `LambdaLR` (most schedules of Transformers are of
+    this class) can be set to any step. Other schedulers can only go forward, so they make the missing steps. A
+    scheduler that follows a metric has no steps, and is not changed.
     """
     scheduler = getattr(scheduler, "scheduler", scheduler)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):

@@ -1,6 +1,6 @@
 """Batches of a shared data set, for a library that asks for its loader before the callback has entered the run.
 
-Law: the peer is asked for its part when the first batch is, and not before.
+Law: the peer is asked for its part of the data only when the first batch is asked for.
 """
 
 from __future__ import annotations

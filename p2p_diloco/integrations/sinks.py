@@ -1,7 +1,7 @@
 """Sinks for `peer.report`: a file of JSON lines, TensorBoard, W&B, Aim. `peer.sinks.append(...)` adds one.
 
-Law: each is thin, and imports its library when it is made. A sink of your own is any object with the method `write` of
-`Sink`. On several ranks add sinks on rank 0 alone.
+Law: each sink is thin, and imports its library when the sink is made. A sink of your own is any object with the method
+`write` of `Sink`. On several ranks add sinks on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TensorBoard:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._writer = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter(os.fspath(folder))
-        atexit.register(self._writer.close)  # it writes late
+        atexit.register(self._writer.close)  # it writes only now and then
 
     def write(self, step: int, values: Values) -> None:
         for name, value in values.items():

@@ -29,7 +29,7 @@ def parameters_of(config: Path) -> int:
         causal = any("CausalLM" in name or "LMHead" in name for name in described.architectures or ["CausalLM"])
         with torch.device("meta"):
             model = (AutoModelForCausalLM if causal else AutoModel).from_config(described)
-    except Exception as error:  # each model has its own
+    except Exception as error:  # each model raises errors of its own
         wrong = f"describes no model that Transformers can build ({type(error).__name__}: {str(error)[:80]})"
         raise ConfigError(
             wrong, key=key, value=config, mend="give the number of trained parameters with --params"

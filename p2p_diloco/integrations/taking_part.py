@@ -1,6 +1,6 @@
 """What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave.
 
-Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them to the bit
+Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit by bit,
 before the next step.
 """
 
@@ -29,7 +29,7 @@ class TakingPart:
 
     def __init__(self, settings: Mapping[str, Any], ahead: int = 0) -> None:
         """`settings`: arguments of `Peer` other than model and optimizer; if empty, `Peer.from_env` makes the peer.
-        `ahead`: the batches of shared data that the library fetches before it steps on the first."""
+        `ahead`: the number of batches of shared data that the library fetches before the step on the first of them."""
         self._settings, self._ahead = dict(settings), ahead
         self._peer: Peer | AbsentPeer | None = None
         self._params: dict[str, nn.Parameter] = {}
@@ -53,7 +53,7 @@ class TakingPart:
 
     def enter(self, model: nn.Module, optimizer: OptimizerOrWrapper | list[OptimizerOrWrapper]) -> Peer | AbsentPeer:
         """Make the peer and enter the run. `model`: the model as it is trained, with its DistributedDataParallel if it
-        has one. If an exception has ended an earlier training that is still in the run, that one leaves first."""
+        has one. If an earlier training was ended by an exception and is still in the run, it leaves first."""
         self.leave()
         made = Peer(model, optimizer, **self._settings) if self._settings else Peer.from_env(model, optimizer)
         self._peer = made.__enter__()
@@ -105,7 +105,7 @@ class TakingPart:
 
 
 class OfARun:
-    """What users find on the callbacks of all libraries."""
+    """The attributes that the callbacks of all libraries have for their users."""
 
     _part: TakingPart
 
@@ -132,7 +132,8 @@ class OfARun:
 
 
 def as_one_peer(model: nn.Module) -> nn.Module:
-    """A model as `Peer` expects it, if a library hands on the model without the DistributedDataParallel around it."""
+    """Mark a model as `Replicated` if torch.distributed has several processes. Call this if the library hands on the
+    model without its DistributedDataParallel."""
     group = torch.distributed
     several = group.is_available() and group.is_initialized() and group.get_world_size() > 1
     return Replicated(model) if several else model

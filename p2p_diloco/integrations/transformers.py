@@ -47,10 +47,10 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
     ) -> None:
         """Enter the run and continue at the run's step. The order of batches is seeded by this peer, so that no two
-        peers train on the same ones.
+        peers train on the same batches.
 
         Raises:
-            ConfigError: Trainer would leave the last batches of a shared data set in no step.
+            ConfigError: Trainer would make no step on the last batches of a shared data set.
         """
         steps = args.gradient_accumulation_steps
         if steps > 1 and not all(loader.endless for loader in self._part.loaders):
@@ -129,8 +129,8 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
 
     def _stand_by(self, control: Any) -> None:
         """Prepare for Trainer's next action: leave the run if training is over; pause if an evaluation or a save
-        follows. This happens before Trainer loads its best checkpoint into the model, because that load must not be
-        taken for progress."""
+        follows. This happens before Trainer loads its best checkpoint into the model, because the loaded values must
+        not be treated as progress."""
         if control.should_training_stop:
             self._part.leave()
         elif control.should_evaluate or control.should_save:

@@ -130,8 +130,8 @@ class Bandwidth:
 
 
 def steady(told: float, found: float) -> float:
-    """Choose the bandwidth to announce: the value `told` that was announced last, unless the measured value `found`
-    clearly differs from it."""
+    """Choose the bandwidth to announce: the value `told` that was announced last (0: none yet), unless the measured
+    value `found` (0: nothing measured) clearly differs from it."""
     if not found or (told and told / CLEARLY < found < told * CLEARLY):
         return told
     return float(f"{found:.3g}")

@@ -67,7 +67,7 @@ class Daemon:
         makes a new identity. With `map_port` the daemon asks the router to forward its port, by UPnP or NAT-PMP.
 
         Raises:
-            ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.
+            ConfigError: the daemon can't listen at `host_maddrs`, or `announce_maddrs` has port 0.
             P2PDilocoError: the daemon doesn't start.
         """
         if stale := stale_sockets.sweep():
@@ -163,8 +163,8 @@ class Daemon:
             await within(DIAL_S, self.p2p._client.connect(peer, addresses))
 
     async def found_at(self, peer: str) -> list[str]:
-        """The multiaddrs at which the daemon is connected to a peer, whose identity it has checked there. Without a
-        connection it dials the known ones first."""
+        """The multiaddrs at which the daemon is connected to a peer and has checked the peer's identity. Without a
+        connection the daemon first dials the peer's known addresses; empty if none of them answers."""
         with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError):
             await self._connect(PeerID.from_base58(peer), self._known.get(peer, ()))
             there = [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]

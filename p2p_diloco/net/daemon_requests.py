@@ -1,5 +1,5 @@
-"""The connections on which Hivemind asks the daemon. Hivemind leaves a connection open whose request fails; this file
-closes it.
+"""The connections on which Hivemind sends requests to the daemon. When a request fails, Hivemind leaves its connection
+open; this file closes it.
 
 Law: knows connections, not what is asked on them.
 """
@@ -31,7 +31,7 @@ def noted(opens: Callable[[], Awaitable[Connection]]) -> Callable[[], Awaitable[
 @contextlib.contextmanager
 def closed_on_failure() -> Iterator[None]:
     """Close the connections that were opened in this block if the block raises. Otherwise the garbage collector would
-    close them, and in whichever thread it runs; an event loop must not be touched from another thread."""
+    close them in the thread in which it happens to run, but only the event loop's own thread may do that."""
     opened: list[asyncio.StreamWriter] = []
     token = _opened.set(opened)
     try:

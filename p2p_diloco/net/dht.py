@@ -71,8 +71,8 @@ class DhtPeer:
         """Start a daemon and join the DHT of the initial peers, at least one of which must answer. Without initial
         peers, found a DHT.
 
-        `on_reached`: called with the daemon and the initial peers that answer; returns whether other peers can dial
-        this peer. If not, it serves no records, because requests for them would not reach it.
+        `on_reached`: called with the daemon and the initial peers that answer, but not in client mode; returns whether
+        other peers can dial this peer. If they can't, this peer serves no records: no request for them would reach it.
 
         Raises:
             as `HivemindTransport.create`.

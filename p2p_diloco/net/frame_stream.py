@@ -48,11 +48,12 @@ class FrameStream:
         return frame
 
     async def answer(self, within_s: float) -> bytes:
-        """Wait for the message that answers this end's; returns its header.
+        """Wait for the other end's answer to this end's message; returns the answer's header.
 
         Raises:
             Refusal: the other end refused.
-            FrameError, PipeStalled: as `read`, and for any other frame and the end of the stream.
+            FrameError: as `read`; also, another frame came, or the stream ended.
+            PipeStalled: as `read`.
         """
         match await self.read(idle_s=within_s, frame_s=within_s):
             case Message(header):

@@ -36,7 +36,7 @@ once, unread and unanswered, which takes half as much processor time."""
 STREAMS_PER_PEER_MAX = 32
 """The most streams that one member may keep open to this peer; a member needs a link, and one or two for payloads."""
 STREAMS_MAX = 2048
-"""The most streams that all peers together may keep open to this one; the peers of one grant may keep three quarters of them."""
+"""The most streams that all peers together may keep open to this one. The peers of one grant may have 3/4 of them."""
 PEERS_PER_GRANT_MAX = 1024
 """The most peers of one grant that are known as members. A grant that names no peer may be used by many peers. If there
 are more, the peer that opened a stream longest ago is forgotten, and its connections end."""
@@ -54,7 +54,7 @@ _FAILURES = (Stranger, FrameError, PipeBroken, PipeStalled, asyncio.TimeoutError
 Opened = tuple[Pipe, str]
 Serve = Callable[[str, Pipe, str], Awaitable[None]]
 RunOf = Callable[[str, bytes | None], bytes | None]
-"""A function that returns the run of a peer, judging by the certificate that the peer shows to a relay; see `any_run`."""
+"""A function that returns the run of a peer, by the certificate that the peer shows to a relay; see `any_run`."""
 
 
 def any_run(peer: str, hello: bytes | None) -> bytes | None:
@@ -245,7 +245,8 @@ class Hellos:
         if peer not in self._refused_by and len(self._refused_by) < PEERS_PER_GRANT_MAX:
             self._refused_by.add(peer)
             log.warning(
-                "%s refuses this peer as no member: was this peer's invitation revoked? Are the clocks right?", peer
+                "%s doesn't accept this peer as a member: was this peer's invitation revoked? Are the clocks right?",
+                peer,
             )
 
     # -- streams that other peers open

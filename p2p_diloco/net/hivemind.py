@@ -1,6 +1,6 @@
 """The transport over Hivemind: its DHT for records, its libp2p daemon for streams, and direct connections for payloads.
 
-Law: connects the parts; decides nothing. Importing it loads torch, so import it only where a swarm is needed.
+Law: connects the parts; decides nothing. Importing it loads torch, so import it only where the network is needed.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class HivemindTransport:
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
-        `local`: the peer's settings; of `invite` and `open` nothing is read. `invitation`: to a private run, in which
-        this peer exchanges with members only; None: the run is open.
+        `local`: the peer's settings, without `invite` and `open`, which are not read here. `invitation`: this peer's
+        invitation to a private run, in which it exchanges with members only; None: the run is open. `on_daemon_death`:
+        called with the reason if the daemon ends by itself.
 
         Raises:
             AddressError: an initial peer's address can't be read.
@@ -147,7 +148,7 @@ class HivemindTransport:
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         hellos: Hellos | None = None
         try:
-            become_member(daemon)  # in client mode, nobody has asked for it before
+            become_member(daemon)  # in client mode, `can_be_dialled` wasn't called
             if membership is not None:
                 hellos = Hellos(membership, cut)
                 exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
@@ -244,6 +245,6 @@ class HivemindTransport:
 def _tell(reach: Reach) -> None:
     if reach.private:
         log.info("no other peer can dial this one: %s", reach.why)
-        log.info("it exchanges over connections that it dials, and through relays where the other peer is private too")
+        log.info("this peer exchanges over connections that it dials, and with other private peers through relays")
     elif reach.kind != "unknown":
         log.info("%s", reach.why)

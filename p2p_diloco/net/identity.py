@@ -93,8 +93,8 @@ def read_key(path: Path) -> SigningKey:
 
 
 def _make(file: Path) -> None:
-    """Write a new key to a file in the same folder, then link that to its final name in one step, so that no process
-    sees a part of it."""
+    """Write a new key to a temporary file in the same folder, then link this file to its final name in one step, so
+    that no process sees a part of the key."""
     descriptor, unfinished = tempfile.mkstemp(prefix=".identity-", dir=file.parent)  # readable by its owner alone
     try:
         with open(descriptor, "wb") as made:

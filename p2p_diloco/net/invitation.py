@@ -88,6 +88,6 @@ class Invitation:
 
 
 def _short(text: str) -> str:
-    """The beginning of a text, for an error: too short to tell a secret."""
+    """The beginning of a text, for an error: too short to reveal a secret."""
     text = " ".join(text.split())
     return text if len(text) <= 24 else f"{text[:16]}..."

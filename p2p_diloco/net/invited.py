@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def with_invitation(local: PeerConfig) -> PeerConfig:
-    """A peer's settings with those that its invitation gives: the run's name and, unless given, the initial peers and
-    the peer's name. The invitation that many peers share names none of them.
+    """A peer's settings, with those that its invitation adds: the run's name and, if the settings lack them, the
+    initial peers and the peer's name. The invitation that a founder writes for many peers adds no name of a peer.
 
     Without `invite`, an invitation in this folder that has the run's name is used, unless the run is open.
 
@@ -110,7 +110,7 @@ def key_of(local: PeerConfig, invitation: Invitation) -> RunKey | None:
 
 def revocations_of(local: PeerConfig, run_id: str, key: RunKey) -> bytes | None:
     """The list of revocations that the file beside the run key gives; None: nothing was revoked. The DHT forgets a list
-    that no member renews, and this file doesn't.
+    that no member renews; the file keeps it.
 
     Raises:
         ConfigError: the file can't be read.
@@ -125,7 +125,7 @@ def on_this_machine(local: PeerConfig) -> bool:
 
 
 def founders_key(run_id: str) -> RunKey:
-    """The run key in this folder; a new one if there is none. `write_files` writes a new one.
+    """The run key in this folder; a new one if there is none, which `write_files` later saves.
 
     Raises:
         ConfigError: the file can't be read, or other users can read it.
@@ -157,8 +157,8 @@ def write_files(run_id: str, key: RunKey, addresses: Sequence[str]) -> None:
     write_new(invite_file, invitation.pack(), key="invite")
     issued.save()
     log.warning(
-        "the run %s is private: %s is its key (keep it), and %s an invitation for others; send it over a safe channel, "
-        "and run there: p2p-diloco join --invite %s",
+        "the run %s is private: %s is its key (keep it), and %s an invitation for others; send the invitation over a "
+        "safe channel, and run on the other machine: p2p-diloco join --invite %s",
         run_id,
         key_file,
         invite_file,

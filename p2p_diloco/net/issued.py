@@ -1,6 +1,6 @@
 """The list of a run's invitations and revocations, kept in a file beside the run key.
 
-Law: one file, which only the owner of the run key needs. It finds the grants of a name.
+Law: one file, which only the owner of the run key needs. The list shows which grants were given under a name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NEVER = 2**53 - 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One invitation. `id`: the grant's, in hex; `expires`: seconds since 1970; `revoked`: the number of the list of
-    revocations that named it first."""
+    """One invitation. `id`: the grant's id, in hex; `expires`: seconds since 1970; `peer`: the only peer that may use
+    the grant, None: any peer; `revoked`: the number of the first list of revocations with this grant, None: valid."""
 
     id: str
     name: str
@@ -99,6 +99,6 @@ class Issued:
         """
         part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         private_files.write_new(
-            part, json.dumps([asdict(entry) for entry in self.entries], indent=1) + "\n", key="run key"
+            part, json.dumps([asdict(entry) for entry in self.entries], indent=1) + "\n", key="issued"
         )
         part.replace(self.path)

@@ -1,8 +1,8 @@
 """The links that carry small messages, one to each peer. A link is opened on first use, and moves to another path when
 answers fail to come.
 
-Law: knows streams and paths, not libp2p. A link moves only once the other path is open: to a frozen or dead peer no
-path opens, so such a peer is not mistaken for one behind a broken path.
+Law: knows streams and paths, not libp2p. A link moves only once the other path is open, so that a frozen or dead peer
+is not mistaken for a peer behind a broken path.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 peer must show.
 
 Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
-closed at once. The number of handshakes and their duration are limited. From a connection that has not shown a ticket, only
-41 bytes are read, and they are not parsed.
+closed at once. The number of handshakes and their duration are limited. From a connection that has not shown a ticket,
+only 41 bytes are read, and they are not parsed.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Listener:
             sock, _ = listening.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                log.warning("new direct connections are not accepted for a second: %s", error)
+                log.warning("new direct connections are not accepted for a moment: %s", error)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_PAUSE_S, self._listen_again, listening)
             return

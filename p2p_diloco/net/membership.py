@@ -88,7 +88,7 @@ class Membership:
         self.revocations: bytes | None = None
         """The signed list of revocations, to pass on; None: there is none yet."""
         self.number = -1
-        """The number of that list."""
+        """The number of the list in `revocations`; -1: there is none yet."""
         self.token_salt = derived(invitation.secret, b"token")
         """Mixed into the run's token, which its messages carry."""
         self._sealing = ChaCha20Poly1305(derived(invitation.secret, b"records"))

@@ -83,7 +83,7 @@ class Tickets:
         return bool(self._open)
 
     def draw(self, peer: str) -> bytes:
-        """Make a new ticket for a peer. If there are too many for this peer, or in all, the oldest of them becomes invalid."""
+        """Make a new ticket for a peer. If there are too many, for this peer or in all, the oldest becomes invalid."""
         self._forget_old()
         theirs = [number for number, (_, owner, _) in self._open.items() if owner == peer]
         if len(theirs) >= TICKETS_PER_PEER_MAX:

@@ -33,7 +33,7 @@ LOOK_EVERY = 20
 more, and the shares would shrink, because connections use a little less than their share. As `READINGS` is the same,
 one of the kept readings is always a probe."""
 HIGHER = 1.02
-"""A reading that exceeds the best one by this factor is not taken for noise."""
+"""A reading that exceeds the best one by this factor shows a faster link, not noise."""
 GROWTH = 1.25
 """A connection that took less than its share keeps this multiple of its recent rate, so that it can grow."""
 LATELY = 0.2
@@ -69,8 +69,8 @@ class Shares:
         return max(self._readings, default=0.0)
 
     def tick(self, took: Mapping[str, Took], seconds: float) -> dict[str, float]:
-        """Compute the rate, in bytes a second, that each connection may use from now on. `took` holds their progress in
-        the last tick, which lasted `seconds`. An empty result limits no connection."""
+        """Compute the rate, in bytes a second, that each connection may use from now on. `took`: each connection's
+        progress in the last tick, which lasted `seconds`. An empty result limits no connection."""
         self._read(took, seconds)
         rates = {name: one.bytes / seconds for name, one in took.items()}
         before = self._lately

@@ -23,8 +23,8 @@ Verdict = Accepted | Refused | None
 
 
 class PayloadStream:
-    """Sends payloads on one stream, writing one at a time. `way` names the stream's path: "direct", "libp2p" or
-    "relayed"."""
+    """Sends payloads on one stream, writing one at a time. `way`: the stream's path ("direct", "libp2p" or
+    "relayed")."""
 
     def __init__(self, frames: FrameStream, way: str) -> None:
         self.frames, self.way = frames, way
@@ -68,8 +68,8 @@ class PayloadStream:
         reached: Callable[[int], None],
     ) -> Verdict:
         """Write a message with its payload, and wait for the receiver's answer. `over` is called as soon as the next
-        payload may be written; its argument is the future of this payload's writing, which is done by then. `reached`
-        is called now and then with the number of bytes that have arrived.
+        payload may be written; its argument is the future of this payload's writing, which is done or cancelled.
+        `reached` is called now and then with the number of this payload's bytes that have arrived.
 
         A cancelled send does not affect other payloads' answers.
 

@@ -46,8 +46,8 @@ class Pipe(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
         self.paced: TcpSocket | None = TcpSocket(sock) if self._encrypts and over_tcp else None
-        """A direct connection's socket, which limits its rate and is told how many bytes are missing; None for a stream
-        to the daemon, even if encrypted."""
+        """The socket of a direct connection, to limit the connection's rate and to tell the kernel how many bytes are
+        missing; None for a stream to the daemon, even if encrypted."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)
         else:
@@ -71,8 +71,8 @@ class Pipe(asyncio.BufferedProtocol):
 
     @classmethod
     async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, below: Pipe | None = None) -> Pipe:
-        """Make a pipe from asyncio's reader and writer of a stream. It begins with the bytes that the reader already
-        holds. `below` is the pipe that carries the stream, if there is one."""
+        """Make a pipe from asyncio's reader and writer of a stream. The bytes that the reader already holds are the
+        first to be read. `below`: the pipe that carries the stream, which is kept alive; None: there is none."""
         transport = cast(asyncio.Transport, writer.transport)
         pipe = cls(transport, keep=(writer, below))
         transport.set_protocol(pipe)
@@ -208,11 +208,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     def write_view(self, view: memoryview) -> asyncio.Future[None]:
         """Send memory in chunks, without a copy of the whole. The returned future is done once the transport has taken
-        all of it; to give up, cancel the future.
-
-        Raises:
-            PipeBroken: the stream has ended.
-        """
+        all of the memory, or fails with PipeBroken if the stream ends before. To give up, cancel the future."""
         size = TLS_CHUNK_BYTES if self._encrypts else CHUNK_BYTES
         self._chunks = (view[start : start + size] for start in range(0, len(view), size))
         self._sent = sent = self._loop.create_future()
@@ -225,7 +221,7 @@ class Pipe(asyncio.BufferedProtocol):
             return
         while self.ended is None and self._writable.is_set() and not sent.done():
             if (chunk := next(self._chunks, None)) is not None:
-                self.transport.write(chunk if self._encrypts else bytes(chunk))  # without TLS it may keep the chunk
+                self.transport.write(chunk if self._encrypts else bytes(chunk))  # a plain transport may keep the chunk
             else:
                 sent.set_result(None)
         if self.ended is not None and not sent.done():

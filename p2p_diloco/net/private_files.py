@@ -15,10 +15,10 @@ OTHERS = 0o077
 
 
 def write_new(path: Path, text: str, *, key: str) -> None:
-    """Write a file that only its owner may read.
+    """Write a new file that only its owner may read. `key`: the setting that an error names.
 
     Raises:
-        ConfigError: there is such a file already, or it can't be written.
+        ConfigError: the file exists already, or can't be written.
     """
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

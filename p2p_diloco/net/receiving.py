@@ -34,8 +34,8 @@ NEXT_PAYLOAD_S = 120.0
 REFUSALS_EVERY_S = 60.0
 """Seconds between two lines in the log about refused messages of one peer."""
 SLACK_BYTES = 256
-"""How much longer a payload's memory is than the payload. Once freed, it then has room for an aligned tensor of the
-payload's length."""
+"""How many bytes longer a payload's memory is than the payload. Once this memory is freed, it has room for an aligned
+tensor of the payload's length."""
 
 Following = Callable[[FrameStream], Awaitable[Frame | None]]
 
@@ -185,7 +185,7 @@ class Receiver:
         def tell() -> None:
             nonlocal told_bytes, timer
             if (count := frames.pipe.filled_bytes) > told_bytes:
-                if before is None or before.done():  # else the sender counts it as the earlier payload's progress
+                if before is None or before.done():  # else the sender takes this for the earlier payload's progress
                     frames.write(Progress(count))
                 told_bytes = count
                 measured.reached(count, loop.time())
@@ -201,7 +201,7 @@ class Receiver:
             measured.reached(frames.pipe.filled_bytes, loop.time())
             if before is None or before.done():
                 measured.end(loop.time())
-            else:  # until then the next payload is not read, but arrives in the kernel: count that time
+            else:  # until then no further payload is read, but bytes arrive in the kernel: count that time
                 before.add_done_callback(lambda _: measured.end(loop.time()))
 
     # -- checking and answering

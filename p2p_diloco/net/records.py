@@ -40,7 +40,7 @@ class SignedRecords:
         self._key = key
 
     def owned(self, name: bytes) -> bytes:
-        """The name of a record that this peer owns."""
+        """The subkey of a record with this name that this peer owns: the name, and a marker with this peer's id."""
         return b"%b[owner:%b]" % (name, self._key.peer_id.encode())
 
     def validate(self, record: DHTRecord) -> bool:

@@ -12,7 +12,7 @@ two members of the same private run, or between two peers of open runs.
     relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
 
 A member of a private run adds its certificate to each request, as "member". The relay adds this certificate to
-{"from": peer}, and the other peer answers with MESSAGE, its own certificate, which the relay checks but doesn't pass on.
+{"from": peer}. The other peer answers with MESSAGE, its own certificate, which the relay checks and doesn't pass on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RELAY = f"/p2p-diloco/{VERSION}/relay"
 RELAYED = f"/p2p-diloco/{VERSION}/relayed"
 """The protocol by which a relay reaches the second peer."""
 GONE = "this peer was connected to the relay until a moment ago, and isn't any more"
-"""The reason with which a relay refuses a stream to a peer whose registration has just ended: that peer has probably died."""
+"""The reason with which a relay refuses a stream to a peer whose registration has just ended: it probably died."""
 
 RELAY_MBIT = 50.0
 """The most that a relay passes on by default, in Mbit/s."""
@@ -166,7 +166,7 @@ class Relay:
     # -- registered peers
 
     async def _register(self, peer: str, run: bytes | None, frames: FrameStream) -> None:
-        """Keep the peer registered until its stream ends or its pings stop. A newer registration replaces an older one."""
+        """Keep the peer registered until its stream ends or its pings stop. A newer registration replaces this one."""
         if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
             raise Refusal("this peer is no relay" if self._rate is None else "this relay is full")
         if (older := self._registered.get(peer)) is not None:

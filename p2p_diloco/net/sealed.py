@@ -1,7 +1,7 @@
 """The DHT records of a private run: hidden keys, sealed values, and each record owned by the member that stored it.
 
-Law: wraps one `Records` in another. Strangers share the DHT: they see that there are records, their owners' ids and
-lengths, and nothing else. Records that no member has sealed are left out.
+Law: wraps one `Records` in another. Strangers share the DHT: of each record they see its subkey, its owner's id, its
+length and its expiration, and nothing else. Records that no member has sealed are left out.
 """
 
 from __future__ import annotations

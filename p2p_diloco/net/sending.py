@@ -22,14 +22,14 @@ from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.streams import Streams
 
 STREAM_LIFE_S = 60.0
-"""How long new payloads use a stream over libp2p. A new stream may avoid a relay that the old one needed, and no stream
-stays open for ever to a peer that vanished."""
+"""Seconds for which a stream over libp2p takes new payloads; then a new stream is opened. The new one may avoid a relay
+that the old one needed, and no stream stays open for ever to a peer that vanished."""
 
 
 class Sender:
     """Sends messages to other peers. `dial` opens a stream to a peer, and returns it with the peer's multiaddr; it
-    raises `Unreachable` if it can't. `direct` opens direct connections, on which payloads are sent first; None without
-    them."""
+    raises `Unreachable` if it can't. `direct` opens direct connections, which payloads use where possible; None: this
+    peer makes none."""
 
     def __init__(self, streams: Streams, dial: Dial) -> None:
         self.direct: DirectChannel | None = None

@@ -17,8 +17,8 @@ PER_PEER, PER_GRANT = 1 / 4, 3 / 4
 """The fraction of the slots that one member may hold, and that all members of one grant together may hold. So there are
 always slots for members of other grants."""
 UNPROVEN_BYTES_MAX = 2 << 30
-"""The most bytes of payloads that all peers of an open run, which have proven nothing, may have under way together. A
-longer payload may come alone."""
+"""The most bytes of payloads that the peers of an open run, who have proven nothing, may have under way together. A
+longer payload is taken while there is no other."""
 
 
 class Groups(Protocol):
@@ -56,8 +56,8 @@ class Slots:
     async def take(
         self, peer: str, group: Hashable | None, nbytes: int, within_s: float
     ) -> contextlib.ExitStack | None:
-        """Wait for a slot for a payload of `nbytes` bytes; the caller closes the returned stack when the payload has come.
-        None: no slot was free within `within_s` seconds. `group`: the peer's grant; None: the run is open."""
+        """Wait for a slot for a payload of `nbytes` bytes; the caller closes the returned stack when the payload is
+        there. None: no slot was free within `within_s` seconds. `group`: the peer's grant; None: the run is open."""
         held, needed = contextlib.ExitStack(), [self.free]
         if group is not None:
             needed = [self._share(("peer", peer), PER_PEER), self._share(("grant", group), PER_GRANT), self.free]

@@ -21,7 +21,7 @@ DAEMONS, CLIENTS = "hivemind-p2pd-", "hivemind-p2pclient-"
 YOUNG_S = 60.0
 """A younger socket is left alone: its daemon may not listen yet."""
 LOOKED_AT_MAX = 1000
-"""Sockets that one call looks at."""
+"""The most sockets that one call looks at."""
 
 
 def sweep(folder: Path = FOLDER) -> int:

@@ -93,7 +93,9 @@ class Connection:
 
 @dataclass(slots=True)
 class Way:
-    """The direct connections to one peer, and the present attempt to open more of them."""
+    """The direct connections to one peer, and the present attempt to open more of them. All times are the loop's.
+    `patient_until`: when payloads stop waiting for the first connection; `failures`: how often in a row connecting or
+    sending failed; `retry_at`: the earliest time of the next attempt to open a first connection."""
 
     connections: list[Connection] = field(default_factory=list)
     """The connections on which payloads may be written, the least recently used first."""

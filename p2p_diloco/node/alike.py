@@ -1,9 +1,9 @@
 """Warns, once, if two peers contribute the same, which shows that they train on the same data in the same order.
 
 Law: compares and warns; changes no mean. Only contributions that this peer averages are compared. Two are the same if
-their bytes are equal; or, where machines round differently, if they point the same way in several rounds. Each
-contribution is hashed at most once, and pairs of long payloads are not compared byte by byte, because the node does
-nothing else meanwhile.
+their bytes are equal; or, where machines round differently, if they point the same way in several rounds. The bytes of
+each contribution are hashed at most once, and never compared pair by pair, because the node does nothing else
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from p2p_diloco.tensors.raw import Buffer, tensor_over
 HEAD_BYTES = 4096
 """A contribution is read to its end only if another one begins with the same bytes, this many."""
 SAME_WAY = 0.998
-"""Two contributions with a greater cosine point the same way. Measured after 5 to 60 steps of a small language model:
-0.44 to 0.73 with different data; 0.988 to 0.9998 with the same data in the same order, one peer in bf16, one in fp32."""
+"""Two contributions with a greater cosine point the same way. In 5 to 60 steps of a small language model the cosine was
+0.44 to 0.73 with different data; 0.988 to 0.9998 with the same data in the same order, one peer in bf16, one in
+fp32."""
 ROUNDS = 3
 """Two peers' contributions must point the same way in this many rounds in a row."""
 SAMPLE = 4096
-"""The cosine is computed from this many values or more, spread over a shard. Shorter shards are not compared: few values
-may be nearly proportional by chance."""
+"""The cosine is computed from this many values or more, spread over a shard. Shorter shards are not compared: few
+values may be nearly proportional by chance."""
 
 log = logging.getLogger(__name__)
 

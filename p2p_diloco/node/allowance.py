@@ -30,7 +30,7 @@ class Budget:
 
     at_once: float
     every_s: float
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # by peer: what was left, and when
+    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # by peer: how much was left, and when
 
     def takes(self, peer: str, cost: float, now: float) -> bool:
         """Take `cost` from a peer's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
@@ -50,18 +50,18 @@ class Allowances:
     group that isn't remembered has its full allowance."""
 
     _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
-    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: the granted goal, and the commits before a higher one
+    _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
 
     def fetch(self, peer: str, part: float, now: float) -> bool:
-        """Count a request for a state, at the time `now`; returns whether it is allowed. `part`: the requested fraction of
-        the whole model's state."""
+        """Count a request for a state, at the time `now`; returns whether it is allowed. `part`: the requested fraction
+        of the whole model's state."""
         return self._states.takes(peer, max(part, FETCH_COST_MIN), now)
 
     def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
         """Count a nudge by a peer of this group; returns whether it is allowed. `goal`: the number of commits that the
         nudge asks for. `commits`: the run's commits so far. Both are summed over fragments. A goal up to the last
-        granted one is always allowed. A higher goal is allowed only once the run has made as many further commits
-        beyond that one as its nudge brought forward. So one group makes at most every other exchange come early."""
+        granted one is always allowed. A higher goal is allowed only once further commits have followed that goal: as
+        many as its nudge brought forward. So one group makes at most every other exchange come early."""
         granted, until = self._nudged.get(group, (0, 0))
         if goal <= granted:
             return True

@@ -1,14 +1,14 @@
-"""Audits: now and then a peer computes the mean of another peer's commit again, from the contributions that it counts.
+"""Audits: now and then a peer computes the mean of another peer's commit again, from the commit's contributions.
 
 Law: a peer draws by lot, when it applies a commit, whether it audits the commit; no other peer can know the result. The
 contributions come from the aggregator or from any peer that has them, because their authors' seals prove them. The mean
 depends on the contributions alone, bit for bit, so a different mean proves to every peer that the aggregator lies, and
-no vote is needed. A live aggregator that shows no peer how it made a commit is taken for a liar, too.
+no vote is needed. A live aggregator that shows no peer its commit's contributions is found to lie, too.
 
     an auditor      draws the lot; asks the aggregator, and then all others   Audit
     a peer asked    gives the contributions, or audits the commit itself      Copy, for each contribution
     a wrong mean    the auditor tells all others, now and when they join      Accusation
-    each of them    audits the commit itself, tells the others, and expels the aggregator once another peer told it so
+    each of them    audits the commit itself, tells the others, expels the aggregator once another peer finds the lie
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 SILENT = 3
 """How long an auditor waits for the next copy, in `heartbeat_timeout`s, besides the time that a transfer may take."""
 JOIN, KEEP = 1.5, 4
-"""JOIN: how old a commit may be if another peer asks this one to audit it. KEEP: how long commits and their
-contributions are kept. Both are multiples of an auditor's wait for the next copy."""
+"""JOIN: the greatest age of a commit that this peer audits at another peer's request. KEEP: how long commits are kept;
+their contributions, half as long. Both are multiples of an auditor's wait for the next copy."""
 PATIENCE = 4
 """How long others may take to find the same lie, as a multiple of an auditor's wait for the next copy."""
 USUAL = 24
-"""The shards of a fragment for which `audit_rate` holds. Models of fewer shards are small, and each aggregator makes
-fewer commits in a round, so each commit is audited more often."""
+"""The number of shards of a fragment for which `audit_rate` holds. With fewer shards an aggregator makes fewer commits
+in a round, and the model is small, so each commit is audited more often."""
 AT_ONCE = 2
 """The most audits at a time; others wait."""
 FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
-"""How often another peer has this one do more than show its own commits once: audit another peer's commit, or send the
-copies once more. A peer that audits by lot seldom needs that."""
+"""How many favours another peer may ask of this one at once, and the seconds until it may ask for one more. A favour is
+an audit of a third peer's commit, or copies sent once more. A peer that audits by lot seldom needs one."""
 STRANGERS_MAX = 16
-"""An accused commit counts at most so many contributions more than this peer knows peers. Their copies are kept in
-memory until the audit is over."""
+"""An accusation is refused if its commit counts more contributions than this peer knows peers, by more than this
+number: the copies of the contributions take memory until the audit is over."""
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ EXPELLED = "this peer has expelled the sender"
 
 
 class Audits:
-    """Seals this peer's commits, audits those of other peers, and answers their audits. Without an `audit_rate` it does
-    nothing."""
+    """Seals this peer's commits, audits those of other peers, and answers their audits. If `audit_rate` is 0, it
+    does nothing."""
 
     def __init__(self, common: Common) -> None:
         self._work, self._outbox, self._events = common.work, common.outbox, common.events
@@ -88,18 +88,18 @@ class Audits:
 
     @property
     def expelled(self) -> dict[str, str]:
-        """The peers that were found to lie, with the lie."""
+        """The peers that this peer has expelled, each with its lie."""
         return self._verdicts.expelled
 
     @property
     def doubt(self) -> str:
-        """Why this peer takes its own machine for faulty; empty if it doesn't."""
+        """Why this peer considers its own machine faulty; empty if it doesn't."""
         return self._verdicts.doubt
 
     # -- what the loop tells
 
     def made(self, effect: Average, averaged: Averaged) -> Averaged:
-        """Seal this peer's own commit, and keep its contributions."""
+        """Seal this peer's own commit, keep its contributions, and return `averaged` with the seal."""
         if not self._rate:
             return averaged
         shard, mine = effect.shard, self._me
@@ -118,7 +118,7 @@ class Audits:
         return replace(averaged, seal=sealed.pack())
 
     def applied(self, commit: Commit) -> None:
-        """Remember another peer's commit, whose outer step was computed, and draw the lot for it."""
+        """Remember another peer's commit, whose outer step was computed here, and draw by lot whether to audit it."""
         sealed = self._seals.read(commit) if self._rate else None
         if sealed is None:
             return
@@ -132,7 +132,8 @@ class Audits:
         )
 
     def accepted(self, proposals: Iterable[tuple[int, str]]) -> None:
-        """Handle new versions of shards. If the lot fell on one of them, audit it."""
+        """Handle accepted versions of shards, each given as (shard, digest). If the lot fell on the commit that made
+        one, audit that commit."""
         for key in proposals:
             case = self._cases.appended(key, self._clock())
             if case is not None and case.chosen:
@@ -145,11 +146,12 @@ class Audits:
         an audit of its own, and then sends them.
 
         Raises:
-            Refusal: this peer has forgotten the commit, or audits another one for the sender, or has done so too often.
+            Refusal: this peer has no contributions of the commit and can't get them, or the commit is too old, or this
+                peer audits another one for the sender, or has done so too often.
         """
         case = self._case((audit.shard, audit.digest))
         if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
-            raise Refusal("what this commit was made of is not kept here")
+            raise Refusal("the contributions of this commit are not kept here")
         if not case.missing():
             self._give(sender, case)
             return
@@ -163,14 +165,14 @@ class Audits:
         self._begin(case)
 
     def _case(self, key: Key) -> Case | None:
-        """What is known of a commit."""
+        """What is known of a commit; None if nothing is."""
         return self._alleged.get(key) or self._verdicts.proof(key) or self._cases.get(key)
 
     def _is_old(self, case: Case) -> bool:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send the copies once; once more only if the peer asks after one was lost, or after it has started again."""
+        """Send a commit's copies to a peer, but a second time only after a copy got lost or the peer restarted."""
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unreachable):
@@ -183,7 +185,7 @@ class Audits:
                 self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)
 
     def expects(self, copy: Copy) -> bool:
-        """Whether this peer has asked for this copy. It may have come from another peer meanwhile."""
+        """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
         case = self._case((copy.shard, copy.digest))
         return case is not None and case.asked and any(counted.peer == copy.author for counted in case.counted)
 
@@ -208,13 +210,14 @@ class Audits:
         """Handle another peer's accusation: audit the commit, unless it was audited here before.
 
         Raises:
-            Refusal: this is no commit of that aggregator, or the sender has accused too many.
+            Refusal: the accused aggregator didn't make the commit, or the sender accuses too many, or has accused
+                another one wrongly before.
         """
         verdicts, key = self._verdicts, (said.shard, said.digest)
         if said.aggregator in (self._me, sender) or said.aggregator in self.expelled or not self._rate:
             return
         if sender in verdicts.mistaken:
-            raise Refusal("this peer has accused an aggregator before, and could not show the lie")
+            raise Refusal("an earlier accusation by the sender was refused, so no more are heard")
         verdicts.accused(said.aggregator, sender)
         case = self._alleged.get(key) or self._cases.get(key)
         if case is None or (self._is_old(case) and not case.begun) or (case.over and case.missing()):
@@ -222,7 +225,7 @@ class Audits:
                 self._settle()
                 return
             if sum(sender in c.accusers and not c.over for c in self._alleged.values()) >= PROOFS_MAX:
-                raise Refusal("this peer accuses too many at a time")
+                raise Refusal("the sender accuses too many commits at a time")
             case = self._alleged[key] = self._read(said)
         case.accusers.add(sender)
         self._begin(case)
@@ -239,7 +242,7 @@ class Audits:
         )
 
     def _read(self, said: Accusation) -> Case:
-        """Raises Refusal if this is no commit of the aggregator."""
+        """Make an accused commit's case. Raises Refusal if the accused aggregator can't have made this commit."""
         shard, counted = said.shard, said.counted
         sealed = self._seals.opened(shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted, said.seal)
         state = self._logs.look_at(shard).state
@@ -260,8 +263,8 @@ class Audits:
         case.accusers.clear()
 
     def _tell(self) -> None:
-        """Send the accusations of lying aggregators to each peer that holds a state and has not got them since its
-        start."""
+        """Send this peer's accusations to each live peer that holds a state, each accusation once in a life of that
+        peer."""
         roster, to_tell = self._roster, self._verdicts.to_tell()
         lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.epochs}
         told = {(case.key, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.aggregator}
@@ -275,7 +278,8 @@ class Audits:
         self._told = told
 
     def _settle(self) -> None:
-        """Tell others which lies this peer found, and expel the aggregators whose lies another peer found too."""
+        """Tell others which lies this peer found. Expel the aggregators whose lies another peer found too, or no other
+        peer could find. If others could have confirmed a lie, and none has in time, doubt this peer's own machine."""
         verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
@@ -284,9 +288,9 @@ class Audits:
         if (alone := verdicts.overdue(now)) and not self.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
-                f"other peer finds the lies that its audits find of {', '.join(alone)}"
+                f"other peer confirms the lies that this peer found in commits of {', '.join(alone)}"
             )
-            mend = "It expels no peer, and audits no further commit. Test this machine's memory, and start it again"
+            mend = "This peer now expels no peer and audits nothing. Test this machine's memory, then restart the peer"
             log.error("%s. %s", self._event_log.named(verdicts.doubt), mend)
             self._event_log.note("doubt", verdicts.doubt)
 
@@ -317,9 +321,9 @@ class Audits:
     async def _audit_in_turn(self) -> None:
         while True:
             case = await self._due.get()
-            wanted = case.askers or case.accusers  # another peer waits for what it was made of
+            wanted = case.askers or case.accusers  # another peer waits for its contributions
             if not wanted and (self.doubt or not self._examiner.is_young(case)):
-                case.over = True  # after a wait behind other audits, what it was made of may be gone
+                case.over = True  # after a wait behind other audits, its contributions may be gone
                 continue
             lie = await self._examiner.lie(case)
             case.over = True

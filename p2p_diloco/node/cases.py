@@ -1,7 +1,7 @@
 """The commits of the last minutes, and how each of them was made, as far as this peer knows.
 
-Law: only remembers; sends and judges nothing. Of its own commits a peer keeps the contributions, since others may ask
-for them: at least those of each shard's last commit, and those of earlier commits up to `KEPT_BYTES` in all.
+Law: only remembers; sends and judges nothing. A peer keeps the contributions of its own commits for a while, since
+others may ask for them. If they exceed `KEPT_BYTES`, the oldest are dropped early, but none of a shard's last commit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from p2p_diloco.core.messages import Counted
 from p2p_diloco.node.seals import Sealed
 
 KEPT_BYTES = 256 * 2**20
-"""The most bytes of contributions that a peer keeps for its own commits, not counting each shard's last commit. Other
-peers rely on half of this only."""
+"""The bytes of contributions to its own commits above which a peer drops the oldest, except those of each shard's last
+commit. Other peers rely on half of this only."""
 CASES_MAX = 8192
 """The most commits that are remembered."""
 
@@ -25,13 +25,14 @@ Key = tuple[int, str]
 
 @dataclass(slots=True)
 class Case:
-    """One commit. `base`: the digest of the version that it was made on. `counted`: the contributions that it lists.
-    `since`: when it was appended here, in seconds of the loop's clock. `copies`: the payloads of the contributions, by
-    author; some or all may be missing. `nbytes`: the length of all of them. `chosen`: whether this peer shall audit the
-    commit, `begun`: whether it has begun to, `asked`: whether it has asked for the copies. `askers`: the peers that
-    want the copies, `given`: those that have got them, and whether they lack them again, `accusers`: those that call
-    the commit a lie. `over`: whether the audit has ended, `right`: whether it found the commit right, `proves`: whether
-    seals and copies show any peer that the commit is a lie."""
+    """One commit, and what became of its audit here. `base`: the digest of the version that the commit was made on.
+    `digest`, `epoch`: those of the version that it made. `counted`: the contributions that it counts. `nbytes`: the
+    length of all their payloads. `chosen`: whether the lot fell on this commit. `copies`: the payloads that are here,
+    by author. `since`: when the commit was accepted or first heard of here, in seconds of the loop's clock. `begun`:
+    whether its audit is queued or has started. `asked`: whether this peer has asked others for copies. `askers`: the
+    peers that asked this one for copies. `given`: by peer that copies were sent to, whether it lacks them again.
+    `accusers`: the peers that call the commit a lie. `over`: whether the audit has ended. `right`: whether it found the
+    commit right. `proves`: whether seals and copies prove to any peer that the commit is a lie."""
 
     shard: int
     base: str
@@ -68,12 +69,12 @@ class Case:
 
 
 class Cases:
-    """The commits that were appended in the last `keep_s` seconds, oldest first. The contributions to this peer's own
-    commits are kept for half as long."""
+    """The commits that were accepted here in the last `keep_s` seconds, oldest first. The contributions to this peer's
+    own commits are kept for half as long."""
 
     def __init__(self, me: str, keep_s: float) -> None:
         self._me, self._keep_s = me, keep_s
-        self._expected: dict[int, Case] = {}  # by shard: the commit that was computed last, and isn't appended yet
+        self._expected: dict[int, Case] = {}  # by shard: the commit that was computed last, and isn't accepted yet
         self._cases: dict[Key, Case] = {}
         self._last: dict[int, Case] = {}  # by shard
         self._own = deque[Case]()  # this peer's commits whose contributions are kept
@@ -83,16 +84,16 @@ class Cases:
         return iter(list(self._cases.values()))
 
     def get(self, key: Key) -> Case | None:
-        """The case of this commit, if it was appended here lately."""
+        """The case of this commit; None if it wasn't accepted here, or too long ago."""
         return self._cases.get(key)
 
     def expect(self, case: Case) -> None:
-        """Remember a commit that was computed. It becomes a case once it is appended."""
+        """Remember a commit whose outer step was computed here. It becomes a case once its version is accepted."""
         self._expected[case.shard] = case
 
     def appended(self, key: Key, now: float) -> Case | None:
-        """Handle a shard's new version, and return the case of the commit that made it; None if that is not the
-        expected commit."""
+        """Handle the accepted version `key` of a shard. Returns the case of the commit that made it; None if `expect`
+        was told of no such commit."""
         case = self._expected.pop(key[0], None)
         if case is None or case.key != key:
             return None
@@ -105,8 +106,8 @@ class Cases:
         return case
 
     def must_be_kept(self, case: Case) -> bool:
-        """Whether the aggregator of this commit must still have the commit's contributions, provided that the commit is
-        not too old."""
+        """Whether the aggregator of this commit must still have the commit's contributions, judged by their bytes. The
+        caller checks the commit's age."""
         if self._cases.get(case.key) is not case:
             return False
         keys = list(self._cases)
@@ -115,7 +116,7 @@ class Cases:
         return self._last[case.shard] is case or nbytes <= KEPT_BYTES / 2
 
     def forget(self, now: float) -> None:
-        """Drop commits that are too old or too many, and the oldest contributions beyond `KEPT_BYTES`."""
+        """Drop commits that are too old or too many, and contributions that are too old or beyond `KEPT_BYTES`."""
         while self._cases and (len(self._cases) > CASES_MAX or now - self._first().since > self._keep_s):
             del self._cases[self._first().key]
         while self._own and self._drops(self._own[0], now):

@@ -1,6 +1,6 @@
 """The values that all parts of one peer's node share.
 
-Law: all of them are there before the first part is made.
+Law: all of these values exist before the first part is made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from p2p_diloco.node.tensor_work import TensorWork
 
 class Common:
     """The values that the parts of a node share once the node has found its run: those of a new incarnation of this
-    peer. No part sets one of them."""
+    peer. No part replaces one of them."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Common:
         self.describing = Describing(run.layout, joined.card)
         """This peer's description of the run's model, with the model's card."""
         self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
-        """What the present exchange spent its time on."""
+        """The seconds of the present exchange, by part."""
         transferring = partial(self.ledger.part, TRANSFER)
         transport.limits = run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self.outbox = Outbox(transport, transferring, gives_way=not run.rules.asynchronous)
         self.seals = Seals(transport, run.token)
         self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
-        """The slices of data sets that it gets from data nodes."""
+        """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue(), EventLog(transport.peer_id), History()
         self.replica = Replica(
             transport.peer_id,

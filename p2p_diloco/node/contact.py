@@ -1,7 +1,7 @@
-"""Since when this peer has heard of each other one without a break.
+"""Remembers since when each other peer has been live without a break.
 
-Law: memory only; nothing is sent. `look` is called at regular intervals: a peer that is missing once, or an interval in
-which this process was suspended, is a break. A break may be as short as an interval to be seen for certain.
+Law: memory only; nothing is sent. `look` is called at regular intervals. It is a break if a peer is missing at a look,
+or if this process was suspended between two looks. An absence that is shorter than an interval may go unseen.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 
 LATE = 2.0
-"""A look that is late by more than this, as a multiple of the interval, comes after a suspension of this process."""
+"""If more time than this has passed since the last look, as a multiple of the interval, this process was suspended."""
 
 
 class Contact:
-    """The live peers, with the time since which each has been live at each look."""
+    """The live peers, each with the time of the look since which it has been live at every look."""
 
     def __init__(self, interval_s: float) -> None:
         """`interval_s`: the time between two looks, in seconds."""

@@ -1,7 +1,7 @@
 """A data node: serves the slices of one data set to the peers of a run.
 
 Law: it only answers. It takes no part in the run, is in no roster, and knows neither the run's settings nor its model.
-In a private run the transport lets members in alone, and `roles` workers.
+In a private run the transport admits only members, and of these `roles` allows only workers to ask.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 
 SENT_AT_ONCE = 16
-"""The most slices that are being sent, and so held in memory. In a private run one peer has a quarter of them at most,
-and the peers of one invitation three quarters."""
+"""The most answers that are sent at a time; each is in memory meanwhile. In a private run at most a quarter of them go
+to one peer, and at most three quarters to the peers of one invitation."""
 PUBLISH_EVERY_S = 10.0
 TELL_EVERY_S = 10.0
 
@@ -50,7 +50,7 @@ class Served:
 
 
 class DataNode(Handler):
-    """Answers the questions for one data set."""
+    """Answers requests for one data set."""
 
     def __init__(self, transport: Transport, inbox: Inbox, served: Served) -> None:
         self._transport, self._served = transport, served
@@ -121,7 +121,7 @@ class DataNode(Handler):
             content = await asyncio.get_running_loop().run_in_executor(None, piece.read)
         except OSError as error:
             log.warning("slice %d can't be read from %s: %s", index, piece.path, reason(error))
-        content = content or b"\0"  # without the right hash: the peer asks another data node
+        content = content or b"\0"  # the hash is wrong, so the peer asks another data node
         answer = SliceBytes(self._served.manifest.identity, index, len(content))
         await self._send(to, answer, memoryview(content))
 
@@ -138,7 +138,7 @@ class DataNode(Handler):
     # -- besides
 
     async def refuse_another(self, run_id: str) -> None:
-        """Look for data nodes that serve another data set under the same name.
+        """Look for data nodes of this run that serve another data set under the same name.
 
         Raises:
             Refused: there is one.
@@ -166,7 +166,7 @@ class DataNode(Handler):
             )
 
     async def announce(self, run_id: str, label: str, ready: Callable[[], None]) -> None:
-        """Until cancelled, keep this data node's record in the DHT. `ready` is called once it is there."""
+        """Until cancelled, keep this data node's record in the DHT. `ready` is called after the first attempt."""
         for turn in itertools.count():
             record = DataNodeRecord(
                 peer_id=self._transport.peer_id,
@@ -183,7 +183,7 @@ class DataNode(Handler):
             await asyncio.sleep(PUBLISH_EVERY_S)
 
     async def tell(self) -> None:
-        """Until cancelled, log now and then how much was sent."""
+        """Until cancelled, log now and then how many slices were sent."""
         before = 0
         while True:
             await asyncio.sleep(TELL_EVERY_S)
@@ -199,8 +199,8 @@ def _told(manifest: Manifest) -> str:
 async def serve(
     local: PeerConfig, served: Served, tell: Callable[[str], None], ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve a data set in a run until cancelled. `tell` is called with what is done now, `ready` once peers find this
-    data node.
+    """Serve a data set in a run until cancelled. `tell` is called with a text about each step, `ready` after the first
+    attempt to publish this data node's record.
 
     Raises:
         P2PDilocoError: this process can't serve in the run, or can't go on.

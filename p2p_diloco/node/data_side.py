@@ -1,6 +1,7 @@
 """The data sets of one trainer, as its node sees them: what is pending, and what may be trained on next.
 
-Law: decides nothing about tensors. The positions follow the `Take` of the ledger's shard (`core.data_use`).
+Law: decides nothing about tensors. What becomes of the pending positions follows from the `Take` of the ledger, the
+shard whose state has the tables of the data (`core.data_use`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class DataSide:
         self._told: list[dict[str, Any]] = []
 
     def register(self, name: str, length: int, epochs: int, fingerprint: str) -> None:
-        """Begin to serve a data set. Its positions are those of this life of the peer."""
+        """Add a data set of `length` samples, each used `epochs` times (0: without end). Positions will be leased to
+        this life of the peer. `fingerprint`: text that is equal if the samples are."""
         data, own = DataSet(name, length, epochs, fingerprint), self._replica.own
         self._uses[name] = DataUse(data, self._replica.me, life_of(own.incarnation))
         self._told = [self._tell(use, tables_of(self._replica)) for use in self._uses.values()]
@@ -50,14 +52,15 @@ class DataSide:
             self._uses[name].wants = wants
 
     def send(self, shards: tuple[int, ...]) -> tuple[Use, ...]:
-        """What a contribution to these shards says. Only the one to the ledger lists positions."""
+        """What contributions to these shards say of the data. Positions are listed only if the ledger is among them."""
         if self._ledger in shards:
             return tuple(use.send() for use in self._uses.values())
         return tuple(Use(use.data, (), use.wants) for use in self._uses.values())
 
     def merge(self, carry: Carry | None, take: Take | None) -> int:
-        """Record what a merge does with the ledger's shard: the log's `carry`, and the trainer's `take`. Returns how
-        many pending positions the new state rules out; if there are any, all local progress must be dropped."""
+        """Record what a merge does with the ledger: the log's `carry` and the trainer's `take`, None if there is none.
+        If a pending position can't be counted any more, because the new state has it as used or leased to another peer,
+        all local progress must be dropped. Returns the number of pending positions in such data sets, else 0."""
         if not self._uses or self._replica.own.flight is not None or not self._replica.has_state:
             return 0
         tables = tables_of(self._replica)
@@ -90,7 +93,8 @@ class DataSide:
 
 
 def fate(carry: Carry | None, take: Take | None) -> Fate:
-    """What a merge does with local progress, from what the log says of it and what the trainer does."""
+    """What a merge does with local progress. `carry`: what the log says of the progress; None: nothing. `take`: what
+    the trainer does; None: it loads nothing."""
     match take:
         case None | Take.KEEP:
             return Fate.KEEP

@@ -1,7 +1,7 @@
 """Describes the run's model to other peers, and asks another peer to describe it: its layout, and the model's card.
 
-Law: only the peer that was asked may send a description; until it comes, every other message is refused. A description
-without a card, or with one that can't be read, still describes the layout.
+Law: only the peer that was asked may send a description; until the description comes, every other message is refused.
+A description without a card, or with a card that is too long, still describes the layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Described:
 
     @classmethod
     def unpack(cls, payload: object) -> Described:
-        """Decode a description. Raises ValueError, TypeError or UnpackException for anything else."""
+        """Decode a description. Raises ValueError, TypeError or UnpackException if it isn't one."""
         wire = msgpack.unpackb(payload)
         layout = Layout.from_wire(wire)
         card = wire.get("card", b"")
@@ -74,7 +74,7 @@ class DescriptionInbox(Handler):
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
         if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
-            raise Refusal("the description is longer than allowed")
+            raise Refusal("the description is empty, or longer than allowed")
         return message, message.nbytes
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:

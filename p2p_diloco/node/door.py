@@ -1,8 +1,8 @@
 """The door: a Unix socket at which the trainer's processes ask the node for slices of data sets.
 
 Law: only the node uses the network; the trainer only reads the files whose paths it is told. Each process of the
-trainer, such as a worker of a DataLoader, has a connection of its own, and gets an answer to each request but `soon`.
-The socket is in a folder that only this user can enter.
+trainer, such as a worker of a DataLoader, has a connection of its own, and gets an answer to each request except
+`soon`. The socket is in a folder that only this user can enter.
 
     open (name, identity)      waits (text) ... manifest (packed)
     get (data_set, index)      waits (text) ... slice (path)
@@ -46,7 +46,7 @@ class Door:
         return str(self._folder / "door")
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
+        """Stop listening and fetching, and end all connections."""
         if self._server is not None and self._folder is not None:
             self._server.close()
             shutil.rmtree(self._folder, ignore_errors=True)

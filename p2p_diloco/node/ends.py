@@ -1,6 +1,6 @@
 """The record of a run's end: its content, its signature, and the copies of the record in the DHT and on disk.
 
-Law: a record states that the signing peer has held this state as the run's last one. No peer owns the record (see
+Law: a record states that its signer has held the named state as the run's last one. No peer owns the record (see
 `unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer. A record names
 its run's founding, so a newcomer can check it when nothing else of the run is left.
 """
@@ -26,11 +26,11 @@ from p2p_diloco.node.revising import Founding
 KIND = b"end of a run"
 """The kind of statement that a peer signs."""
 RECORD_TTL_S = 24 * 3600.0
-"""How long the DHT keeps an end for absent peers after its last renewal."""
+"""How long the DHT keeps a record after its last renewal, so that absent peers find it when they return."""
 TRIED_MAX = 16
 """The most records whose signatures are checked at one look, highest records first: strangers may store many."""
 _FIELDS_BEFORE = 7
-"""The fields of a record that a version without `End.revision` has written."""
+"""The number of fields in a record of an older version of this package, without `End.revision`."""
 FILE = "ended.json"
 """The name of the record's file in the folder of checkpoints."""
 
@@ -85,7 +85,7 @@ def signed(
 
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
     """Whether the record of an end is valid. It must be for this founding, its version must end the run by the present
-    rules and the record's revision, and the signatures of both must be right.
+    rules and the record's revision, and the signatures of the record and of the revision must be right.
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
@@ -142,8 +142,8 @@ async def store(transport: Transport, founding: Founding, end: End) -> bool:
 
 
 def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the record of the run's end from this disk; None if there is no valid one. The signature shows if the file
-    was changed."""
+    """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
+    changed file is wrong."""
     try:
         content = json.loads((folder / FILE).read_bytes())
         if isinstance(content, list) and len(content) == _FIELDS_BEFORE:

@@ -1,5 +1,5 @@
-"""Brings a node into its run, from its first message on: it opens the transport, reads the checkpoint, finds the run,
-and makes the tensors.
+"""Brings a node into its run, from the trainer's first message on: opens the transport, reads the checkpoint, finds
+the run, and makes the tensors.
 
 Law: each step is made once, in order, and is complete before the next one begins.
 """
@@ -88,8 +88,9 @@ def _tell(channel: NodeEnd, text: str) -> None:
 async def enter_swarm(
     setup: Setup, inbox: Inbox, tell: Callable[[str], None], dead: asyncio.Future[None]
 ) -> tuple[HivemindTransport, Access | None]:
-    """Start a transport, and become a member of the run, if it is private; a founder of a private run writes its files.
-    `tell` is called with what is done now.
+    """Start a transport, and become a member of the run if it is private. A peer that founds a private run also writes
+    the run key and an invitation to disk. `tell` is called with a text about each step. If the transport dies later,
+    the future `dead` gets an exception. Returns the transport, and the access to a private run; None in an open run.
 
     Raises:
         Refused: the run is private, and this peer has no invitation. ConfigError: an invitation or a run key can't be
@@ -115,7 +116,7 @@ async def enter_swarm(
     except BaseException:
         await close(transport)
         raise
-    await transport.close()  # it would take messages of peers that are no members
+    await transport.close()  # this open transport would take messages of peers that are no members
     invitation = founders_own(local.run_id, key)
     transport = await _open_transport(local, inbox, tell, dead, invitation)
     try:
@@ -145,7 +146,8 @@ async def _open_transport(
     invitation: Invitation | None = None,
 ) -> HivemindTransport:
     """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run. If
-    the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private run.
+    the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private run; None
+    for an open run.
 
     Raises:
         NoBootstrapReached: no initial peer and no remembered address answers.
@@ -183,7 +185,7 @@ async def take_part(
     inbox: Inbox,
     access: Access | None = None,
 ) -> None:
-    """Find or found the run, and take part in it until cancelled. `access`: to a private run."""
+    """Find or found the run, and take part in it until cancelled. `access`: to a private run; None in an open run."""
     saved = await _read_checkpoint(setup.local)
     founding, founded = setup.asked, None
     if saved is not None:
@@ -246,8 +248,8 @@ async def follow(
 
 @contextlib.asynccontextmanager
 async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIterator[Observer]:
-    """An observer of a run, in this process; it leaves at the block's end. `tell` is called with the reason of each
-    wait.
+    """An observer of a run, in this process; it leaves at the block's end. `tell` is called with a text about each
+    step, and with the reason for each wait.
 
     Raises:
         P2PDilocoError: the run can't be read.

@@ -19,8 +19,8 @@ NOTES_KEPT = 50
 SHARDS_NAMED = 8
 """The most shards that one note names."""
 LOUD = ("mismatch", "fork", "passed", "missed", "expelled")
-"""Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or lets others
-wait."""
+"""Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
+waiting."""
 
 Fed = asyncio.Future[None]
 """A future that is done once an event's effects are carried out."""
@@ -72,8 +72,8 @@ class EventQueue:
 
 
 def gathered(effects: Iterable[Effect]) -> list[Effect]:
-    """The effects of one event. Notes that say the same of several shards become one note: a peer that dies may have
-    aggregated hundreds."""
+    """Return the effects of one event. Notes with the same text for several shards become one note, because a peer that
+    dies may have aggregated hundreds of shards."""
     found, shards = list[Effect](), dict[tuple[str, str], list[str]]()
     for effect in effects:
         said = re.fullmatch(r"shard (\d+): (.*)", effect.text, re.DOTALL) if isinstance(effect, Note) else None
@@ -105,7 +105,7 @@ class EventLog:
         self._me = me
         self._names: dict[str, str] = {me: "this peer"}
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
-        self._deaths: deque[tuple[float, str]] = deque(maxlen=1)  # beside the notes, because many of these follow it
+        self._deaths: deque[tuple[float, str]] = deque(maxlen=1)  # kept apart: the notes that follow may displace it
         self.news = asyncio.Event()
         """Set by each note."""
 

@@ -1,7 +1,7 @@
 """Examines one commit: gets the contributions that it counts, and computes its mean again.
 
-Law: finds out whether the commit is a lie, and notes it in its case. `auditing` decides which commits are examined, and
-what follows from a lie.
+Law: finds out whether the commit is a lie, and records the result in the commit's case. `auditing` decides which
+commits are examined, and what follows from a lie.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.wire import Audit
 
 SLICES = 30
-"""Waits are counted in parts: after a suspension of this process only one part of them has passed."""
+"""A wait is counted in this many parts, so that a suspension of this process counts as at most one part."""
 LOOK = 1 / 4
 """The time between two looks at who is live, as a multiple of the wait for the next copy."""
 
 
 class Examiner:
     """Examines commits for one peer. `cases`: the commits that this peer remembers. `wait_s`: how long it waits for the
-    next copy."""
+    next copy, in seconds."""
 
     def __init__(self, common: Common, cases: Cases, wait_s: float) -> None:
         self._work, self._outbox, self._seals = common.work, common.outbox, common.seals
         self._roster, self._token, self._me = common.replica.roster, common.run.token, common.transport.peer_id
         self._cases, self._wait_s, self._clock = cases, wait_s, asyncio.get_running_loop().time
         self.contact = Contact(LOOK * wait_s)
-        """Since when each peer has been live; told each `LOOK * wait_s` seconds."""
+        """Since when each peer has been live; updated every `LOOK * wait_s` seconds."""
         self.came = asyncio.Event()
         """Set when a copy has come."""
         self.examined = 0
         """How many commits this peer has computed again."""
 
     async def lie(self, case: Case) -> str:
-        """Get a commit's contributions, and judge the commit. Returns its lie as text; empty if there is none, or if
-        that can't be found out."""
+        """Get a commit's contributions, and judge the commit. Returns its lie as text; empty if the commit is right,
+        or if this peer can't find out."""
         for counted, seal in case.seals():
             if not self._seals.fits(case.shard, counted, seal):
                 case.proves = True
@@ -53,27 +53,27 @@ class Examiner:
             now = self._roster.summary(case.aggregator)
             same = was is not None and now is not None and was.incarnation == now.incarnation
             hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
-            return f"it doesn't show how it made its commit of shard {case.shard}" if hides else ""
+            return f"it doesn't show the contributions of its commit of shard {case.shard}" if hides else ""
         self.examined += 1
         base = Version(0, 0, case.epoch - 1, case.base)
         for counted in case.counted:
             as_sent = Contribution(case.shard, base, counted.id, counted.id, counted.weight, counted.samples)
             if why := self._work.objection(as_sent, case.copies[counted.peer]):
                 case.proves = True
-                return f"its commit of shard {case.shard} counts a contribution of {counted.peer} that can't be: {why}"
-        # twice before it counts as wrong: a bit may change in this machine's memory
+                return f"its commit of shard {case.shard} counts an impossible contribution of {counted.peer}: {why}"
+        # computed again before the commit is called wrong: a bit may change in this machine's memory
         case.right = await self._is_mean(case) or await self._is_mean(case)
         case.proves = not case.right
         return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
 
     def _must_show(self, case: Case) -> bool:
-        """Whether the aggregator, asked now, must still have what it made this commit of, unless it is too much. It has
-        dropped it if the commit is old. The commit may be older than it seems if the two peers have lost sight of each
-        other: then this peer got it late."""
+        """Whether the aggregator, if asked now, must still have its commit's contributions, judged by age alone. It
+        may have dropped them if the commit is old. A commit may be older than its case says if it came late, because
+        this peer and the aggregator had no contact; so they must have had contact since before it came."""
         return self.is_young(case) and self.contact.since(case.aggregator) <= case.since - self._wait_s
 
     def is_young(self, case: Case) -> bool:
-        """Whether the aggregator need not have dropped yet what it made this commit of."""
+        """Whether the commit came at most `wait_s` ago. Its aggregator keeps the contributions for longer than that."""
         return self._clock() - case.since <= self._wait_s
 
     async def _is_mean(self, case: Case) -> bool:
@@ -82,8 +82,8 @@ class Examiner:
         return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
 
     async def _gathered(self, case: Case, asked: set[str]) -> bool:
-        """Ask these peers for a commit's contributions. Wait until all are here, or until none has come for too
-        long."""
+        """Ask these peers for a commit's contributions, and wait for them. Returns whether all came. Gives up if none
+        has come for `wait_s`, or if the aggregator is gone and no peer accuses it."""
         header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
         case.asked = True
         for peer in asked - {self._me} if missing else ():

@@ -27,8 +27,8 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Source:
-    """A state that was read: the global parameters `theta` [layout.numel], the epoch, the digest, whether it is the
-    run's last state, and the model's packed card, which may be empty."""
+    """A state that was read. `theta`: the global parameters, [layout.numel]. `card`: the model's packed card; may be
+    empty. `digest`: that of the whole model's version. `finished`: whether it is the run's last state."""
 
     run_id: str
     layout: Layout
@@ -72,7 +72,7 @@ def of_checkpoint(path: Path) -> Source:
 
 
 async def of_run(local: PeerConfig, tell: Callable[[str], None]) -> Source:
-    """Read the newest complete state of a run from its peers, as an observer. `tell` is called with what is done now.
+    """Read the newest complete state of a run from its peers, as an observer. `tell` gets a text about each step.
 
     Raises:
         P2PDilocoError: the run can't be read.

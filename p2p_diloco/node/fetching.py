@@ -1,8 +1,8 @@
 """Fetches the slices of data sets from data nodes, as this peer's trainer wants them.
 
-Law: each slice is under way once at most, from one data node, and is checked before it is kept (`Questions`). What the
-trainer waits for goes before what it will want soon. A data node that refuses a slice, or doesn't answer, is asked
-again later, after longer and longer times; others are asked first.
+Law: each slice is under way once at most, from one data node, and is checked before it is kept (`Questions`). A slice
+that the trainer waits for has a place at each data node that slices fetched ahead don't take. A data node that refuses
+a slice, or doesn't answer, is asked again after a pause that doubles each time; meanwhile others are asked.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from p2p_diloco.node.providers import DataNodeRecord, Questions, read_data_nodes
 from p2p_diloco.remembered import cache_folder
 
 AT_ONCE = 4
-"""The most slices under way from one data node. The last place is kept for what the trainer waits for."""
+"""The most slices under way from one data node. The last place is kept for a slice that the trainer waits for."""
 AHEAD = 8
 """The most slices that are fetched ahead at a time."""
 LOOK_EVERY_S, LOOK_SOON_S = 10.0, 1.0
-"""Seconds between two searches for data nodes; the second while a slice has no data node."""
+"""Seconds between two searches for data nodes; LOOK_SOON_S while no data node can be asked for a slice that the trainer
+waits for."""
 TELL_EVERY_S = 1.0
 AGAIN_S, AGAIN_S_MAX = 0.5, 30.0
-"""Seconds until a data node is asked again that did not answer, or that refused this slice. They double each time."""
+"""Seconds until a data node that did not answer, or refused a slice, is asked again: AGAIN_S after the first failure,
+then twice as long each time, at most AGAIN_S_MAX."""
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -60,7 +62,7 @@ class _DataNode:
     pause: _Pause = field(default_factory=_Pause)
     refused: dict[int, _Pause] = field(default_factory=dict)
     why: str = ""
-    """Why it did not give the last slice for which it was asked; empty if it did."""
+    """Why the data node did not give the last slice for which it was asked; empty if it gave the slice."""
 
 
 class _DataSet:
@@ -76,14 +78,14 @@ class _DataSet:
         self.meet(records)
 
     def meet(self, records: Iterable[DataNodeRecord]) -> None:
-        """Keep to the data nodes that these records name."""
+        """From now on use the data nodes of these records, if they serve this data set, and no others."""
         ours = [record for record in records if record.data_set == self.manifest.identity]
         self.nodes = {record.peer_id: self.nodes.get(record.peer_id, _DataNode(record)) for record in ours}
         self.news.set()
 
     def choose(self, index: int, now: float) -> _DataNode | None:
-        """The data node to ask for a slice: of those that may be asked now, the one that refused it least often, then
-        the one with the fewest slices under way."""
+        """The data node to ask for a slice: of those that may be asked now, the one that refused the slice least often;
+        of several, the one with the fewest slices under way. None: none may be asked now."""
         places = AT_ONCE if index in self.awaited else AT_ONCE - 1
         never = _Pause()
         able = [
@@ -105,7 +107,7 @@ class _DataSet:
 
 
 class Fetching:
-    """The slices that one peer fetches, and the folder in which it keeps them (None: that of this user)."""
+    """Fetches slices for one peer. Keeps at most `bytes_max` bytes of them in `folder` (None: this user's cache)."""
 
     def __init__(self, transport: Transport, run_id: str, folder: Path | None, bytes_max: int) -> None:
         self.questions = Questions(transport)
@@ -124,8 +126,8 @@ class Fetching:
         self._disk.shutdown(wait=False, cancel_futures=True)
 
     async def open(self, name: str, identity: str, tell: Tell) -> Manifest:
-        """Find the data set of this name, and with this identity unless that is empty. Waits until a data node that
-        serves it answers. `tell` is called with the reason of the wait.
+        """Find the data set with this name and, unless `identity` is empty, this identity. Waits until a data node that
+        serves it answers. `tell` is called with the reason for the wait.
 
         Raises:
             Refused: data nodes serve several data sets under this name. ConfigError: the cache can't be used.
@@ -152,8 +154,8 @@ class Fetching:
             await asyncio.sleep(LOOK_SOON_S)
 
     async def get(self, identity: str, index: int, tell: Tell) -> Path:
-        """The file with a slice of a data set that is open. Waits until it is there. `tell` is called with the reason
-        of the wait.
+        """The file with a slice of an opened data set. Waits until the slice is there. `tell` is called with the reason
+        for the wait.
 
         Raises:
             ConfigError: the cache can't be written.
@@ -169,7 +171,7 @@ class Fetching:
             data_set.awaited.discard(index)
 
     def soon(self, identity: str, indices: Sequence[int]) -> None:
-        """Fetch these slices ahead, in this order: as many as take half of the cache."""
+        """Fetch these slices ahead, in this order, as many as fit into half of the cache. Replaces an earlier list."""
         data_set, left = self._data_sets[identity], self._bytes_max // 2
         data_set.soon.clear()
         for index in indices:
@@ -183,7 +185,7 @@ class Fetching:
 
     def _fetch(self, data_set: _DataSet, index: int) -> asyncio.Task[Path]:
         if (task := data_set.fetching.get(index)) is not None:
-            data_set.news.set()  # it may be awaited from now on
+            data_set.news.set()  # the trainer may wait for it now, so it may take the last place
             return task
 
         def fetched(task: asyncio.Task[Path]) -> None:

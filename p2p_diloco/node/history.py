@@ -3,12 +3,12 @@
 Law: the only module that writes histories. It changes nothing in the run: a history that can't be written ends, with
 one warning, and the run goes on.
 
-A history is a row of files, of which the oldest is deleted when a new one begins. Each file is one zlib stream of
-msgpack values. Each is a batch, a list of records (`recorded.batch_packer`). The first batch is the head, a map, alone;
-each record of a later batch is a list:
+A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is one zlib stream
+of msgpack values. Each value is a batch, a list of records (`recorded.batch_packer`). The only record of the first
+batch is the head, a map; each record of a later batch is a list:
 
     [now, event, effects]     `now`: the replica's clock, which is the monotonic clock; the rest as in `recorded`
-    [now, "clock", time]      the wall clock, in seconds since 1970, where it has changed against the replica's
+    [now, "clock", time]      the wall clock, in seconds since 1970, if it was changed against the replica's
     [now, "name", peer, name] the name of another peer
     [now, "end"]              the node has ended without being killed
 """
@@ -37,27 +37,28 @@ from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
 
 FORM = 1
-"""The number of this form of histories."""
+"""The version of this file format."""
 SUFFIX = ".history"
 FILES = 4
-"""The most files of one history. `history_bytes` is divided among them, so at least three quarters of that are kept."""
+"""The most files of one history. Each gets an equal part of `history_bytes`, so of a long history at least three
+quarters of this length are kept."""
 LIVES_KEPT = 4
-"""The folder of all histories keeps `LIVES_KEPT` times `history_bytes`. When a peer starts, older files are deleted."""
+"""When a peer starts, it deletes the oldest files of all histories, down to `LIVES_KEPT` times `history_bytes`."""
 WAITS_S, OF_LIFE = 10.0, 0.25
-"""Events wait for each other and are then written together, which takes a fifth of the processor's time: code that runs
-once in a while is not in its caches. They wait for at most so long, and for this share of the peer's life. A killed
-peer's history lacks at most that, and one heartbeat."""
+"""Events are written together, which takes a fifth of the time that writing each alone takes: code that runs rarely is
+not in the processor's caches. An event waits for at most WAITS_S seconds, and at most the share OF_LIFE of the peer's
+life so far. The history of a killed peer lacks at most that time and one heartbeat."""
 TOGETHER = 512
 """The most events that are written together: about 5 ms of work, for which the node's loop stands still."""
 HELD_BYTES = 16 * 2**20
-"""Once events hold received payloads of this length, they are written at once: memory is not to wait for them."""
+"""If the waiting events hold more bytes of received payloads than this, they are written at once, to free memory."""
 HOLDING = (Contribution, Commit, State)
 CLOCK_S = 0.5
 """A change of the wall clock against the monotonic clock by this many seconds is recorded."""
 LEVEL = 1
-"""zlib's fastest level. Events repeat the ids of peers, so even this level leaves a tenth."""
+"""zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
-"""The settings of a peer that its history has: no address, no path and no invitation."""
+"""The settings of a peer that its history records: no address, no path and no invitation."""
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +73,13 @@ class History:
         self._head: dict[str, Any] = {}
         self._names: dict[str, str] = {}
         self._number, self._written, self._file_bytes = 0, 0, 0
-        self._ahead = 0.0  # of the wall clock before the monotonic clock
+        self._ahead = 0.0  # the wall clock minus the replica's clock
         self._waiting: list[object] = []  # records that are not written yet
         self._write_by, self._held = 0.0, 0
 
     def begin(self, place: Path, head: Mapping[str, Any], bytes_max: int, now: float, time: float) -> None:
-        """Begin to write: `place` is the files' path without their numbers, `bytes_max` their length together.
-        `now` and `time`: one moment by the replica's clock and by the wall clock."""
+        """Begin to write. `place`: the path of the files, without their numbers. `head`: the head of each file.
+        `bytes_max`: the length of all files. `now`, `time`: one moment by the replica's clock and by the wall clock."""
         self._place, self._head, self._file_bytes, self._ahead = place, dict(head), bytes_max // FILES, time - now
         self._began = now
         self._guarded(self._open_next, now)
@@ -86,7 +87,7 @@ class History:
             log.info("this peer's history, for p2p-diloco replay: %s", self._path(1))
 
     def write(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
-        """Record an event and the effects that the replica answered, now or with the next ones."""
+        """Record an event and the effects that the replica answered. They may be written later, with further ones."""
         if self._file is None:
             return
         if not self._waiting:
@@ -187,7 +188,7 @@ def begin(
     }
     try:
         root = local.history_path or state_folder() / "history"
-    except RuntimeError:  # this user has no home folder, so there is no place that lasts
+    except RuntimeError:  # this user has no home folder, so no place for lasting files
         return
     _prune(root, LIVES_KEPT * local.history_bytes)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
@@ -195,8 +196,8 @@ def begin(
 
 
 def _prune(root: Path, bytes_max: int) -> None:
-    """Delete the oldest histories until the others have this length together. A peer that runs writes at least at each
-    heartbeat, so its newest file is never among the oldest."""
+    """Delete the oldest files of all histories until the rest has at most `bytes_max` bytes. A running peer writes
+    often, so its newest file is never among the oldest."""
     with suppress(OSError):
         newest_first = sorted(
             ((path.stat(), path) for path in root.glob(f"*/*{SUFFIX}")), key=lambda it: -it[0].st_mtime

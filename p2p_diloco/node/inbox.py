@@ -88,7 +88,7 @@ class Inbox:
         self.refusals = Refusals()
 
     def knows(self, members: Members) -> None:
-        """From now on use this transport's knowledge of members."""
+        """From now on take the roles, grants and names of peers from `members`."""
         self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:

@@ -1,8 +1,8 @@
 """Finds the run that a peer names, or founds it.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
-decides. A run's record has no owner (see `unowned`). If two peers found a run at once, the record with the lowest name
-wins.
+decides. A run's record has no owner (see `unowned`). If two peers found a run at once, the record with the lowest name,
+which is its hash, wins.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's record."""
 FOUNDED_JUST_NOW_S = 5.0
-"""A run whose record is younger may have another founder, whose record this peer doesn't see yet. Peers' clocks differ
-by up to 3 s: the DHT works with no larger difference."""
+"""Seconds. While a run's record is younger, another founder's record may exist that this peer doesn't see yet. Peers'
+clocks may differ by 3 s, because the DHT works up to that difference."""
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
 """Seconds for which a peer's last record counts as proof that it holds a state."""
 LOOK_EVERY_S = 1.0
@@ -65,7 +65,7 @@ class Joined:
 
 class Joining:
     """Finds or founds a run for one peer. `tell` is called with the reason for each wait. `access`: to a private run,
-    which only a peer that has the run key can found."""
+    which only a peer that has the run key can found; None for an open run."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class Joining:
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
-        """Find the run, or found it with the settings `founding`. It is founded here if there is no run yet, and this
-        peer can found it and is told to (`Setup.is_told_to_found`).
+        """Find the run, or found it with the settings `founding`. This peer founds the run if there is none yet, and
+        this peer can and is told to (`Setup.is_told_to_found`).
 
-        `founded`: for a run restarted from a checkpoint, its founder and the time of its founding, which it keeps.
+        `founded`: the founder and the founding time that a run restarted from a checkpoint keeps; None for a new run.
 
         Raises:
-            GaveUpWaiting: no peer founded it in time.
+            GaveUpWaiting: no peer founded the run, or described its model, in time.
             ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
             ConfigError: the run's shards are too large or too many to be sent.
         """
@@ -136,7 +136,7 @@ class Joining:
 
     async def _records(self) -> dict[str, bytes]:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
-        private run's records, also those that the run key didn't sign."""
+        private run's records, also those that the run key didn't sign. Empty if the DHT doesn't answer."""
         try:
             found = await unowned.fetch(self._transport, record_key(self._run_id))
         except Unreachable as error:
@@ -169,7 +169,7 @@ class Joining:
         """Look for the end of a run of this name. Called by a peer that finds no such run, and has no checkpoint of it.
 
         Raises:
-            Refused: there is one.
+            Refused: a run of this name has ended.
         """
         try:
             end = await ends.read_any(self._transport, self._run_id)
@@ -226,8 +226,8 @@ class Joining:
             )
 
     async def _described(self, run_token: bytes) -> Described | None:
-        """The description of the run's model, from the first peer that gives one. An observer prefers one with a
-        card."""
+        """The description of the run's model, from the first peer that gives one; None if no peer does. An observer
+        prefers a description with a card."""
         first = None
         for peer, status in (await read_peers(self._transport, self._run_id)).items():
             if peer != self._transport.peer_id:
@@ -239,7 +239,7 @@ class Joining:
         return first
 
     async def _wait(self, text: str, in_vain: str, mend: str = _LOOK_AFTER_THE_PEERS) -> None:
-        """Report the reason for the wait, and sleep until the next look.
+        """Report the reason for the wait, and sleep until the next look. `in_vain`, `mend`: the error's texts.
 
         Raises:
             GaveUpWaiting: the wait has lasted for `wait_timeout`.

@@ -1,7 +1,7 @@
 """Divides time among named parts, and sums the seconds of each. Every moment belongs to exactly one part.
 
 Law: independent of what the parts are; reads only the given clock. If several parts are active, the time counts for the
-one that is first in the ledger's order; if none is, for the last.
+one that is first in the ledger's order; if none is active, for the last part of that order.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Ledger:
         return dict(self._hidden)
 
     def _settle(self) -> None:
-        """Add the time since the last call to the sum of the active part."""
+        """Add the time since the last call to the sum of the first active part; if none is active, of the last part."""
         began, self._at = self._at, self._clock()
         part = next((name for name in self._order if self._under_way[name]), self._order[-1])
         stood = min(max(0.0, self._at - self._stands_since()), self._at - began)
@@ -92,13 +92,13 @@ class Ledger:
 
 
 def last_round(stood: Mapping[str, float], hidden_s: float, ended: float) -> LastRound:
-    """Sort a round's seconds by part, to a tenth of a millisecond. Pauses are left out. `hidden_s`: the seconds of its
-    exchange that were hidden behind training. `ended`: when it ended, in seconds since 1970."""
+    """Make the `LastRound` of a round, without pauses, rounded to 0.1 ms. `stood`: the round's seconds by part.
+    `hidden_s`: the seconds of its exchange during which training went on. `ended`: its end, in seconds since 1970."""
     spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC], "hidden": hidden_s}
     return LastRound(*(round(number, 4) for number in (*(spent[name] for name in SHARES), ended)))
 
 
 def told(last: LastRound) -> str:
-    """Write the shares of a round's time as text."""
+    """Return the shares of a round's time as text."""
     *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in last.shares.items())
     return f"{', '.join(spent)}; of its exchange {hidden}"

@@ -37,8 +37,8 @@ class Take(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The trainer's latest exchange. `n` is the number of the trainer's request. `before` holds, for each shard, the
-    (steps, samples) that had been sent or given up before this exchange."""
+    """The trainer's latest exchange. `n`: the number of the trainer's request. `samples`: how many were trained on for
+    the sent progress. `before`: for each of `shards`, the (steps, samples) that had been sent or given up before."""
 
     n: int
     shards: tuple[int, ...]
@@ -122,8 +122,8 @@ class LocalProgress:
     def merge(
         self, carries: Mapping[int, Carry], due: Collection[int], trained: tuple[int, int], *, afresh: bool, ended: bool
     ) -> dict[int, Take]:
-        """Choose what the trainer does (`Take`) with each shard that the log offers in `carries`, and with each further
-        shard whose local values are unusable.
+        """Choose what the trainer does (`Take`) with each shard that the log offers in `carries`, and with each shard
+        of `due` whose base was corrupted; with every shard if `afresh` or `ended`.
 
         `trained`: the trainer's steps and samples since the start. `due`: the shards that are sent next. `afresh`: the
         model's values are unusable. `ended`: the run has ended, so no round will count further progress.
@@ -146,7 +146,8 @@ class LocalProgress:
         return takes | dict.fromkeys(lost, Take.FORGET)
 
     def _take(self, shard: int, carry: Carry, *, landed: bool) -> Take:
-        """Choose the `Take` of one shard, from the `Carry` that the log gives it."""
+        """Choose the `Take` of one shard from the log's `carry`. `landed`: whether this merge brings the result of the
+        shard's exchange."""
         if carry is Carry.SUBTRACT and landed and self._mixes:
             self._lose(shard, 1 - self._share)
             return Take.MIX if self._share else Take.DROP
@@ -170,7 +171,7 @@ class LocalProgress:
         if carry in (Carry.DROP, Carry.SUBTRACT):
             self._uncounted[shard] = 0
             self._settled[shard] = self._sent[shard][0], self._settled[shard][0]
-        if carry is Carry.RESTORE:  # the commit that counted it is of a lineage that lost
+        if carry is Carry.RESTORE:  # the commit that counted the progress is of a lineage that lost
             self._settled[shard] = self._settled[shard][1], self._settled[shard][1]
 
     def _lose(self, shard: int, share: float) -> None:

@@ -20,7 +20,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.status import SHARES, PeerStatus
 
 EVERY_S = 1.0
-"""Seconds between two looks at the status: a scrape gets the newest of these."""
+"""Seconds between two readings of the status. A scrape gets the newest reading."""
 PREFIX = "p2p_diloco_"
 STATES = ("joining", "training", "waiting", "paused", "idle", "leaving", "finished")
 LABELS = ("run", "peer", "peer_id")
@@ -39,7 +39,7 @@ class Told:
     help: str
     of: Callable[[PeerStatus], Values]
     by: str | None = None
-    """A further label."""
+    """The name of a further label; None if there is none."""
 
 
 METRICS = (
@@ -56,11 +56,12 @@ METRICS = (
     Told("waiting_seconds_total", "Seconds that training stood still for exchanges.", lambda peer: peer.waiting_s),
     Told("sent_bytes_total", "Bytes sent to other peers.", lambda peer: peer.bytes_sent),
     Told("received_bytes_total", "Bytes received from other peers.", lambda peer: peer.bytes_received),
-    Told("link_bytes_per_second", "What the peer's link carries, as measured.", lambda peer: peer.bandwidth),
-    Told("reached_peers", "Live peers by the way of the last payload to each.", lambda peer: _ways(peer), "way"),
+    Told("link_bytes_per_second", "The measured bandwidth of the peer's link.", lambda peer: peer.bandwidth),
+    Told("reached_peers", "Live peers by the kind of path that the last payload to each took.",
+         lambda peer: _ways(peer), "way"),
     Told("memory_bytes", "Memory of the trainer's process and of the node's.", lambda peer: peer.memory_bytes),
     Told("sync_every_steps", "Inner steps between two exchanges of the whole model.", lambda peer: peer.sync_every),
-    Told("last_round_seconds", "The last round by part; hidden: of its exchange, beside training.",
+    Told("last_round_seconds", "Seconds of the last round by part; hidden: of its exchange, while training went on.",
          lambda peer: _round(peer), "part"),
     Told("aggregated_shards", "Shards that the peer aggregates now.", lambda peer: peer.aggregates_count),
     Told("revision", "The lowest revision over the peer's shards.", lambda peer: peer.revision),
@@ -100,7 +101,7 @@ class PeersCollector(Collector):
 
 @contextlib.contextmanager
 def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
-    """Answer scrapes at this address within the block with what these collect; yields the port.
+    """Within the block, answer scrapes at `host` and `port` with what the collectors yield. Yields the port.
 
     Raises:
         ConfigError: the address can't be used.
@@ -126,7 +127,7 @@ def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
 
 @contextlib.contextmanager
 def told(address: tuple[str, int] | None, endpoint: str | None, *collectors: Collector) -> Iterator[None]:
-    """Within the block, answer scrapes at this address, and export to this OTLP endpoint.
+    """Within the block, answer scrapes at `address`, and export to the OTLP `endpoint`; None: leave that out.
 
     Raises:
         ConfigError: the address can't be used, or OpenTelemetry is not installed.
@@ -144,7 +145,7 @@ def told(address: tuple[str, int] | None, endpoint: str | None, *collectors: Col
 async def tell(
     run_id: str, address: tuple[str, int] | None, endpoint: str | None, status: Callable[[], PeerStatus]
 ) -> None:
-    """Tell of this peer's status, until cancelled.
+    """Offer this peer's status as metrics, as in `told`, until cancelled.
 
     Raises:
         ConfigError: the address can't be used, or OpenTelemetry is not installed.

@@ -89,7 +89,7 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case Commit(base=base, version=version) if version.generation != base.generation:
             return "it leads to another generation"
         case Commit(base=base, version=version) if version.samples - base.samples != _samples_of(message):
-            return "its samples aren't those of its base and its contributions"
+            return "its samples aren't the sum of those of its base and of its contributions"
         case State(version=version, history=history):
             if history.get(version.epoch) != version.digest or max(history) > version.epoch or min(history) < 0:
                 return "its history doesn't lead to its version"
@@ -101,13 +101,13 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
 
 
 def _samples_of(commit: Commit) -> int:
-    """Return the samples of all contributions that a commit counts."""
+    """Return the sum of the samples of all contributions that a commit counts."""
     return sum(counted.samples for counted in commit.contributions)
 
 
 def _out_of_range(value: object) -> str:
-    """Look for a number that is negative or too large, in a message and in all values inside it. Returns a text that
-    names the number, or an empty text."""
+    """Look for a number that is negative or too large, in a message and in all values inside it. Returns the reason why
+    the value can't be used; empty if there is none."""
     kind = type(value)
     if kind in _SIMPLE:
         return ""

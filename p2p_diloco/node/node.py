@@ -1,8 +1,8 @@
 """The node's loop: it feeds the replica one event, carries out the effects in order, and takes the next event.
 
 Law: the replica's state changes only here, by one event at a time. An effect on the network becomes a task, which posts
-an event when it is done. Effects on tensors are carried out one by one, and the resulting event is fed at once: there
-is one proposal at a time, and its messages are sent while the next one is computed.
+an event when it is done. Effects on tensors are carried out one by one. The event that results from one is fed before
+the next one is carried out, so the messages of one result are sent while the next one is computed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Node:
                     event, current = await self._events.next()
                     before = len(self._due)
                     await self._feed(event)
-                    if len(self._due) > before:  # its waiter waits until all of its tensor work is computed
+                    if len(self._due) > before:  # answered once all tensor work of this event is computed
                         self._due[-1] = self._due[-1][0], current
                     else:
                         _answer(current)
@@ -157,7 +157,7 @@ class Node:
                     self._work.accept(proposals)
                 self._audits.accepted(proposals)
             case Load(due=due):
-                while due and self._due:  # the trainer may be about to write memory that these read
+                while due and self._due:  # the trainer may soon write memory that this work reads
                     early, fed = self._due.popleft()
                     self._events.post(self._computed(early))
                     _answer(fed)

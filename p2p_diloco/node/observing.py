@@ -39,17 +39,17 @@ TELL_EVERY_S = 3.0
 EVEN_EVERY_S = 0.2
 """Seconds between two questions to a peer whose shards are at unlike epochs, because commits are on their way."""
 QUESTIONS_MAX = 20
-"""The most questions to one peer in a row; then another one is asked, which goes on with what has come."""
+"""The most questions in a row to one peer. After them the next peer is asked, only for shards that still differ."""
 END_S = 5.0
-"""Seconds for which an observer looks for a peer of a run that has ended."""
+"""Seconds for which an observer looks for a peer that holds a state, before it looks whether the run has ended."""
 
 log = logging.getLogger(__name__)
 
 
 class Observer(Handler):
-    """Holds the state of a run that was read last: `theta`, the global parameters [numel], and `versions`, the version
-    of each shard. Both change only in `refresh`. During that call, and after it has failed, `theta` may mix several
-    states."""
+    """Holds the newest state that was read of a run. `theta`: the global parameters [numel]. `versions`: the version of
+    each shard; None: not read yet. Both change only in `refresh`. During that call, and after it has failed, `theta`
+    may mix several states."""
 
     def __init__(self, transport: Transport, joined: Joined, tell: Callable[[str], None]) -> None:
         """`tell` is called with the reason of each wait."""
@@ -127,7 +127,7 @@ class Observer(Handler):
 
     async def _donors(self) -> Sequence[str]:
         """The peers whose records say that they hold a state, in the order in which to ask them: by epoch, highest
-        first, then reachable peers before private ones. Among equals each observer has another order."""
+        first, then reachable peers before private ones. Each observer has an order of its own for equal ones."""
         peers = await read_peers(self._transport, self.run.run_id)
         able = {p: s for p, s in peers.items() if s.epoch is not None and s.state != "leaving"}
         for peer, status in able.items():
@@ -149,8 +149,8 @@ class Observer(Handler):
             raise ends.unreadable(self.run.run_id, end)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
-        """Fetch a complete state from this peer, unless it has none that is newer than the one held. Returns False if
-        none came in time."""
+        """Fetch from this peer the shards that differ from those held, unless the state held is complete and newer.
+        Returns False if the peer has given no complete state in time."""
         clock, self._donor = asyncio.get_running_loop().time, donor
         for _ in range(QUESTIONS_MAX):
             if clock() >= give_up_at or (theirs := await self._versions_of(donor)) is None:
@@ -167,7 +167,7 @@ class Observer(Handler):
         return False
 
     def _complete(self) -> bool:
-        """Whether the versions held are one state of the run."""
+        """Whether the versions held make up a complete state of the run (see above)."""
         if len(self.held) < len(self.versions):
             return False
         if len({version.generation for version in self.held}) > 1:
@@ -206,7 +206,7 @@ class Observer(Handler):
         return True
 
     async def _wait(self, come: Callable[[], bool], silence_s: float, give_up_at: float = float("inf")) -> None:
-        """Wait until `come` is true, until the time `give_up_at`, or until nothing has come for `silence_s`."""
+        """Wait until `come()` is true, until the time `give_up_at`, or until nothing has come for `silence_s`."""
         clock = asyncio.get_running_loop().time
         self._heard_at = clock()
         while not come() and (left := min(self._heard_at + silence_s, give_up_at) - clock()) > 0:

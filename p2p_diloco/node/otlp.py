@@ -1,7 +1,7 @@
-"""Sends the metrics that Prometheus could ask for to an OpenTelemetry collector, over OTLP and HTTP.
+"""Sends this peer's metrics to an OpenTelemetry endpoint, over OTLP and HTTP: the same ones that Prometheus can fetch.
 
-Law: what collectors make (`node.metrics`), under the same names; nothing else is sent. Only this module imports
-OpenTelemetry, which is an extra. A collector that doesn't answer is logged, and harms nothing else.
+Law: sends what the Prometheus collectors of `node.metrics` make, under the same names, and nothing else. Only this
+module imports OpenTelemetry, which is an extra. An endpoint that doesn't answer is logged, and harms nothing else.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ except ImportError as error:
 EVERY_S = 10.0
 """Seconds between two exports."""
 LAST_S = 1.0
-"""Seconds that the end waits for the last export: a collector that doesn't answer delays no peer's leaving by more."""
+"""Seconds that the end of the block waits for the last export, and again for the thread after the exporter was shut
+down: an endpoint that doesn't answer delays a leaving peer by no more."""
 WHY_LETTERS_MAX = 300
 PATH = "/v1/metrics"
-"""Where a collector takes metrics, if the endpoint names no path."""
+"""The path to which metrics are sent if the endpoint's URL has none."""
 
 log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
-    """Export what these collect every `EVERY_S` seconds within the block, and once more at its end. `endpoint`: such as
-    http://collector:4318."""
+    """Within the block, export every `EVERY_S` seconds what `collectors` make, and once more at the block's end.
+    `endpoint`: a URL such as http://collector:4318."""
     url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
     exporter, over, began = OTLPMetricExporter(endpoint=url), threading.Event(), time.time_ns()
     whys: list[str] = []
@@ -63,13 +64,15 @@ def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
             whys[:] = []
             done = exporter.export(metrics_data(collectors, began, time.time_ns())) is MetricExportResult.SUCCESS
             if not done and not failed:
-                log.warning("%s takes no metrics; trying on: %s", url, " ".join(whys)[:WHY_LETTERS_MAX])
+                log.warning(
+                    "%s takes no metrics now; this peer will try again: %s", url, " ".join(whys)[:WHY_LETTERS_MAX]
+                )
             elif done and failed:
                 log.info("%s takes metrics again", url)
             failed = not done
 
     def note(record: logging.LogRecord) -> bool:
-        """Keep why an export fails, in place of several lines in the log for each."""
+        """Keep the exporter's messages as the reason why an export failed, and keep them out of the log."""
         whys.append(record.getMessage())
         return False
 
@@ -89,7 +92,7 @@ def exported(endpoint: str, *collectors: Collector) -> Iterator[None]:
 
 
 def metrics_data(collectors: tuple[Collector, ...], began_ns: int, now_ns: int) -> MetricsData:
-    """What the collectors make now, as OpenTelemetry writes it: gauges, and counters as cumulative sums."""
+    """What the collectors make now, in OpenTelemetry's form: gauges stay gauges, counters become cumulative sums."""
     metrics = []
     for family in (family for collector in collectors for family in collector.collect()):
         points = [

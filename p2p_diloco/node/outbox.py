@@ -2,7 +2,7 @@
 
 Law: each message is accepted by its receiver, or its sender gets the reason why not; nothing is sent twice. Payloads to
 one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers
-nor its own probes. Payloads to one peer with the same `line` leave one at a time, each once the previous one was
+nor the probes to itself. Payloads to one peer with the same `line` leave one at a time, each once the previous one was
 answered. A payload is `urgent` if its receiver must hold it before another peer can be answered; it waits only for
 earlier payloads with its `line`. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a
 time, and are dropped when a newer one replaces them.
@@ -69,8 +69,8 @@ class _Count:
 class Outbox:
     """Sends messages to other peers. When a message's outcome is known, its `answer` is called once, unless the outbox
     is closed before. `sending` makes a context that is entered while a round's payload is queued or under way.
-    `gives_way` says whether messages for a peer that catches up wait for the payloads of rounds. In asynchronous mode
-    they don't wait, because submitters wait for them."""
+    `gives_way`: whether messages for a peer that catches up wait for the payloads of rounds; False in asynchronous
+    mode, where submitters wait for these messages."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Outbox:
     ) -> None:
         self._transport, self._sending, self._gives_way = transport, sending, gives_way
         self.failed = 0
-        """Messages that could not be delivered at once."""
+        """How many times a message was sent and not accepted."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -101,9 +101,9 @@ class Outbox:
         line: Hashable = None,
         urgent: bool = False,
     ) -> None:
-        """Send a message; `answer` is called with the outcome. `withdraw` finds messages with a payload by their `key`.
-        A payload leaves once all earlier payloads to this peer with the same `line` were answered. An `urgent` payload
-        waits only for these."""
+        """Send a message; `answer` is called with the outcome. For a message with a payload, `key`: by which `withdraw`
+        finds it; None: it can't be withdrawn. `line`: it leaves once all earlier payloads to this peer with the same
+        line were answered; None: it waits for no answer. `urgent`: it waits for nothing else."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return

@@ -149,7 +149,7 @@ class Participation:
             await asyncio.wait_for(storing, LEAVE_S)
 
     def _metrics(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What tells Prometheus and OpenTelemetry, if the peer is to."""
+        """The task that gives metrics to Prometheus and OpenTelemetry; none if the peer's settings ask for neither."""
         local = self._common.local
         if local.metrics_port is not None or local.otlp_endpoint is not None:
             from p2p_diloco.node.metrics import tell  # here, because few peers need it

@@ -26,8 +26,8 @@ _ITEMS_MAX = 1 << 20
 
 
 class Unfit(Exception):
-    """Raised when a value doesn't have the required type. Its text is the end of a sentence that begins with "a field
-    is"."""
+    """Raised when a value doesn't have the required type. Its text ends a sentence that begins with "a field is"; if
+    raised by `Record.read`, its text is a reason by itself."""
 
 
 # -- to plain values
@@ -48,7 +48,7 @@ def names(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _unwritten(kind: type[Any]) -> frozenset[str]:
-    """The fields of a dataclass that are not written while they are empty. They come last."""
+    """The fields that a dataclass's plain values leave out while they are empty. They must be its last fields."""
     if kind not in _UNWRITTEN:
         _UNWRITTEN[kind] = frozenset(f.name for f in dataclasses.fields(kind) if f.metadata.get("unwritten"))
     return _UNWRITTEN[kind]
@@ -94,7 +94,7 @@ def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
 
 
 def from_plain(kind: type[T], value: object) -> T:
-    """Convert a plain value that `to_plain` made back to the type `kind`. Raises ValueError for any other value."""
+    """Convert a plain value, made by `to_plain`, back to the type `kind`. Raises ValueError for any other value."""
     try:
         found: T = _reader_of(kind)(value)  # type: ignore[arg-type]
     except Unfit as error:
@@ -131,17 +131,17 @@ class Record(Generic[T]):
         """Read a map that `write` made, in this version of the package or in another.
 
         Raises:
-            Unfit: the value is no map, or a field without a default is missing.
+            Unfit: the value is no map, or a field without a default is missing or has another type.
         """
         if not isinstance(value, dict):
-            raise Unfit("no map")
+            raise Unfit("not a map")
         fields = {}
         for name, read in self._readers.items():
             try:
                 fields[name] = read(value[name])
             except (KeyError, Unfit):
                 if name not in self._defaults:
-                    raise Unfit(f"no {name}") from None
+                    raise Unfit(f"the field {name} is missing or invalid") from None
         return self._kind(**fields)
 
 
@@ -162,12 +162,12 @@ def _dataclass_reader(kind: type[Any], scalars: Mapping[Any, Reader]) -> Reader:
 
 
 def _row_reader(readers: list[Reader], unwritten: int = 0) -> Reader:
-    """Make the function that reads a list with one item for each reader. The last `unwritten` ones may be missing."""
+    """Make the function that reads a list with one item for each reader. The last `unwritten` items may be missing."""
     least = len(readers) - unwritten
 
     def read(value: object) -> tuple[Any, ...]:
         if type(value) is not list or not least <= len(value) <= len(readers):
-            raise Unfit(f"no list of {least}")
+            raise Unfit(f"no list of {least} values")
         return tuple([read(item) for read, item in zip(readers, value, strict=False)])
 
     return read
@@ -186,7 +186,7 @@ def _mapping_reader(read_pairs: Reader) -> Reader:
     def read(value: object) -> dict[Any, Any]:
         pairs = read_pairs(value)
         if len(mapping := dict(pairs)) != len(pairs):
-            raise Unfit("no mapping: a key comes twice")
+            raise Unfit("a mapping with a key that comes twice")
         return mapping
 
     return read

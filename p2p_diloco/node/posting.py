@@ -1,6 +1,6 @@
 """Sends the replica's messages, and tells the replica for each whether it was delivered.
 
-Law: each message is answered by one event, Delivered or SendFailed. What a round waits for leaves at once; commits and
+Law: one event follows for each message, Delivered or SendFailed. What a round waits for leaves at once; commits and
 states for peers that catch up wait for the payloads of rounds.
 """
 
@@ -20,8 +20,8 @@ from p2p_diloco.node.common import Common
 from p2p_diloco.node.outbox import Made, Outcome
 
 PROMPT_MAX = 4
-"""Commits for a training peer that no plan names are sent at once while fewer than this many, times the number of
-shards, are under way to it; further ones wait for the payloads of rounds."""
+"""A commit for a training peer that its plan does not name is sent at once if the number of commits under way to that
+peer is below PROMPT_MAX times the number of shards; otherwise it waits for the payloads of rounds."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Posting:
             if isinstance(outcome, Refusal) and outcome.reason.startswith(EXPELLED) and to not in self._expelled_by:
                 self._expelled_by.add(to)
                 self._event_log.note("expelled", f"{to} refuses this peer's messages: {outcome.reason}")
-            # The transport itself reports a broken link, and a passed deadline proves nothing.
+            # A passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link.
             gone = isinstance(outcome, Unreachable) and outcome.refused
             self._events.post(SendFailed(to, message, gone))
 

@@ -1,4 +1,4 @@
-"""Whether a run is private: the public notice that it is, and which peers found a private run.
+"""Private runs: the public notice that a run is private, and the decision whether this peer founds a private run.
 
 Law: a notice is a record of the plain DHT, which strangers can read and store. It decides nothing for members; it only
 keeps a peer without an invitation from founding another run of the same name.
@@ -18,7 +18,7 @@ from p2p_diloco.node.run import record_key
 from p2p_diloco.node.setup import Setup
 
 OPEN = "each peer that knows one of its addresses can read and change it"
-"""What is said of an open run that other machines can reach."""
+"""The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""
 NOTICE_TTL_S = 60.0
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
@@ -64,7 +64,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
     """Claim the name for a new private run with this public run key.
 
     Raises:
-        Refused: another peer claims it at the same time.
+        Refused: another peer claims it at the same time, with a lower key.
     """
     await unowned.store(dht, _key(run_id), _notice(public), NOTICE_TTL_S)
     await asyncio.sleep(FOUNDERS_MEET_S)

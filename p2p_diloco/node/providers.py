@@ -1,7 +1,7 @@
 """Data nodes as other processes see them: their records in the DHT, and the questions that are put to them.
 
-Law: a record is a hint: it counts once its data node answers. Only the peer that was asked may answer, once, and what
-it sends must have the hash that was asked for.
+Law: a record is a hint: nothing in it is believed until its data node answers. Only the peer that was asked may answer,
+once, and what it sends must have the hash that was asked for.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ _RECORD = Record(DataNodeRecord)
 
 
 async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> None:
-    """Store a data node's record."""
+    """Store a data node's record in the DHT. `name`: of the data set that it serves."""
     await dht.store(f"{run_id}/data/{name}", record.peer_id, record.pack(), RECORD_TTL_S)
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
-    """The records of the other data nodes that serve a data set of this name, each under its owner's id.
+    """The records of the other data nodes that serve a data set of this name. A record that isn't stored under its data
+    node's id, or can't be read, is left out.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -81,7 +82,7 @@ class _Question:
 
 
 class Questions:
-    """The questions of this process to data nodes that are not answered yet."""
+    """The questions that this process has put to data nodes, and that are not answered yet."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -108,7 +109,7 @@ class Questions:
         return found
 
     async def slice(self, peer: str, data_set: str, index: int, one: Slice) -> memoryview:
-        """Ask a data node for the slice `one`.
+        """Ask a data node for the slice `one`, which has the number `index` in the data set `data_set`.
 
         Raises:
             Refusal, Unreachable: it doesn't come, or has another hash.
@@ -143,12 +144,12 @@ class Questions:
         finally:
             del self._open[peer, what]
             if question.answer.done():
-                question.answer.exception()  # it was sent to the peer, too
+                question.answer.exception()  # marks the exception as seen: `check` raised it, too
 
     # -- what comes
 
     def nbytes(self, message: SliceList | SliceBytes) -> int:
-        """The length of an answer's payload. Raises Refusal if no question is open that it answers."""
+        """The length of an answer's payload. Raises Refusal if the message answers no open question."""
         asked = (question for (_, what), question in self._open.items() if what == _what(message))
         if not 0 < message.nbytes <= max((question.nbytes_max for question in asked), default=0):
             raise Refusal("this peer did not ask for it")
@@ -167,14 +168,14 @@ class Questions:
             raise
 
     def moving(self, peer: str) -> bool:
-        """A payload to or from this peer makes progress. Returns whether a question to it is open."""
+        """A payload to or from this peer makes progress. Returns whether a question to this peer is open."""
         theirs = self._of(peer)
         for question in theirs:
             question.heard_at = asyncio.get_running_loop().time()
         return bool(theirs)
 
     def closed(self, peer: str) -> bool:
-        """A stream to or from this peer broke: what was asked may not come. Returns whether a question to it was
+        """A stream to or from this peer broke, so its answers may not come. Returns whether a question to this peer was
         open."""
         theirs = [question for question in self._of(peer) if not question.answer.done()]
         for question in theirs:

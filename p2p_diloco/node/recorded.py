@@ -2,7 +2,7 @@
 
 Law: nothing secret and nothing large is recorded. Payloads are recorded as their lengths; signatures, seals, and bytes
 that follow from other fields are left out. An event, an effect or a message is a list that begins with the name of its
-kind; any other dataclass is the list of its leaves.
+kind; any other dataclass is the list of its leaves (`_leaves`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMED = {kind: kind.__name__ for kind in (*_EVENTS, *_EFFECTS, *_MESSAGES)}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Payload:
-    """Stands for a payload whose length alone was recorded."""
+    """Stands for a payload of which only the length was recorded."""
 
     nbytes: int
 
@@ -45,8 +45,8 @@ def packer() -> Callable[[object], bytes]:
 
 
 def batch_packer() -> Callable[[Sequence[object]], bytes]:
-    """Make the function that packs a batch of records. A message that was packed earlier in the batch becomes its
-    number: each message is sent and delivered, or received and applied, so this halves the work."""
+    """Make the function that packs a batch of records. In place of a message that was packed earlier in the batch, its
+    number is packed. Most messages come twice (sent and delivered, received and applied), so this halves the work."""
     seen: dict[int, int] = {}  # by id(message): its number; the batch holds all messages, so ids are not used again
 
     def lister(kind: type[Any]) -> Lister:
@@ -76,8 +76,8 @@ Lister = Callable[[Any], Any]
 
 
 def _packer(lister: Callable[[type[Any]], Lister]) -> Callable[[object], bytes]:
-    """Make a packer for which `lister` makes a function for each type, once: it is called for each part of each event,
-    so it does little."""
+    """Make a packer. `lister` is called once for each type, and makes the function that prepares values of this type.
+    That function is called for each part of each event, so it must do little."""
     listers: dict[type[Any], Lister] = {}
 
     def listed(value: Any) -> Any:
@@ -106,8 +106,8 @@ def _lister(kind: type[Any]) -> Lister:
 
 @cache
 def _leaves(kind: type[Any]) -> list[tuple[str, Any]]:
-    """The recorded values of a dataclass, as (path, type): its fields, and in place of a field that is a dataclass
-    without a name that dataclass's own. A path is one call of C, which is why fields are not packed as lists."""
+    """The recorded values of a dataclass, as (path, type): its fields; but in place of a field that is a dataclass
+    outside `_NAMED`, the leaves of that dataclass. One call of C reads all paths, which is faster than nested lists."""
     found: list[tuple[str, Any]] = []
     for name, hint in _recorded(kind):
         if _is_flat(hint):
@@ -132,7 +132,7 @@ def _is_flat(hint: Any) -> bool:
 
 
 def _sized_of(kind: type[Any]) -> str | None:
-    """The field that is recorded as its length."""
+    """The name of the field of which only the length is recorded; None: there is none."""
     return next((field.name for field in dataclasses.fields(kind) if field.name in SIZED), None)
 
 
@@ -154,7 +154,7 @@ def _sized(size: Any) -> Any:
 
 
 class Met:
-    """The messages of a batch that were read so far, to which later records refer by number."""
+    """The messages of a batch that were read so far. Later records refer to them by number."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -174,7 +174,7 @@ def effect_of(value: object, met: Met) -> Effect:
 
 @cache
 def _of_kind(kinds: tuple[type[Any], ...], met: Met) -> Reader:
-    """The reader of values of these kinds, each of which begins with the name of its kind."""
+    """The reader of values of these kinds. A value is a list that begins with the name of its kind."""
     readers = {kind.__name__: _reader(kind, met) for kind in kinds}  # type: ignore[arg-type]
 
     def read(value: object) -> Any:
@@ -201,7 +201,8 @@ def _reader(kind: type[Any], met: Met) -> Reader:
 
 @cache
 def _builder(kind: type[Any], met: Met) -> Callable[[Iterator[object], Mapping[str, Any]], Any]:
-    """Makes a dataclass of the next leaves. The function's second argument: the fields that are no leaves."""
+    """Make the function that builds a dataclass of this kind. Its arguments: the leaves, of which it takes the next
+    ones, and the values of the fields that are no leaves."""
     left_out = {field.name: LEFT_OUT[field.name] for field in dataclasses.fields(kind) if field.name in LEFT_OUT}
     parts = [
         (name, _builder(hint, met) if _is_flat(hint) else None, None if _is_flat(hint) else reader(hint, _scalars(met)))
@@ -219,8 +220,8 @@ def _builder(kind: type[Any], met: Met) -> Callable[[Iterator[object], Mapping[s
 
 
 class _Scalars(dict[Any, Reader]):
-    """The readers of leaves, for `plain.reader`. A dataclass without a name has one that is made when it is asked
-    for."""
+    """The readers of leaves, for `plain.reader`. The reader of a dataclass that is recorded without its name is made
+    when it is first asked for."""
 
     def __init__(self, met: Met, readers: Mapping[Any, Reader]) -> None:
         super().__init__(readers)
@@ -248,7 +249,7 @@ def _scalars(met: Met) -> _Scalars:
 
 
 def _later(met: Met, *kinds: type[Any]) -> Reader:
-    """The reader of messages of these kinds. It is made when it is first used, as messages may contain each other."""
+    """The reader of messages of these kinds. Its parts are made at its first use: messages may contain each other."""
 
     def read(value: object) -> Any:
         if not isinstance(value, int):
@@ -273,7 +274,7 @@ def _only(kind: Any) -> Reader:
 def _mapping(read_item: Reader) -> Reader:
     def read(value: object) -> Any:
         if not isinstance(value, dict):
-            raise Unfit("no mapping")
+            raise Unfit("not a mapping")
         return {key: read_item(item) for key, item in value.items()}
 
     return read

@@ -23,15 +23,16 @@ BUCKETS = 4
 PEER_TTL_S = 30.0
 PUBLISH_EVERY_S = 2.0
 NEWS_AFTER_S = 0.3
-"""How soon a record follows an event, such as a death. Events come in groups."""
+"""Seconds from an event, such as a death, to the record that tells of it. Events come in groups."""
 PUBLISH_AT_LEAST_EVERY_S = 10.0
 LOOK_EVERY_S, LOOK_EVERY_LATER_S = 1.5, 10.0
-"""Seconds between two looks for others. The first counts for a young peer, and for one that knows few others."""
+"""Seconds between two looks for other peers: LOOK_EVERY_S for a peer that is young or knows fewer than FEW live ones,
+else LOOK_EVERY_LATER_S."""
 LOOK_EACH_S, LOOK_EACH_LATER_S = 0.1, 0.5
-"""The same for each peer that is known, where that is longer: so what is read in a second does not grow with the
-run."""
+"""The same, in seconds for each live peer that is known. The longer of the two times is used, so the number of records
+that are read in a second does not grow with the run."""
 YOUNG_S = 60.0
-"""A peer is young for so many seconds after its start."""
+"""A peer is young for this many seconds after its start."""
 FEW = 8
 
 TAKE_PART = ("training", "waiting", "paused", "idle")
@@ -140,7 +141,7 @@ async def look_around(
 
 
 def looks_again_in(known: int, *, young: bool) -> float:
-    """Return how many seconds a peer waits until it looks for others again, if it knows so many live ones."""
+    """Return how many seconds a peer waits until it looks for others again. `known`: how many live ones it knows."""
     if young or known < FEW:
         return max(LOOK_EVERY_S, known * LOOK_EACH_S)
     return max(LOOK_EVERY_LATER_S, known * LOOK_EACH_LATER_S)

@@ -1,4 +1,4 @@
-"""The refused messages of other peers: how many of each peer, and the reason for the last one.
+"""The refused messages of other peers: how many each peer has sent, and why the last one was refused.
 
 Law: the table is bounded, and each peer in it gets one line in the log.
 """
@@ -47,5 +47,5 @@ class Refusals:
             del self._of[next(iter(self._of))]
 
     def newest(self, most: int) -> list[tuple[str, Refused]]:
-        """The peers that were refused last, newest last."""
+        """The `most` peers whose messages were refused last, the newest last."""
         return list(self._of.items())[-most:]

@@ -106,14 +106,14 @@ class Reporter:
             yield RefusedPeer(who, refused.count, named(refused.why.replace(peer, who)))
 
     def _waits_for(self) -> str:
-        """What the peer waits for, if it has waited for a while."""
+        """What the peer waits for, if it is joining or has waited for `WAITS_S`; else empty."""
         since = self._common.shared.stands_since
         if self._state() != "joining" and not (since and time.monotonic() - since > WAITS_S):
             return ""
         return self._common.event_log.named(self._common.replica.waiting())
 
     def _memory_bytes(self) -> int | None:
-        """The memory of the node and the trainer together, in which shared memory counts once."""
+        """The memory of the node and the trainer together, shared memory counted once; None: the trainer has ended."""
         try:
             node, trainer = (process.memory_info() for process in self._processes)
         except psutil.Error:  # the trainer has just ended

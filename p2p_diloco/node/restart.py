@@ -1,7 +1,7 @@
 """Restarts a run from the checkpoints of its peers. Each peer waits until the others are back. So the highest version
 on any peer's disk wins, even if that peer starts late.
 
-Law: only delays the trainer. The replica runs in the meantime, and adopts a greater version.
+Law: only delays the trainer. The replica runs in the meantime, and adopts a higher version.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 newest revision in the DHT.
 
 Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
-record (see `unowned`); the highest valid revision wins. Anyone may store records of revisions in an open run, so which
-of many are tried is drawn anew at each look: however many there are, none can hide the founder's for long.
+record (see `unowned`); the highest valid revision wins. In an open run anyone may store records of revisions. If there
+are more than `TRIED_MAX`, each look tries a new random choice of them, so false ones can't hide the founder's for long.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Founding:
 
 
 async def read(dht: Records, founding: Founding) -> Revision:
-    """Read the highest revision in the DHT that the founder has signed. If there are more than `TRIED_MAX` records, it
-    may be missed, and a later call finds it.
+    """Read the highest revision in the DHT that the founder has signed; FOUNDED if there is none. Among more than
+    `TRIED_MAX` records one call may miss that revision, and a later call finds it.
 
     Raises:
         Unreachable: the DHT doesn't answer.

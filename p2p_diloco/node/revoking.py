@@ -1,7 +1,7 @@
-"""Revocations in the DHT: every member looks for a newer list, and keeps the newest one stored.
+"""Lists of revocations in the DHT: every member looks for a newer list, and keeps the newest one stored.
 
-Law: a list counts if the run key has signed it (`Membership.revoke`); any member may pass it on. No peer owns its
-record (see `unowned`).
+Law: a list is valid if the run key has signed it (`Membership.revoke`); any member may pass it on. No peer owns a
+list's record (see `unowned`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def read(dht: Records, run_id: str, member: Membership) -> bool:
 
 
 async def store(dht: Records, run_id: str, packed: bytes) -> bool:
-    """Store or renew a list in the DHT. False if it wasn't stored."""
+    """Store a list in the DHT, or renew it. Returns False if it wasn't stored."""
     return await unowned.store(dht, _key(run_id), packed, RECORD_TTL_S)
 
 

@@ -13,9 +13,9 @@ from p2p_diloco.node.wire import AnyMessage, Describe, GetSlice, ListSlices, Nud
 def forbidden(role: str | None, message: AnyMessage) -> str:
     """The reason why a peer of this role may not send the message; empty if it may.
 
-    A worker may send everything, so it alone may read the data of data nodes, and serve data; an aggregator neither
-    contributes nor counts as a worker; an observer only asks for the run's description and states, and needs no other
-    message. `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
+    A worker may send everything. An aggregator may neither contribute, nor nudge, nor say that it is a worker, nor get
+    or serve data of data nodes. An observer may only ask for the run's description and states, and say that it leaves.
+    `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
     """
     match role, message:
         case (None | "worker", _) | ("observer", Describe() | Fetch() | Leave()):

@@ -35,15 +35,15 @@ FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
 shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
 STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
-"""Limits of a contribution. Its weight: STEPS_OVER times the inner steps between two exchanges, which count as
-STEPS_LEAST if they are fewer. Its samples: SAMPLES_PER_STEP for each of these steps. Honest contributions are far
-smaller."""
+"""Limits of a contribution. Inner steps: at most STEPS_OVER times `sync_every`, or times STEPS_LEAST if that is more.
+Samples: at most SAMPLES_PER_STEP for each of these steps. Weight: as samples if it is in samples, else as steps. Honest
+contributions are far smaller."""
 
 Rates = tuple[float, float]
 """The learning rate and the momentum of an outer step."""
 
 VERSION_BYTES = 64
-"""The most bytes of a shard's version in a header."""
+"""The most bytes that the version of one shard takes in a header."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Run:
         """
         shards, value = self.layout.shards, self.config.shard_elements
         if (longest := self._state_nbytes) > limits.payload_bytes_max:
-            wrong = f"makes a shard's state {longest} bytes long, {limits.payload_bytes_max} may be sent at once"
+            wrong = f"makes a shard's state {longest} bytes long; a message has at most {limits.payload_bytes_max}"
             raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a smaller one")
         if VERSION_BYTES * (len(shards) + 2) > limits.header_bytes_max:
             wrong = f"makes {len(shards)} shards, more than one message can list"
@@ -204,7 +204,7 @@ class RunRecord:
         )
 
     def pack(self, sign: Callable[[bytes], bytes] | None = None) -> bytes:
-        """The record's bytes; their hash is its name. `sign`: signs the bytes, in a private run.
+        """Encode the record. The hash of these bytes is the record's name. `sign`: signs them; None in an open run.
 
         Raises:
             ConfigError: the settings don't fit into a record.
@@ -230,7 +230,7 @@ class RunRecord:
 
 
 def signature_of(value: bytes) -> tuple[bytes, bytes]:
-    """The bytes of a run's record without its signature, and the signature; empty if it has none.
+    """Split a run's record into its bytes without the signature, and the signature; empty if the record has none.
 
     Raises:
         ValueError: the bytes are no map.
@@ -247,7 +247,7 @@ def signature_of(value: bytes) -> tuple[bytes, bytes]:
 
 def _read_config(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Unfit("no map")
+        raise Unfit("not a map")
     return value
 
 
@@ -256,7 +256,7 @@ _RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
 
 
 def token(run_id: str, settings: str, model: str, salt: bytes = b"") -> bytes:
-    """The token of a run from its name, the fingerprints of its settings and its model, and its salt, if it has one."""
+    """Hash a run's name, the fingerprints of its settings and its model, and its salt (if any) to the run's token."""
     return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES, key=salt).digest()
 
 

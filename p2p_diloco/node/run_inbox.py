@@ -41,15 +41,16 @@ from p2p_diloco.node.wire import (
 REMEMBERED_BYTES_MAX = 16 * 2**10
 """The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
 MOVING_EVERY_S = 0.1
-"""Seconds between two reports of one peer's progress to the replica. With many shards there would be hundreds a
-second, which tell it no more."""
+"""Seconds in which the replica is told at most once that transfers with a peer move. With many shards there would be
+hundreds of such reports a second, which tell the replica nothing more."""
 
 log = logging.getLogger(__name__)
 
 
 class RunInbox(Handler):
-    """The handler of a peer that is in the run. `grant_of`: the grant by which a peer was admitted to a private run, so
-    that nudges are limited; None: the run is open, and anyone could make further identities."""
+    """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
+    run, and nudges are limited for each grant. It returns None in an open run: there nudges are not limited, because
+    anyone could make further identities."""
 
     def __init__(
         self,
@@ -140,24 +141,24 @@ class RunInbox(Handler):
             case SliceList() | SliceBytes():
                 pass  # `check` has handed it on
             case Description() | ListSlices() | GetSlice():
-                raise AssertionError("it is refused earlier, in `read`")
+                raise AssertionError(f"`read` should have refused this {type(message).__name__}")
             case _:
                 await self._node.receive(sender, self._believed(sender, message))
 
     def _check_nudge(self, sender: str, goal: int) -> None:
-        """Raises Refusal if this peer, or another one with its invitation, has nudged too often."""
+        """Raises Refusal if the sender, or another peer with the same invitation, has nudged too often."""
         commits, fragments = sum(self._replica.roster.mine.epochs), self._shape[1]
         group = self._grant_of(sender)
         if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
-            raise Refusal("with its invitation the last nudge came less than a round ago")
+            raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
     def _check_fetch(self, sender: str, request: Fetch) -> None:
-        """Raises Refusal if this peer has asked for too many states."""
+        """Raises Refusal if the sender has asked for too many states lately."""
         asked = range(self._shape[0]) if request.shards is None else set(request.shards)
         mine = self._replica.versions
         part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
         if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
-            raise Refusal("this peer has asked for too many states lately")
+            raise Refusal("the sender has asked for too many states lately")
 
     def objection(self, sender: str) -> str:
         lie = self._audits.expelled.get(sender)

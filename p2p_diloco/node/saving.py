@@ -44,7 +44,8 @@ SAVE_S_MAX = 30.0
 """Seconds that a departing peer waits for a checkpoint that is being written."""
 
 _FIELDS_BEFORE = 8
-"""The fields of a state in checkpoints of versions whose revisions changed only the rates."""
+"""The number of fields of a state in checkpoints by older versions of this package, in which a revision could change
+only the rates."""
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class _Snapshot:
 
 
 def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[State]:
-    """Save a snapshot, unless some of its shards are damaged; returns the damaged shards."""
+    """Save a snapshot, unless some of its shards are damaged; returns the states of the damaged shards."""
     if damaged := _damaged(snapshot.run.layout, snapshot.theta, snapshot.outer, snapshot.states):
         return damaged
     try:
@@ -181,8 +182,8 @@ def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[S
 def _damaged(
     layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]], states: Sequence[State]
 ) -> Sequence[State]:
-    """Find the shards whose tensors don't have the digests that their versions name. A shard's tensors are its part of
-    θ [numel] and its outer optimizer's state."""
+    """The states of the shards whose tensors don't have the digests that their versions name. A shard's tensors are its
+    part of θ [numel] and its outer optimizer's state."""
     return [
         state
         for shard, tensors, state in zip(layout.shards, outer, states, strict=True)

@@ -1,8 +1,8 @@
 """Seals: the signature of a peer for its contribution, and the signature of an aggregator for its commit.
 
 Law: makes and judges bytes; sends and stores nothing. A seal can't be made by any other peer, and can be passed on. A
-contribution's seal covers its payload, its weight, its samples, and which data it says it was made from. A commit's
-seal covers the mean, the version that it leads to, and the seals of the contributions that it counts.
+contribution's seal covers its payload, its weight, its samples, and the data that its author says it used. A commit's
+seal covers the mean, the version that the commit leads to, and the seals of the contributions that the commit counts.
 
     seal of a contribution   BLAKE3 of the payload (32 bytes), signature of its author (64 bytes)
     seal of a commit         BLAKE3 of the mean, signature of the aggregator, the seals of its contributions in order
@@ -88,7 +88,7 @@ class Seals:
         return Sealed(mean_digest, from_text(self._records.sign(_COMMIT, statement)), parts)
 
     def read(self, commit: Commit) -> Sealed | None:
-        """The content of a commit's seal; None if its aggregator didn't make it."""
+        """The content of a commit's seal; None if the commit's aggregator didn't make the seal."""
         base, digest = commit.base, commit.version.digest
         return self.opened(
             commit.shard, base.epoch, base.digest, digest, commit.aggregator, commit.contributions, commit.seal
@@ -105,7 +105,7 @@ class Seals:
         seal: bytes,
     ) -> Sealed | None:
         """The content of a commit's seal; None if the aggregator didn't make the seal. The commit leads from the
-        version with the digest `base` to the version of this epoch with the digest `digest`."""
+        version with the digest `base`, which is of this `epoch`, to the version with the digest `digest`."""
         if len(seal) != SEAL_BYTES * (1 + len(counted)):
             return None
         mean, signature, *parts = [seal[:DIGEST_BYTES], seal[DIGEST_BYTES:SEAL_BYTES]] + [
@@ -116,7 +116,7 @@ class Seals:
         return Sealed(mean, signature, tuple(parts)) if signs else None
 
     def fits(self, shard: int, counted: Counted, seal: bytes) -> bool:
-        """Whether the author of a counted contribution to this shard made its seal."""
+        """Whether the author of a counted contribution to this shard made this seal for it."""
         return self._fits(counted.peer, shard, counted, seal)
 
     def _committed(

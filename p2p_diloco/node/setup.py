@@ -31,9 +31,9 @@ class Setup:
         return self.specs is not None and self.local.role == "worker"
 
     def is_told_to_found(self, settings: RunConfig) -> bool:
-        """Whether this peer founds the run if there is none. `settings`: the run's settings that it was given, or those
-        of its checkpoint. A peer without such settings waits for another founder: otherwise it might found the run with
-        the defaults just before the peer that has the settings."""
+        """Whether this peer founds the run if there is none. `settings`: the run settings that this peer was given, or
+        those of its checkpoint. A peer with initial peers and none of these waits for another founder: otherwise it
+        might found the run with the defaults just before the peer that has the settings."""
         local = self.local
         return local.found or bool(settings.given) or local.from_checkpoint is not None or not local.initial_peers
 

@@ -84,7 +84,7 @@ class Header:
     stands = Slot(int)
     """1 while training stands still until an exchange is over."""
     stands_since = Slot(float)
-    """The time, by `time.monotonic()`, since when training stands still for an exchange; 0 while it goes on."""
+    """The time, by `time.monotonic()`, since when training stands still for an exchange; 0 while training goes on."""
     step_time_s = Slot(float)
     """Seconds that an inner step usually takes; 0 until known."""
     loss = Slot(float)
@@ -107,7 +107,8 @@ class Header:
     leave_s = Slot(float)
     """Seconds that a departing node may stay after the run's end, until all others have the last state."""
     goal = Slot(int)
-    """A peer has asked all others to exchange at every step until the run has this many commits over all fragments."""
+    """The number of the run's commits, summed over fragments, until which a peer has asked all others to exchange after
+    every inner step; 0: no peer has asked."""
     saved = Slot(int)
     """The epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
     trains_for_s = Slot(float)
@@ -117,11 +118,11 @@ class Header:
     bytes_sent = Slot(int)
     bytes_received = Slot(int)
     retries = Slot(int)
-    """Messages that could not be delivered at once."""
+    """How many times a message was sent and not accepted."""
     reconnections = Slot(int)
     """Links that broke."""
     revision = Slot(int)
-    """The lowest revision over the shards; 0: the rates at the founding."""
+    """The lowest revision over the shards; 0: the settings at the founding."""
     outer_lr = Slot(float)
     """The outer learning rate of that revision."""
     outer_momentum = Slot(float)
@@ -132,8 +133,8 @@ class Header:
 
 
 class SharedMemory(Header):
-    """The shared memory: the header's numbers, and three flat vectors [numel] of fp32. Pages of it that are never used
-    take no memory."""
+    """The shared memory: the header's numbers, and three flat vectors [numel] of fp32. A page takes no memory until
+    it is used."""
 
     def __init__(self, fd: int, numel: int) -> None:
         """Map the memory behind the file descriptor `fd`. The descriptor may be closed afterwards."""

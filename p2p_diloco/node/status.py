@@ -44,8 +44,8 @@ class LastRound:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each part in the round's time, which add up to 1, and under `hidden` the share of the exchange
-        that was hidden."""
+        """Each part's share of the round's time; these add up to 1. `hidden`: the share of the exchange's time that was
+        hidden behind training."""
         *parts, hidden_s, _ = dataclasses.astuple(self)
         whole_s, exchange_s = sum(parts), sum(parts[1:]) + hidden_s
         spent = (part / max(whole_s, 1e-9) for part in parts)
@@ -137,10 +137,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPeer:
-    """A peer some of whose messages were refused by the peer that publishes this."""
+    """Another peer, some of whose messages the peer that publishes this has refused."""
 
     peer: str
-    """Its name, as far as known, and the last letters of its id."""
+    """The other peer's name, as far as it is known, and the last letters of its id."""
     count: int
     why: str
     """Why the last one was refused."""
@@ -219,7 +219,7 @@ class PeerStatus:
     refused: tuple[RefusedPeer, ...] = ()
     """The peers whose messages this peer has refused, at most `REFUSED_MAX`: those refused last, newest last."""
     doubt: str = ""
-    """Why the peer takes its own machine for faulty; empty if it doesn't."""
+    """Why the peer suspects that its own machine is faulty; empty if it doesn't."""
     death: Event | None = None
     """The last death of another peer that the peer has noticed."""
     events: tuple[Event, ...] = ()
@@ -271,8 +271,8 @@ def clean(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace the control characters in a text by spaces. What other peers say can then begin no line of a log, and
-    changes no terminal."""
+    """Replace the control characters in a text by spaces. So text from other peers can't begin a line of a log, or give
+    commands to a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

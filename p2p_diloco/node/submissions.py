@@ -1,5 +1,5 @@
-"""Counts, in asynchronous mode, the outcomes of this peer's submissions, and adjusts its inner steps between two of
-them.
+"""Counts, in asynchronous mode, the outcomes of this peer's submissions, and adjusts the number of its inner steps
+between two submissions.
 
 Law: counts and computes; sends and receives nothing.
 """
@@ -40,7 +40,7 @@ class SubmissionLog:
         return self._base if self._pace is None else self._pace.steps
 
     def begins_with(self, sync_every: int) -> None:
-        """Go over to another H of the run."""
+        """Adopt a new H of the run, `sync_every`."""
         self._base = sync_every
         if self._pace is not None:
             self._pace.rebase(sync_every)

@@ -45,7 +45,7 @@ class TensorWork:
         self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.store = ShardStore(run.layout, run.outer, theta, run.config.step_limit)
         self._proposals: dict[tuple[int, str], Proposal] = {}
-        self._feedback: dict[int, Feedback] = {}  # by shard, once a contribution was sent that needs it
+        self._feedback: dict[int, Feedback] = {}  # by shard; made when a contribution first needs it
 
     # -- what the core asks for
 
@@ -67,7 +67,7 @@ class TensorWork:
     def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
         shard = effect.shard
         payload = self._mean(shard, [(peer, c.weight, c.payload) for peer, c in contributions])
-        # those that the commit lists, even if they are ignored
+        # how many the commit lists that are not empty, even if the mean ignores them
         submissions = sum(not is_empty(c) for _, c in effect.contributions)
         digest = self._proposed(shard, payload, submissions, effect, effect.revision, effect.base)
         return Averaged(shard, effect.base, effect.number, digest, payload)
@@ -132,8 +132,8 @@ class TensorWork:
         return Filled(state.shard, state.version, proposal.digest)
 
     def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
-        """Make these proposals, each given as (shard, digest), the present state. Other proposals for these shards are
-        dropped."""
+        """Replace the present state of shards by proposals, each given as (shard, digest). Discard the other proposals
+        for these shards."""
         for shard, digest in proposals:
             proposal = self._proposals[shard, digest]
             was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
@@ -179,8 +179,8 @@ class TensorWork:
         """Encode a shard's pseudo-gradient from `delta` [numel], for the contribution `id`. If `delta` is in the
         codec's form already, the result shares its memory, without a copy.
 
-        With error feedback the rounding error is added to the next contribution, unless this one has no weight. Values
-        that every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
+        With error feedback the rounding error is added to the next contribution, unless `weighs` is False. If every
+        peer would refuse the values, zeros are sent, because a refused contribution would be sent again for ever.
         """
         place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
         values, feedback = delta[place.start : place.stop], None

@@ -1,7 +1,7 @@
 """The part of a node that serves the trainer: it answers the trainer's requests, and reports to the trainer.
 
-Law: only this part writes to the channel once training runs. A trainer has one request of a kind open at a time,
-numbered `n`; the answer has the same number, so that a late answer is not taken for the answer to a newer request.
+Law: only this part writes to the channel once training runs. A trainer has at most one open request of each kind. A
+request has a number `n`, and so has its answer, so that the trainer ignores a late answer to an older request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TELL_EVERY_S = 1.0
 """Seconds after which a waiting trainer is told the reason, and between two such reports."""
 
 MEND_EVERY_S = 0.02
-"""Seconds between two checks whether the shard is repaired."""
+"""Seconds between two checks whether the damaged shards are repaired."""
 
 log = logging.getLogger(__name__)
 
@@ -230,8 +230,8 @@ class TrainerSide:
         )
 
     def _takes(self, effect: Load, *, afresh: bool) -> dict[int, Take]:
-        """Choose what the trainer does with each shard. If the new state gives data that the trainer has used to other
-        peers, the trainer drops all progress that no commit has counted."""
+        """Choose what the trainer does with each shard. If, by the new state, other peers have got data that the
+        trainer has already used, the trainer drops all progress that no commit has counted."""
         carries, ledger = {loaded.shard: loaded.carry for loaded in effect.shards}, self._replica.rules.ledger
         trained, ended = (self._shared.steps, self._shared.samples), bool(self._shared.finished)
         takes = self._progress.merge(carries, effect.due, trained, afresh=afresh, ended=ended)

@@ -2,7 +2,7 @@
 
 Law: only remembers and decides; sends and computes nothing. An aggregator is expelled only if this peer has found its
 lie and another peer confirms it, or if no other peer could find it. If others could find the lie but none does, this
-peer takes its own machine for faulty, and expels no peer without a confirmation.
+peer suspects that its own machine is faulty, and expels no peer without a confirmation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
 """The most lies whose proofs are kept for newcomers, and the most bytes of their contributions; the newest proof is
 kept however long it is."""
 CLAIMED_MAX = 16
-"""The most accusations of each peer that are remembered, the last ones. A peer that accuses everybody can so displace
-its own accusations, and no others."""
+"""How many accusations by each peer are remembered; the oldest are forgotten first. So a peer that accuses everybody
+displaces its own accusations, and no others."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Verdicts:
         self.expelled: dict[str, str] = {}
         """The peers that were found to lie, with the lie."""
         self.doubt = ""
-        """Why this peer takes its own machine for faulty; empty if it doesn't."""
+        """Why this peer suspects that its own machine is faulty; empty if it doesn't."""
 
     def finds(self, case: Case, lie: str, now: float) -> None:
         """Record a finding of this peer."""
@@ -69,8 +69,8 @@ class Verdicts:
         self.forget(lambda peer: peer not in self.mistaken)
 
     def settle(self, able: Callable[[str], Collection[str]]) -> list[Finding]:
-        """Return the findings that are to be carried out now, and count their aggregators as expelled: another peer has
-        found the same lie, or no other peer could find it. `able(aggregator)`: the other live peers that could."""
+        """Mark as expelled each aggregator that this peer has found to lie, if another peer has accused it, too, or no
+        other peer could find its lie. Returns these findings. `able(aggregator)`: the other live peers that could."""
         settled = [f for who, f in self._found.items() if self._accused(who) or not able(who)]
         for finding in settled:
             case = finding.case
@@ -85,9 +85,9 @@ class Verdicts:
         return settled
 
     def overdue(self, now: float) -> list[str]:
-        """The aggregators whose lies this peer alone has found, though others have had the time to find the same. A
-        finding that nothing proves is dropped then: perhaps only this peer was not shown what the commit was made of,
-        and that says nothing of its machine."""
+        """The aggregators whose lies this peer alone has found and can prove, though others have had the time to find
+        them. Findings without a proof are dropped after that time: perhaps the aggregator showed the contributions to
+        every peer but this one, and that says nothing of this peer's machine."""
         late = [finding.case for finding in self._found.values() if now - finding.since > self._patience_s]
         for case in late:
             if not case.proves:
@@ -100,8 +100,8 @@ class Verdicts:
         return (found is not None and found.case is case) or self._proofs.get(case.aggregator) is case
 
     def to_tell(self) -> list[Case]:
-        """The commits of which this peer tells others that they are lies: unconfirmed findings, and those whose proofs
-        are kept for newcomers."""
+        """The commits that this peer calls lies before other peers: those of unconfirmed findings, and those whose
+        proofs are kept for newcomers."""
         return [*(finding.case for finding in self._found.values()), *self._proofs.values()]
 
     def proof(self, key: tuple[int, str]) -> Case | None:

@@ -47,8 +47,8 @@ class Nudge:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """A request for the contributions that a commit counts. The commit made the version of the shard that has this
-    digest."""
+    """A request for the contributions that a commit counts. `digest`: of the version of the shard that the commit
+    made."""
 
     shard: int
     digest: str
@@ -122,14 +122,14 @@ ANY_RUN = bytes(TOKEN_BYTES)
 """The token of a `DataMessage`."""
 
 NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | DataMessage
-"""Messages between nodes that are not for their replicas."""
+"""Messages that nodes handle themselves, and do not pass to their replicas."""
 
 AnyMessage = messages.Message | NodeMessage
 
 
 def pack(message: AnyMessage, token: bytes = ANY_RUN) -> bytes:
     """Encode a message's header. The message's payload, if there is one, is sent beside the header. `token`: the run's;
-    a `DataMessage` has none."""
+    ignored for a `DataMessage`."""
     token = ANY_RUN if isinstance(message, DataMessage) else token
     return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
 

@@ -24,12 +24,12 @@ from p2p_diloco.errors import ConfigError, UsageError, reason
 from p2p_diloco.observe.snapshot import Compared, RunEvent, RunStatus, Snapshot
 
 BOUND = 0.05
-"""A loss that is higher than the baseline's by a greater share than this is a warning."""
+"""The default bound: a loss that is above the baseline's by more than this share of it causes a warning."""
 LOSSES = ("held_out_loss", "loss")
 """Which of a run's losses are compared: the first that the baseline and the run both have."""
 
 Curve = Sequence[tuple[float, float]]
-"""(samples, loss), by rising samples, which are all unlike."""
+"""(samples, loss) points with rising samples; no two have the same samples."""
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +38,17 @@ class Baseline:
     """Compares snapshots of one run with a baseline."""
 
     def __init__(self, curves: Mapping[str, Curve], bound: float = BOUND) -> None:
-        """`curves`: by the name of the loss, without those that have no point."""
+        """`curves`: by the name of the loss, each with at least one point. `bound`: as `BOUND`."""
         self._curves, self._bound = curves, bound
         self._above_since: float | None = None
 
     @classmethod
     def read(cls, path: Path, bound: float = BOUND, tokens_per_sample: float | None = None) -> Baseline:
-        """Read a file. `tokens_per_sample` is needed if it has tokens instead of samples.
+        """Read the file `path`. `tokens_per_sample` is needed if the file has tokens instead of samples.
 
         Raises:
-            ConfigError: the file can't be read, or has no baseline. UsageError: a number can't be used.
+            ConfigError: the file can't be read, or has no baseline. UsageError: `bound` or `tokens_per_sample`
+                can't be used.
         """
         if not 0 <= bound < math.inf:
             raise UsageError("must be 0 or more", key="--baseline-bound", value=bound, mend="choose 0.05 for 5 %")
@@ -67,11 +68,12 @@ class Baseline:
         return cls(found, bound)
 
     def beside(self, seen: Snapshot) -> Snapshot:
-        """The snapshot with the comparison. While the loss is above the bound, an event tells since when."""
+        """The snapshot with the comparison. While the loss exceeds the baseline's by more than the bound, one of its
+        events tells since when."""
         compared = self._compared(seen.run)
         run = replace(seen.run, compared=compared)
         if compared is None or not compared.above:
-            self._above_since = None if compared else self._above_since  # a look without a loss proves nothing
+            self._above_since = None if compared else self._above_since  # without a comparison it may still be above
             return replace(seen, run=run)
         text = f"the {compared.told} is more than {self._bound * 100:.3g} % above the baseline's"
         if self._above_since is None:
@@ -93,8 +95,7 @@ class Baseline:
 
 
 def _at(curve: Curve, samples: float) -> float | None:
-    """The loss at so many samples, on the straight line between two points. None before the first and after the last
-    one."""
+    """The curve's loss at `samples`, interpolated linearly; None before the first and after the last point."""
     if not curve[0][0] <= samples <= curve[-1][0]:
         return None
     after = bisect_left(curve, samples, key=itemgetter(0))
@@ -103,7 +104,7 @@ def _at(curve: Curve, samples: float) -> float | None:
 
 
 def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The file's objects or rows, with the number of each line."""
+    """Yield (line number, fields) for each row or object of the file; of a line of `status --json` its run's fields."""
     if not (lines and lines[0].lstrip().startswith("{")):
         yield from enumerate(csv.DictReader(lines, skipinitialspace=True), 2)
         return
@@ -120,7 +121,7 @@ def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _curve(path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, per_sample: float | None) -> Curve:
-    """The points of one loss. Losses at the same samples become their mean."""
+    """The points of the loss `name`. Several losses at the same samples become one point, their mean."""
     points = list[tuple[float, float]]()
     for line, row in rows:
         unit = "samples" if row.get("samples") not in (None, "") else "tokens"
@@ -128,20 +129,20 @@ def _curve(path: Path, rows: Iterable[tuple[int, Mapping[str, Any]]], name: str,
             continue  # for instance a line of `status --json` before the first loss
         x, y = (_number(path, line, key, row[key]) for key in (unit, name))
         if unit == "tokens" and per_sample is None:
-            wrong, mend = "has tokens, and a run counts samples", "say with --tokens-per-sample how many one sample has"
+            wrong, mend = "has tokens, and a run counts samples", "give --tokens-per-sample: the tokens of one sample"
             raise ConfigError(wrong, key="--baseline", value=path, mend=mend)
         points.append((x / (per_sample or 1) if unit == "tokens" else x, y))
     return [(x, fmean(y for _, y in same)) for x, same in groupby(sorted(points), key=itemgetter(0))]
 
 
 def _number(path: Path, line: int, key: str, value: object) -> float:
-    """A number that is more than 0, or samples that may be 0."""
+    """The value as a number. Samples and tokens must be 0 or more, a loss more than 0."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
     if not (0 <= number < math.inf) or (number == 0 and key in LOSSES):
-        raise _unusable(path, f"has {key}={value} in line {line}, which must be a finite number more than 0")
+        raise _unusable(path, f"has {key}={value} in line {line}, which must be a finite number, a loss more than 0")
     return number
 
 

@@ -43,8 +43,8 @@ def faults(seen: Snapshot, stall_rounds: float) -> Iterator[str]:
 
 
 def _stall(seen: Snapshot, rounds: float) -> Iterator[str]:
-    """Yield a line if the last round that any peer reports ended too long ago. A run whose peers all pause, or report no
-    round, is not stalled."""
+    """Yield a line if the newest round that any peer reports ended too long ago. A run whose peers all pause, or of
+    which no round is reported, is not stalled."""
     known = [peer.last_round for peer in seen.peers if peer.last_round is not None]
     if not known or all(peer.state == "paused" for peer in seen.peers):
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.signing import SigningKey
 
 WITHIN_S = 30.0
-"""How long a change may take until the peers know of it."""
+"""The most seconds to wait until the peers know of a change."""
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ class Controls:
 
     Args:
         run_id: the run.
-        asker: the founder's key; None: its settings can't be changed from here.
+        asker: the founder's key; None: the run can't be changed, saved or stopped from here.
         records: opens the DHT for one change.
-        kick: puts out the peers of an invitation, by its name or a peer id; None: this can't be done from here.
+        kick: revokes an invitation and puts its peers out; takes its name or a peer id; None: not from here.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Controls:
         """Carry out a wish such as {"do": "set", "values": {"outer_lr": 0.5}}; returns the outcome as a sentence.
 
         Raises:
-            UsageError, ConfigError: the wish can't be read or can't be done. Refused, GaveUpWaiting: as the commands.
+            UsageError, ConfigError: the wish can't be read or can't be done. Refused, GaveUpWaiting: as `revise`.
         """
         if not isinstance(wish, Mapping) or wish.get("do") not in self.offered:
             raise UsageError("can't be done from here", key="do", value=wish, mend=f"one of {', '.join(self.offered)}")

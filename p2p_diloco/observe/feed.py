@@ -106,7 +106,7 @@ class Feed:
         return [point]
 
     def _next_round(self, peer: PeerStatus) -> dict[str, Any] | None:
-        """Add the parts of the peer's last round, and return them; None if it has none, or if it is the one seen last."""
+        """Add the parts of the peer's last round, and return them; None without a round that was not seen before."""
         if peer.last_round is None or peer.epoch is None:
             return None
         kept = self._rounds.setdefault(peer.peer_id, deque(maxlen=ROUNDS_KEPT))

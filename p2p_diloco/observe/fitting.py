@@ -25,7 +25,8 @@ def fit(columns: Mapping[str, Widths], dropped: Iterable[str], width: int) -> di
     """Return the width of each column that is shown, by title, in the order of `columns`.
 
     Columns that can be narrowed are narrowed first. If that is not enough, whole columns drop out, in the order of
-    `dropped`; the others always stay. The first columns get most of the space that is left.
+    `dropped`; the others always stay. Of the space that is left, the first column takes what its longest text needs,
+    then the second, and so on.
     """
     shown = dict(columns)
     for title in dropped:

@@ -21,8 +21,8 @@ from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 @contextlib.asynccontextmanager
 async def observer(initial_peers: Sequence[str], invitation: Invitation | None = None) -> AsyncIterator[Records]:
-    """A member of the DHT that no peer can dial; it leaves at the block's end. `invitation`: to a private run, whose
-    records are read.
+    """A member of the DHT that no peer can dial; it leaves at the end of the `with` block. `invitation`: one to the
+    private run whose records are read; None: they belong to an open run.
 
     Raises:
         NoBootstrapReached: none of the initial peers answered. ConfigError: the invitation can't be used.

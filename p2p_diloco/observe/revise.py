@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
-"""Deadline for finding the run's record, and the revision that its peers know."""
+"""The most seconds to look for the run's record, and then for the revision that its peers know."""
 LIVES_S = 20.0
 """A peer counts as live if its record is at most this old; each peer writes one every 10 s."""
 ARRIVES_S = 6.0
-"""So long a stop may take to reach all peers of a run whose rounds are short."""
+"""Seconds that a stop may take to reach all peers of a run whose rounds are short."""
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The revision that the run has adopted or will adopt. `settings`: the values of all settings that can change.
-    `known_by`: the names of the peers that know of it; `adopted_by`: of those that have adopted it in all shards;
-    `saved_by`: of those that have saved a checkpoint since. `news`: True if this call made the revision; False if the
-    run had the wanted values already."""
+    `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of the revision, that have adopted it in
+    all shards, and that have begun a checkpoint since it was asked for. `news`: True if this call made the revision;
+    False if the run had the wanted values already."""
 
     revision: Revision
     news: bool
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A run as the asker found it: the highest revision that it knows, and what its peers tell."""
+    """A run as the asker found it: its config, its highest revision, and a snapshot of what its peers tell."""
 
     founding: Founding
     config: RunConfig
@@ -106,8 +106,8 @@ async def revise(
 
 
 async def stop(dht: Records, run_id: str, asker: SigningKey, within_s: float, *, save: bool = False) -> Outcome:
-    """End a run for all its peers, at the epoch after the next commit: at the lowest epoch that no shard reaches before
-    all peers know of the stop. `save`: refuse this if no live peer keeps checkpoints.
+    """End a run for all its peers: two epochs after the present one, or later if more epochs may pass before all peers
+    know of the stop. `save`: True: refuse the stop if no live peer keeps checkpoints.
 
     Raises:
         As `revise`; Refused also if `save` can't be done.
@@ -126,7 +126,7 @@ async def stop(dht: Records, run_id: str, asker: SigningKey, within_s: float, *,
 
 async def save(dht: Records, run_id: str, asker: SigningKey, within_s: float) -> Outcome:
     """Let all peers that have a checkpoint folder save the run's state, at the epoch at which the last shard adopts the
-    order. Then wait until they have begun to.
+    order. Then wait until these peers have begun to save.
 
     Raises:
         As `revise`; Refused also if no live peer has a folder.
@@ -169,14 +169,15 @@ async def look_at(dht: Records, run_id: str, asker: SigningKey) -> Present:
 
 
 async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapshot] | None:
-    """The highest revision in the DHT; None while a peer tells of a higher one, which it will store again."""
+    """The highest revision in the DHT, with a snapshot; None while a peer tells of a higher revision than the DHT has:
+    that peer will store it again."""
     seen, there = await look(dht, founding.run_id), await revising.read(dht, founding)
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
     return (there, seen) if max([0, *told]) <= there.number else None
 
 
 def _bare(present: Present, wanted: Mapping[str, float | None]) -> Revision:
-    """The next revision, with the wanted values and not yet signed. It names only what differs from the founding."""
+    """The next revision, not yet signed: those of the wanted values that differ from the founder's config."""
     values: dict[str, Any] = {}
     for key, value in wanted.items():
         if value != getattr(present.config, key):
@@ -185,8 +186,8 @@ def _bare(present: Present, wanted: Mapping[str, float | None]) -> Revision:
 
 
 def _stop_epoch(present: Present) -> int:
-    """The epoch with which a stop ends the run: two after the present one, and later by as many epochs as may pass
-    until all peers know of it."""
+    """The epoch with which a stop ends the run: two after the present one, and as many more as may pass until all
+    peers know of the stop."""
     peers = present.live
     ages = [present.seen.last_seen_s(peer) + ARRIVES_S for peer in peers]
     rates = [(peer.steps_per_second or 0.0) / max(1, peer.sync_every or 1) for peer in peers]
@@ -197,7 +198,7 @@ def _stop_epoch(present: Present) -> int:
 
 
 def _check_the_stops(present: Present, wanted: Mapping[str, float | None]) -> None:
-    """Refuse to move a stop away that some shard may have reached already: that shard would stay behind the others."""
+    """Refuse to remove or delay a stop that some shard may have reached already, as that shard would stay behind."""
     for key in STOPS:
         was, now, epoch = present.settings[key], wanted[key], present.seen.run.epoch
         later = was is not None and (now is None or now > was)
@@ -233,9 +234,9 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 
 async def _arrived(dht: Records, present: Present, revision: Revision, within_s: float, *, saving: bool) -> Outcome:
-    """Wait until all live peers know of the revision and one has adopted it in all its shards; with `saving` until all
-    that have a checkpoint folder have saved. Once `within_s` has passed, a live peer that knows of the revision is
-    enough."""
+    """Wait until all live peers know of the revision and one has adopted it in all its shards; with `saving` also
+    until all of them that have a checkpoint folder have begun to save. After `within_s` seconds it is enough that one
+    live peer knows of the revision."""
     clock, founding = asyncio.get_running_loop().time, present.founding
     before = {peer.peer_id: peer.checkpoint for peer in present.seen.peers}
     give_up_at, told = clock() + within_s, ""
@@ -247,7 +248,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         keepers = [p for p in live if p.checkpoint is not None]
         saved = tuple(p.name for p in keepers if p.checkpoint != before.get(p.peer_id)) if saving else ()
         text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
-        text += f", {len(saved)} of {len(keepers)} have saved" if saving else ""
+        text += f", {len(saved)} of {len(keepers)} have begun to save" if saving else ""
         if text != told:
             log.info("revision %d: %s", revision.number, text)
             told = text
@@ -271,7 +272,8 @@ def _recent(seen: Snapshot) -> list[PeerStatus]:
 
 
 def _live(seen: Snapshot, number: int | None = None) -> list[PeerStatus]:
-    """The live peers. `number`: also those that have come to the run's end with this revision or a later one."""
+    """The live peers that have not come to the run's end. `number`: also those that have come to it with a revision of
+    this number or a higher one."""
     at_it = {p.peer_id for p in seen.peers if number is not None and (p.revision or 0) >= number}
     recent = [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S]
     return [p for p in recent if p.state not in ("leaving", "finished") or p.peer_id in at_it]

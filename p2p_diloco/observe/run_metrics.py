@@ -15,8 +15,8 @@ from p2p_diloco.observe.snapshot import Compared, Snapshot
 
 RUN_METRICS: tuple[tuple[str, str, Callable[[Compared], float]], ...] = (
     ("baseline_loss", "The baseline's loss at the run's samples.", lambda one: one.baseline),
-    ("baseline_excess_ratio", "By which share the run's loss is above it: 0.06 is 6 %.", lambda one: one.excess),
-    ("baseline_exceeded", "1 while that is more than --baseline-bound, else 0.", lambda one: float(one.above)),
+    ("baseline_excess_ratio", "The share by which the loss is above the baseline: 0.06 = 6 %.", lambda one: one.excess),
+    ("baseline_exceeded", "1 while that share is more than --baseline-bound, else 0.", lambda one: float(one.above)),
 )
 
 
@@ -28,7 +28,7 @@ class RunCollector(Collector):
         self._seen = seen
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the comparison, if there is one."""
+        """Yield the metrics of the comparison with the baseline, if there is one."""
         seen = self._seen()
         if seen is None or seen.run.compared is None:
             return

@@ -23,12 +23,13 @@ SCHEMA_VERSION = 1
 MAX_PEERS = 1024
 MAX_EVENTS = 20
 TRAINING = ("training", "waiting", "paused")
-"""The states of peers that take part now: one that pauses evaluates or saves, and goes on."""
+"""The states of peers that take part now. A paused peer does too: it evaluates or saves, and then goes on."""
 LETTERS = 6
 DEAD = re.compile(r"\(…(\w{6})\)|^\w+(\w{6}) ")
-"""The last letters of the id of the peer that the text of a death names, with its name or without."""
+"""Finds the last letters of the dead peer's id in the text of a death, which names the peer by its name and these
+letters, or by its id."""
 SILENT_S = 15.0
-"""A live peer writes its record every 10 s. One that has been silent for longer than this is probably dead."""
+"""Seconds after which a peer that has written no record is probably dead: a live one writes a record every 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Snapshot:
         return round(max(0.0, self.time - peer.time), 3)
 
     def state(self, peer: PeerStatus) -> str:
-        """What is known of the peer's state."""
+        """The state that the peer told; `dead` or `silent` in its place if the records show that it no longer holds."""
         return _seen_as(peer, self.deaths, self.time)
 
     def to_json(self) -> str:
@@ -153,8 +154,8 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
 
 
 def _seen_as(peer: PeerStatus, deaths: Mapping[str, float], now: float) -> str:
-    """The peer's state. In its place, unless the peer has said that it leaves: `dead` if another one has noticed its
-    death since its record was written, `silent` if the record is old."""
+    """The state that the peer's record tells. Instead, unless the peer leaves or has finished: `dead` if another peer
+    has noticed its death since the record was written, or else `silent` if the record is older than SILENT_S."""
     if peer.state in ("leaving", "finished"):
         return peer.state
     if deaths.get(peer.peer_id[-LETTERS:], -math.inf) > peer.time:
@@ -163,7 +164,7 @@ def _seen_as(peer: PeerStatus, deaths: Mapping[str, float], now: float) -> str:
 
 
 def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
-    """When other peers last noticed a death, by the last letters of the dead peer's id, which their texts name."""
+    """By the last letters of a dead peer's id, as the texts of deaths name it: when others last noticed the death."""
     found = dict[str, float]()
     for peer in peers:
         if peer.death is not None and (dead := DEAD.search(peer.death.text)):

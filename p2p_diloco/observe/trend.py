@@ -38,9 +38,8 @@ class Trend:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as at most `width` bars, whose heights span the range of the values. If there are more values than bars,
-    each bar is the mean of equally many neighbours. Values that aren't finite are left out; fewer than two values give
-    an empty text."""
+    """The finite values as at most `width` bars, from the least to the greatest height. If there are more values than
+    bars, each bar is the mean of equally many neighbours. An empty text for fewer than two finite values."""
     values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
         return ""

@@ -28,12 +28,12 @@ COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused"
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
 TOLD_SHOWN, TOLD_FEW = 12, 4
-"""Lines below the tables, and below a table in which not every peer has a row."""
+"""The most sentences below the tables: if every peer has a row, and if peers are left out."""
 NAME_LEAST = 8
 BETWEEN = 4
 """Characters between two tables that are side by side."""
 LINES_BESIDE_ROWS = 13
-"""Lines that the rows of peers leave to others: the headline, the heads of the table, the keys, and what is told."""
+"""Lines of the screen that are not for rows of peers: the headline, the heads of the table, the keys, sentences."""
 ROWS_LEAST = 3
 SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer_optimizer", "outer_lr", "outer_momentum",
                   "min_peers", "stop_after_epochs", "stop_after_samples")  # fmt: skip
@@ -51,7 +51,7 @@ class Drawing:
     browsing: Browsing | None = None
     """What the person in front of the screen has chosen. None: there are no keys."""
     height: int | None = None
-    """The lines of the screen. None: as many as it takes."""
+    """The most lines that are drawn, those of the screen. None: any number."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         drawn = self._parts(options.max_width)
@@ -64,7 +64,8 @@ class Drawing:
                 yield Segment.line()
 
     def _parts(self, width: int) -> Iterator[tuple[int, RenderableType]]:
-        """The parts of the screen from top to bottom. Those of the highest rank drop out first."""
+        """Yield (rank, part) for each part of the screen, from top to bottom. The part of the highest rank drops out
+        first."""
         browsing, seen = self.browsing or Browsing(), self.seen
         one = browsing.chosen(seen.peers) if browsing.alone else None
         peers = [one] if one is not None else browsing.sort(seen.peers)
@@ -89,7 +90,8 @@ class Drawing:
             yield 0, Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {browsing.order}", "dim")
 
     def _window(self, peers: Sequence[PeerStatus], marked: str | None) -> tuple[Sequence[PeerStatus], str]:
-        """As many peers as there is room for, the marked one among them, and what is said of the others."""
+        """The peers that there is room for, the marked one among them, and a line about those left out; empty if none
+        is."""
         most = len(peers) if self.height is None else max(ROWS_LEAST, self.height - LINES_BESIDE_ROWS)
         if len(peers) <= most:
             return peers, ""
@@ -142,7 +144,7 @@ def _cell(title: str, text: str, width: int) -> Text:
 
 
 def _side_by_side(tables: Iterable[tuple[int, Table, int]], width: int) -> Iterator[list[tuple[int, Table, int]]]:
-    """The tables (rank, table, width) in rows, in each as many as fit."""
+    """The tables (rank, table, width) in their order, grouped into rows of as many as fit side by side."""
     row: list[tuple[int, Table, int]] = []
     for table in tables:
         if row and sum(room + BETWEEN for _, _, room in row) + table[2] > width:
@@ -198,7 +200,7 @@ def _trends(trend: Trend) -> Iterator[Text]:
 
 
 def _told_below(seen: Snapshot) -> list[str]:
-    """What is told of all peers, the gravest first."""
+    """The sentences about all peers, then the newest events, the oldest of them first."""
     events = [f"{event.peer}: {event.text}" for event in seen.run.events[-EVENTS_SHOWN:]]
     ages = [seconds(max(0.0, seen.time - event.time)) for event in seen.run.events[-EVENTS_SHOWN:]]
     wide = max(map(len, ages), default=0)
@@ -206,7 +208,7 @@ def _told_below(seen: Snapshot) -> list[str]:
 
 
 def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:
-    """What only a look at one peer shows."""
+    """The lines about the peer that is shown alone: its id, addresses, revision, sentences and events."""
     told = [f"id {peer.peer_id}", *(f"address {address}" for address in peer.addresses)]
     if peer.revision is not None:
         told.append(f"revision {peer.revision}: outer_lr={peer.outer_lr} outer_momentum={peer.outer_momentum}")

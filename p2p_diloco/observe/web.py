@@ -35,7 +35,7 @@ from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
 
 COOKIE = "p2p_diloco_dashboard_{port}"
-"""Browsers don't keep the cookies of two ports of one machine apart, so each dashboard's cookie has a name of its own."""
+"""Browsers don't keep the cookies of two ports of one machine apart, so each dashboard names its cookie by its port."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

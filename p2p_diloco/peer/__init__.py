@@ -22,8 +22,10 @@ a process of its own, does everything that concerns other peers.
     refilling    gets more data for a peer that has none left; `slices` come from data nodes
     sinks        what else gets the trainer's reports
     inner        the inner optimizers' state on disk
-    following what an observer has read of its run node_client requests to the node and its answers process starts and
-    ends the node's process absent the same API when no run is named
+    following    what an observer has read of its run
+    node_client  requests to the node and its answers
+    process      starts and ends the node's process
+    absent       the same API when no run is named
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class AbsentPeer:
     def report(
         self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
     ) -> None:
-        """Do nothing but hand on to the sinks."""
+        """Only hand the reported values on to the sinks."""
         self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:
@@ -71,7 +71,7 @@ class AbsentPeer:
         epochs: int | None = None,
         fingerprint: str = "",
     ) -> Shard:
-        """The whole data set, in the order that a run with the id "main" has: there is no other peer."""
+        """The whole data set, because there is no other peer. Its order is that of a run with the id "main"."""
         data, found = data_set(dataset, name, epochs, fingerprint)
         made = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
         return made.again(data, found)

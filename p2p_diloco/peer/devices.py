@@ -1,8 +1,8 @@
 """All that depends on the kind of a device: copies, streams, random states, and waiting for started work.
 
 Law: no other module of the package names CUDA, except the one that `plan --measure` puts into a user's script
-(`cli/plan/timing`). What torch supports on every device is done by its general means, so that a device without a case
-here works, too, only without copies in the background.
+(`cli/plan/timing`). Everything else uses calls that torch supports on every device, so a kind of device that is not
+named here works, too, but its copies are not made in the background.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def usable(name: str) -> torch.device:
     """The device of this name.
 
     Raises:
-        ConfigError: this machine has none, or torch can't use it.
+        ConfigError: this machine has no such device, or torch can't use it.
     """
     try:
         return torch.zeros(1, device=name).device
@@ -116,8 +116,8 @@ def finish(device: torch.device) -> None:
 
 
 def random_states() -> list[Tensor]:
-    """The states of the random generators of all devices that this process may use; those of the CPU are torch's own.
-    Empty without a device, and if the process has used none yet."""
+    """The states of the random generators of all CUDA devices that this process may use. Empty if this process has not
+    used any such device yet. The state of the CPU's generator is not included; `torch.get_rng_state` has it."""
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 

@@ -2,8 +2,8 @@
 
 Law: names, places and views; no computation and no communication. A process that trains alone holds all of every
 parameter. One rank of a group holds its own rows of a sharded parameter (a DTensor), which are one range of the flat
-vector, and all of an unsharded one, which only rank 0 sends. Where several ranks hold the same rows (HSDP), the first
-of them sends these.
+vector, and all of an unsharded parameter; rank 0 alone sends the unsharded ones. Where several ranks hold the same rows
+(HSDP), only the first of these ranks sends them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. No tensor can be one before the module of DTensor is imported."""
+    """Whether a tensor is a DTensor. No tensor can be a DTensor before the module of that class is imported."""
     kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
     return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 
@@ -152,8 +152,8 @@ def mesh_of(name: str, param: nn.Parameter) -> Any:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the unsharded parameters that a forward pass of fully_shard may have left in memory. Only the shards are
-    read and written here, so the next forward pass must gather the parameters again."""
+    """Free the unsharded parameters that a forward pass of fully_shard may have left in memory. Only this rank's rows
+    are read and written here, so the next forward pass must gather the parameters again."""
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):  # torch 2.6 and later, and before
         kind: Any = getattr(sys.modules.get(name), "FSDPModule", None)
         for module in model.modules() if kind is not None else ():

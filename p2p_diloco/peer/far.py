@@ -2,7 +2,8 @@
 
 Law: moves values and computes nothing. Such a rank has memory of its own, of which only the pages of its part of the
 model are used; `LocalModel` computes on it as on shared memory. Values travel over the rank's connection to rank 0, a
-bounded piece at a time: the rank asks to write or to read, and rank 0 lets it while it waits for the rank to be done.
+bounded piece at a time: the rank asks rank 0 to write or to read values, and rank 0 serves such requests while it waits
+for the rank's answer to a command.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Range = tuple[int, int]
 class FarModel:
     """The part of a model's parameters that a rank on another host holds. Its methods are those of `LocalModel`.
 
-    `theta`, `base`, `delta`: this rank's own memory, [layout.numel] each, on which `own` computes. Between two calls θ
-    has the values that the model loaded last, also of shards that have changed since; so a base never has to be sent.
+    `theta`, `base`, `delta`: this rank's own memory, [layout.numel] each, on which `own` computes. Between two calls,
+    this `theta` has the values that the model loaded last, even of shards whose θ has changed since on rank 0; so a
+    base never has to be sent.
     """
 
     def __init__(self, own: LocalModel, rank0: Rank0Client, theta: Tensor, base: Tensor, delta: Tensor) -> None:
@@ -42,9 +44,9 @@ class FarModel:
         self._give("theta", self._theta, self._own.ranges(self._own.shards, spoken=True))
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load new global values, as `LocalModel.merge` does. What other ranks have sent of copied parameters comes
-        from rank 0, too."""
-        del kept  # which base the others read elsewhere
+        """Load new global values, as `LocalModel.merge` does. If a take needs the Δ of a parameter that several ranks
+        hold, and another rank has written it, that Δ comes from rank 0, too."""
+        del kept  # `base` of this rank has the loaded values of every shard in `takes`
         changed = self._own.ranges(takes)
         _copy(self._theta, self._base, changed)
         self._get("theta", self._theta, changed)
@@ -76,16 +78,16 @@ class FarModel:
         self._theta = self._base = self._delta = torch.empty(0)
 
     def _look(self, kept: Collection[int]) -> None:
-        """Put into `base` what a rank on rank 0's host would read: of the `kept` shards the values that were loaded
-        last, of all others those of the peer's θ."""
+        """Put into `base` the values that a rank on rank 0's host would read: for the `kept` shards the values that
+        were loaded last, for all other shards the values of the peer's θ."""
         _copy(self._theta, self._base, self._own.ranges(kept))
         self._get("theta", self._base, self._own.ranges(set(self._own.shards) - set(kept)))
 
     # -- what is sent
 
     def _give(self, which: str, values: Tensor, ranges: Iterable[Range]) -> None:
-        """Write these ranges of values into the peer's memory `which`. Rank 0 serves one rank after another, so a piece
-        is sent only once rank 0 reads it: a connection that nobody reads would break."""
+        """Write these ranges of values into the peer's memory `which`. A piece is sent only after rank 0 is ready to
+        read it, because rank 0 serves one rank after another, and a connection that nobody reads would break."""
         for piece in pieces(ranges, values.element_size()):
             self._rank0.send("put", which=which, ranges=piece)
             self._rank0.next()
@@ -116,12 +118,12 @@ def pieces(ranges: Iterable[Range], element_bytes: int) -> Iterator[list[Range]]
 
 
 def packed(values: Tensor, ranges: Iterable[Range]) -> bytes:
-    """The bytes of these ranges, one after another."""
+    """The bytes of these ranges of `values`, one range after another."""
     return b"".join(as_bytes(values[start:stop]) for start, stop in ranges)
 
 
 def unpack(sent: bytes, values: Tensor, ranges: Iterable[Range]) -> None:
-    """Write what `packed` has made into these ranges."""
+    """Write the bytes `sent`, which `packed` has made from these ranges, into the same ranges of `values`."""
     flat, at = tensor_over(sent).view(values.dtype), 0
     for start, stop in ranges:
         values[start:stop] = flat[at : at + stop - start]

@@ -28,11 +28,12 @@ class Following:
         self._load(first)
 
     def refresh(self) -> bool:
-        """Read the newest complete state into the model. Returns whether it is newer than the one before.
+        """Read the newest complete state into the model. Returns whether it is newer than the state that was read
+        before.
 
         Raises:
-            GaveUpWaiting: no peer gave one in time. Refused: the run has ended, and no peer has its last state. A later
-                call may succeed.
+            GaveUpWaiting: no peer sent a state in time. Refused: the run has ended, and no peer has its last state. A
+                later call may succeed.
         """
         n = self._node.request("refresh")
         answer = self._node.wait_for("refreshed", n=n, timeout_s=self._within_s)

@@ -89,8 +89,8 @@ class Hook:
 
     def _global_step(self) -> int:
         """The inner steps of the run: those that led to its commits and to the exchange under way, and this peer's own
-        since it last sent a fragment. In asynchronous mode, the steps that led to commits are divided by the number of
-        live peers."""
+        since it last sent a fragment. In asynchronous mode, the steps of all peers that commits count are divided by
+        the number of live peers that train."""
         memory, merger, since = self._memory, self.merger, self._rhythm.steps
         if not self._asynchronous:
             since = min(since, self._rhythm.interval)  # a lower H may come when more steps are made already
@@ -132,7 +132,7 @@ class Hook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block in which no inner step is made. The node is told when it begins, and when the outermost one ends."""
+        """A block in which no inner step is made. The node is told at once, and again when the outermost block ends."""
         self._node.tell("pause", on=True)
         self._rhythm.rest()
         self._pauses += 1
@@ -145,7 +145,7 @@ class Hook:
                 self._node.tell("pause", on=self._pauses > 0)
 
     def beside(self) -> AbstractContextManager[None]:
-        """A block whose time counts neither as training nor as part of an exchange."""
+        """A block whose time is counted as a pause: neither as training nor as part of an exchange."""
         return self._times.part(PAUSED)
 
     def synchronise(self) -> None:

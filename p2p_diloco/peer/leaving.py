@@ -26,8 +26,8 @@ log = logging.getLogger("p2p_diloco")
 
 
 def broken_off(error: BaseException | None) -> str:
-    """The exception that ended a `with` block, as a text for the log. Empty after a normal end of training;
-    `sys.exit()` counts as one."""
+    """The exception that ended a `with` block, as a text for the log. Empty after a normal end of training, and after
+    `sys.exit()` with status 0."""
     match error:
         case None:
             return ""
@@ -38,7 +38,7 @@ def broken_off(error: BaseException | None) -> str:
         case KeyboardInterrupt():
             return "an interrupt ended training"
         case _:
-            return f"{type(error).__name__} ended training; catch it inside the `with` block, and they are exchanged"
+            return f"{type(error).__name__} ended training; catch it inside the `with` block to exchange them"
 
 
 def leave(hook: Hook | Rank0Hook | RankNHook, local: PeerConfig, why: str) -> None:
@@ -92,7 +92,7 @@ def _last_exchange(hook: Hook, within_s: float) -> str:
 
 
 def _uncounted(hook: Hook | Rank0Hook | RankNHook) -> int:
-    """The peer's uncounted inner steps. Ranks other than 0 leave them to rank 0."""
+    """The number of the peer's uncounted inner steps. 0 on other ranks than 0, because rank 0 warns for all."""
     match hook:
         case Hook():
             return hook.merger.uncounted

@@ -65,9 +65,9 @@ class LocalModel:
     """The part of a model's trainable parameters that this process holds, in the flat order of a layout.
 
     All three tensors are [layout.numel]. `theta`: the newest global parameters, fp32; `base`: older global parameters
-    that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, in the dtype in which they are
-    sent. In each method `kept` has the shards whose θ has changed since the model loaded it: for these, `base` has the
-    loaded values (`node.bases`); for all other shards θ still has them.
+    that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, fp32 or bf16
+    (`codec.written_in`). In each method `kept` has the shards whose θ has changed since the model loaded it: for these,
+    `base` has the loaded values (`node.bases`); for all other shards θ still has them.
     """
 
     def __init__(

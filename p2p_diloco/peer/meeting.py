@@ -34,22 +34,22 @@ PLACE_BYTES = 2048
 ADDRESSES_MAX = 24
 """The most addresses of rank 0's host in that message."""
 BEGIN_S = 60.0
-"""Deadline for the first bytes over a Unix socket, and over each connection once it is made."""
+"""Deadline for rank 0's answer over a Unix socket, and for the first bytes that follow over any connection."""
 LOOK_EVERY_S = 0.1
-"""Seconds after which rank 0 looks whether it waits in vain."""
+"""Seconds between two moments at which rank 0 checks whether it should stop waiting."""
 DIAL_S = 3.0
-"""Deadline for a connection to one address, and for what its first bytes tell rank 0."""
+"""Deadline for connecting to one address, and for the first bytes, which the connecting rank sends to rank 0."""
 ANSWER_S = 10.0
-"""Deadline for rank 0's answer to them over TCP, where another program may listen."""
+"""Deadline for rank 0's answer over TCP. At an address of rank 0's host, another program may listen instead."""
 SILENT_S = 30.0
-"""Seconds after which a host that acknowledges nothing counts as gone."""
+"""Seconds after which a TCP connection ends if the other host has acknowledged nothing."""
 _SECRET_BYTES, _RANK_BYTES = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where rank 0 listens: at a Unix socket, and at a TCP port of its host's addresses. `secret`: hex digits; each end
-    shows the other one a half of them."""
+    shows the other end one half of them."""
 
     path: str
     addresses: Sequence[str]
@@ -58,7 +58,7 @@ class Place:
 
     @property
     def halves(self) -> tuple[bytes, bytes]:
-        """What a rank shows, and what rank 0 answers."""
+        """The half of the secret that a rank shows, and the half that rank 0 answers with."""
         secret = bytes.fromhex(self.secret)
         return secret[:_SECRET_BYTES], secret[_SECRET_BYTES:]
 
@@ -123,7 +123,7 @@ def _opened(group: Group) -> list[socket.socket]:
 
 
 def _addresses() -> tuple[str, ...]:
-    """The IPv4 addresses of this host; those of loopback only if there are no others."""
+    """The IPv4 addresses of this host; loopback addresses only if there are no others."""
     links = psutil.net_if_addrs().values()
     found = [each.address for link in links for each in link if each.family == socket.AF_INET]
     return tuple([address for address in found if not address.startswith("127.")] or found)[:ADDRESSES_MAX]
@@ -150,7 +150,7 @@ def _accepted(
 
 
 def _greeted(sock: socket.socket, place: Place) -> int | None:
-    """Greet a process that has connected. Returns its rank; None if it does not know the secret, and is no rank."""
+    """Greet a process that has connected. Returns its rank; None if it does not know the secret, so it is no rank."""
     theirs, ours = place.halves
     with contextlib.suppress(OSError):
         _set_up(sock)
@@ -201,7 +201,7 @@ def _reached(place: Place, rank: int) -> socket.socket | None:
 
 
 def _set_up(sock: socket.socket) -> None:
-    """Let a connection over TCP end soon after its other host has."""
+    """Set the socket's deadline to `DIAL_S`. Also let a TCP connection end soon after its other host has gone."""
     sock.settimeout(DIAL_S)
     if not shareable(sock):
         set_up(sock)
@@ -210,7 +210,7 @@ def _set_up(sock: socket.socket) -> None:
 
 
 def _received(sock: socket.socket, count: int) -> bytes:
-    """Receive exactly so many bytes; fewer if the other end closes."""
+    """Receive exactly `count` bytes; fewer if the other end closes."""
     found = b""
     while len(found) < count and (more := sock.recv(count - len(found))):
         found += more
@@ -218,8 +218,8 @@ def _received(sock: socket.socket, count: int) -> bytes:
 
 
 def _broadcast(group: Group, place: Place | None) -> Place | None:
-    """Send what rank 0 gives to all ranks, and return it. Every rank calls this at the same time. None: rank 0 could
-    not listen."""
+    """Send the `place` that rank 0 gives to all ranks, and return it on each of them. Every rank calls this at the same
+    time; other ranks give None. The result is None if rank 0 could not listen."""
     text = json.dumps(None if place is None else asdict(place))
     message = torch.tensor(list(text.encode().ljust(PLACE_BYTES)), dtype=torch.uint8).to(group.device)
     torch.distributed.broadcast(message, src=0)

@@ -20,9 +20,9 @@ from p2p_diloco.peer.times import Times
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose base was copied because θ
-    has changed; `weight`, `samples`: of the contribution. The weight is None if samples are the weight and the trainer
-    reported none."""
+    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose loaded values are in
+    `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are the weight and the
+    trainer reported none; `samples`: the contribution's samples."""
 
     shards: Sequence[int]
     kept: Collection[int]
@@ -32,9 +32,9 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
-    the previous sending, the seconds for which training had stood still for it by then, and the inner steps of a round
-    at the run's H."""
+    """An exchange under way. `request`: the number of its request; `at_step`: the inner step after which it was sent;
+    `steps`: the inner steps since the previous sending; `stood_s`: the seconds for which training stood still for this
+    exchange before it was sent; `interval`: the inner steps of a whole round (`Rhythm.interval`)."""
 
     request: int
     at_step: int
@@ -44,21 +44,22 @@ class Flight:
 
 
 class Merger:
-    """Carries out one trainer's merges. `epoch`, `digest` and `commits` (over all fragments) are those of the last
-    merge."""
+    """Carries out one trainer's merges. `epoch`, `digest`: those of the last merged state; `commits`: its number of
+    commits, over all fragments."""
 
     def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm, supply: Supply) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._times, self._rhythm, self._supply = times, rhythm, supply
         self.epoch, self.digest, self.commits = 0, "", 0
         self.commit_steps = 0
-        """How many inner steps a peer that always makes H has made up to the merged state."""
+        """How many inner steps a peer has made up to the merged state, if it always makes H."""
         self.counted = self.dropped_samples = 0
-        """The number of exchanges counted in every shard, and of samples whose progress was given up."""
+        """`counted`: the number of this trainer's exchanges that commits have counted in every shard.
+        `dropped_samples`: the number of samples whose progress was given up."""
         self.settled = 0
         """The number of this trainer's steps whose progress was counted in every shard, or given up."""
         self.trained, self.workers = 0, 1
-        """The samples counted in the merged state, and the number of live peers that train."""
+        """`trained`: the samples that the merged state counts. `workers`: the number of live peers that train."""
         self._seen = -1
         self._ended = False  # the run has ended, and the model has its last state
 
@@ -103,8 +104,8 @@ class Merger:
         """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
         block the node changes neither θ nor the bases.
 
-        `afresh`: load all global parameters, and drop all local progress. `landing`: this merge has the result of an
-        exchange. `measures`: pseudo-gradients will be computed from the bases.
+        `afresh`: load all global parameters, and drop all local progress. `landing`: this merge brings the result of
+        this trainer's exchange. `measures`: in the block, pseudo-gradients will be computed from the bases.
         """
         loaded: set[int] = set()
         torn = True  # until this merge is complete

@@ -17,7 +17,7 @@ def _total(zero: float = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A peer's counters since it entered the run. `load_state_dict` adds those from before a restart."""
+    """A peer's counters since it entered the run. `load_state_dict` adds the counters from before a restart."""
 
     sync_count: int = _total()
     """Exchanges of this peer that were counted: commits have counted every shard that was sent."""
@@ -32,9 +32,10 @@ class Metrics:
     total_sync_time_s: float = _total(0.0)
     """Duration of all exchanges together."""
     waiting_time_s: float = _total(0.0)
-    """How long training stood still: pseudo-gradient, codec, group, transfer, outer step and merge, below."""
+    """How long training stood still: the sum of the pseudo-gradient, codec, group, transfer, outer step and merge times
+    below."""
     hidden_time_s: float = _total(0.0)
-    """How long training went on while an exchange was under way: the four hidden times, below."""
+    """How long training went on while an exchange was under way: the sum of the four hidden times below."""
     inner_time_s: float = _total(0.0)
     """Time in inner steps, data loading, logging: all time that is neither waiting time nor a pause."""
     pseudo_gradient_time_s: float = _total(0.0)
@@ -60,7 +61,7 @@ class Metrics:
     revision: int = 0
     """The lowest revision (`p2p-diloco set`) over the shards; 0: all settings are as founded."""
     outer_lr: float = 0.0
-    """The outer learning rate of that revision; 0 before the state is there."""
+    """The outer learning rate of that revision; 0 until this peer has the run's state."""
     outer_momentum: float = 0.0
     """The outer momentum of that revision."""
     steps_per_second: float = 0.0

@@ -37,7 +37,7 @@ class NodeClient:
         self.answer_s = ANSWER_S
         """Deadline for an answer of the node that needs no other peer."""
         self.say: Callable[[str], None] = partial(log.info, "%s")
-        """Called with the node's reports of what it waits for."""
+        """Called with each report of the node on what the node waits for."""
         self._n = 0
         self._told, self._told_at = "", 0.0
         self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same

@@ -1,7 +1,7 @@
 """In which order the samples of a data set come: a permutation for each epoch, the same on all peers.
 
-Law: whole numbers only, so all machines agree. No memory that grows with the data set. The permutation is a Feistel
-network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+Law: computes with whole numbers only, so all machines agree. Takes no memory that grows with the data set. The
+permutation is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ordered(Sequence[Any]):
     """A data set that is told ahead which samples come next, and may choose an order of its own."""
 
     fingerprint: str
-    """Equal if the samples are."""
+    """Equal for two data sets if their samples are equal."""
 
     def order(self, seed: str, positions: Numbers) -> Numbers:
         """The samples at these positions [n]; in each epoch a permutation that depends on `seed` and the epoch."""
@@ -33,7 +33,8 @@ class Ordered(Sequence[Any]):
 
 
 def indices(seed: str, length: int, positions: Numbers) -> Numbers:
-    """Return the samples, below `length`, at these positions [n]. `seed`: names the run and the data set."""
+    """Return the numbers of the samples at these positions, [n], each below `length`. `seed`: names the run and the
+    data set."""
     epochs, within = np.divmod(positions, length)
     found = np.empty_like(within)
     for epoch in np.unique(epochs):

@@ -41,7 +41,7 @@ from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
 
 _NOT_LEFT = "the program ended inside the run; end the `with` block before, or call close()"
-"""Why a peer that the interpreter ends makes no last exchange."""
+"""The reason that is logged if the interpreter ends before the peer has left: then no last exchange is made."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -109,8 +109,7 @@ class Peer:
         self._stack = ExitStack()  # ends everything that entering has started
         self._sinks = Sinks()
         self.sinks = self._sinks.all
-        """The sinks, which get each report, too (`p2p_diloco.integrations.sinks`). Add sinks before the first
-        report."""
+        """The sinks (`p2p_diloco.integrations.sinks`) that also get each report. Add them before the first report."""
         self.peer_id = ""
         """The id of this peer. No other peer has the same. Empty until this peer has entered the run."""
         self.seed = 0
@@ -220,7 +219,7 @@ class Peer:
         epochs: int | None = None,
         fingerprint: str = "",
     ) -> Shard:
-        """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, whatever
+        """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, even if
         peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: the number of epochs after
         which the data set ends; None: it never ends. All peers must give the same length, `epochs` and `fingerprint`
         for a `name`."""
@@ -384,7 +383,7 @@ def _role(role: str | None, model: object, optimizer: object) -> str:
 
 
 def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
-    """The torch optimizers, without their wrappers. A step of the last one counts as an inner step."""
+    """The torch optimizers, without their wrappers. Each step of the last one is an inner step."""
     found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")

@@ -25,7 +25,7 @@ class NodeProcess:
     """The process of a node, started by this process."""
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
-        """`sharers`: sockets to the other processes of this peer; those on this machine are lent the memory."""
+        """`sharers`: sockets to the other processes of this peer; processes on this machine get the shared memory."""
         numel = sum(spec.numel for spec in setup.specs or ())
         fd = shared.create(numel)
         ours, theirs = socket.socketpair()

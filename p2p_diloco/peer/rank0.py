@@ -2,8 +2,8 @@
 model.
 
 Law: `hook` decides what a step does, and runs only here. Every rank makes the same calls (a step, for example); the
-other ranks then carry out rank 0's commands until it tells them to go on. A rank that ends, or makes another call, ends
-this peer and no other.
+other ranks then carry out rank 0's commands until it tells them to go on. A rank that ends, or makes a different call,
+ends this peer and no other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OtherRanks:
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
         self.memory: Mapping[str, Tensor] = {}
-        """What ranks on other hosts may read and write: the peer's θ and Δ."""
+        """The values that ranks on other hosts may read and write here, by name: the peer's θ and Δ."""
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message to all other ranks.
@@ -61,7 +61,7 @@ class OtherRanks:
         return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
 
     def _answer(self, rank: int, link: RankLink) -> Message:
-        """The next message of a rank. If it is on another host, it may write and read values before."""
+        """Receive the next message of a rank. A rank on another host may first write and read values here."""
         while "which" in (message := self._next(rank, link)):
             values, ranges = self.memory[message["which"]], message["ranges"]
             if message["kind"] == "put":
@@ -81,8 +81,8 @@ class OtherRanks:
         raise RankDied(f"rank {rank} has sent nothing to rank 0 for {RANK_S:g} s", mend=mend)
 
     def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
-        """Have all ranks, this one included, carry out a command. On this rank `own` does it. Returns the other ranks'
-        answers."""
+        """Have all ranks, this one included, carry out the command `kind`. `own` carries it out on this rank. Returns
+        the other ranks' answers."""
         self.tell(kind, **values)
         own()
         return self.answers()
@@ -165,9 +165,9 @@ class Rank0Model:
 
 
 class Rank0Hook:
-    """Rank 0's hook. Every rank makes the same calls. Between two calls all ranks see the same position in the run,
-    because a loop that ends with the run must end at the same step on all ranks. `after`: called after each step,
-    before the other ranks go on."""
+    """Rank 0's hook. Every rank makes the same calls. Between two calls all ranks see the same position in the run, so
+    that a loop that ends with the run ends at the same step on all ranks. `after`: called after each step, before the
+    other ranks go on."""
 
     def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
         self._hook, self._ranks, self._after = hook, ranks, after
@@ -216,7 +216,7 @@ class Rank0Hook:
         return self._hook.merger.uncounted
 
     def leave(self, last: Callable[[Hook], None]) -> None:
-        """Make the peer's last exchange, `last`. Every rank must call this."""
+        """Call `last`, which makes the peer's last exchange. Every rank must call this."""
         with self._ranks.call(LEAVING, lambda: self.standing):
             last(self._hook)
             self.standing = self._hook.standing

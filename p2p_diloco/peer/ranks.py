@@ -21,15 +21,15 @@ from p2p_diloco.tensors.layout import trainable
 @dataclass(frozen=True, slots=True)
 class Group:
     """The processes of one peer, as one of them sees the group: all processes of torch.distributed. `rank`: this
-    process's rank. `device`: of the model."""
+    process's rank. `device`: the model's device."""
 
     rank: Rank
     device: torch.device
 
 
 class Replicated(nn.Module):
-    """Marks a model of which each process of torch.distributed trains a copy, as DistributedDataParallel does. For
-    libraries that pass on only the bare model."""
+    """Marks a model of which each process of torch.distributed trains a copy, as DistributedDataParallel does. It is
+    for libraries that hand on the model without its DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def bare(model: nn.Module | None) -> nn.Module | None:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, and one after another the models inside its wrappers."""
+    """Yield the model, then the model inside its wrapper, and so on to the innermost one."""
     inner: object = model
     while isinstance(inner, nn.Module):
         yield inner

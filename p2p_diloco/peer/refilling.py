@@ -1,7 +1,7 @@
 """Gets more data for a trainer that has none: it exchanges at once.
 
-Law: on the training thread, between two inner steps. Waits only between two exchanges that bring nothing, with bounded
-and growing waits, and ends when all data is used or the run has ended.
+Law: on the training thread, between two inner steps. Waits only between two exchanges that bring no data; the waits
+grow, up to a bound. Ends when all data is used or the run has ended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Refill:
                 hook.merge()
                 return False
             mark = shard.mark
-            for _ in range(self._fragments):  # the one that brings data may not be due first
+            for _ in range(self._fragments):  # the fragment that brings data may not be due first
                 if self._hurries and hook.merger.epoch:
                     self._node.tell("nudge", goal=hook.merger.commits + 1)
                 self._hurries = False
@@ -75,7 +75,7 @@ class Refill:
                 if shard.free:
                     break
             if not shard.free and shard.left == 0 and any(one.unstepped for one in hook.supply.shards.values()):
-                shard.rest()  # what the loop has, and no step has used, may be all that others wait for
+                shard.rest()  # others may be waiting only for batches that this loop has and no step has used
                 return False
             if shard.mark != mark:
                 wait_s = 0.0
@@ -86,7 +86,7 @@ class Refill:
         return True
 
     def _wait(self, shard: Shard, seconds: float) -> None:
-        """Wait, but not beyond a newer state."""
+        """Wait this many seconds, or until there is a newer state. Then merge."""
         why = ": other peers hold all samples that are not used yet" if shard.left == 0 else ""
         self._node.report(f"this peer waits for samples of {shard.data.name!r}{why}")
         until = time.monotonic() + seconds

@@ -31,7 +31,7 @@ class Rhythm:
         self._step_times = StepTimes()
         self._sent_steps = self.interval  # steps of this peer's last round
         self._resumed_at: float | None = None  # the start of the present step; None: its time is not counted
-        self._round_at = math.inf  # the time when this round's base was merged; with overlap, of the last sending
+        self._round_at = math.inf  # when this round's base was merged; with overlap, when the last fragment was sent
 
     @property
     def step_time_s(self) -> float:
@@ -62,7 +62,7 @@ class Rhythm:
         return self.steps >= self.interval or self._time_is_up()
 
     def has_flown(self, steps: int) -> bool:
-        """Whether the result of an exchange is to be merged now. The exchange was sent `steps` inner steps ago."""
+        """Whether it is time to merge the result of an exchange that was sent `steps` inner steps ago."""
         return steps >= self._overlap_steps or self._time_is_up(self._overlap_steps / self.interval)
 
     def _time_is_up(self, share: float = 1.0) -> bool:
@@ -98,7 +98,8 @@ class Rhythm:
         self._round_at += seconds
 
     def follow(self, sync_every: int) -> None:
-        """Go over to the H of the merged state, if it has changed. A round that has more steps already is due now."""
+        """Go over to the H of the merged state, if it has changed. If the round has as many steps already, its exchange
+        is due now."""
         if sync_every != self._followed:
             self._followed = sync_every
             self.change(sync_every)

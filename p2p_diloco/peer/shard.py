@@ -1,7 +1,8 @@
 """`Shard`: this peer's part of a data set that all peers share, as training code sees it.
 
-Law: on the training thread only. A position is drawn from the stock that the node told at the last merge, then
-delivered to the loop, then part of a step; only then the node hears of it. What is drawn and not delivered goes back.
+Law: on the training thread only. A position is first in the stock, which the node tells at each merge; then drawn by
+the DataLoader; then delivered to the training loop; then part of a step. The node hears of a position only after its
+step. A position that was drawn and not delivered may be drawn again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from p2p_diloco.peer.order import Numbers, Ordered, indices
 log = logging.getLogger("p2p_diloco")
 
 SOON = 2**16
-"""The most positions of the stock of which a data set is told ahead."""
+"""A data set is told at most this many of the stock's next positions ahead."""
 OURS = ("shuffle", "sampler", "batch_sampler", "drop_last", "in_order")
 """Arguments of a DataLoader that the shard decides."""
 TEXT_MAX = 256
 """The most letters of a name or a fingerprint: they are in each message about the data."""
 PART = 50
-"""Outside a run: half the batches that are got at a time."""
+"""Outside a run this stands in for H, so that the stock is refilled with 2 · PART batches at a time."""
 
 
 class Shard:
@@ -36,7 +37,8 @@ class Shard:
     epoch is used once by all peers together."""
 
     def __init__(self, data: DataSet, dataset: Dataset[Any], seed: str, refill: Callable[[Shard], bool]) -> None:
-        """`refill`: gets more stock, or returns False if there will be none. `seed`: of the order."""
+        """`seed`: determines the order of the samples. `refill`: gets more stock; returns False if there will be
+        none."""
         self.data, self.dataset, self._seed, self._refill = data, dataset, seed, refill
         self.complete = False
         """Whether all samples of all epochs are used, as of the last merge."""
@@ -45,7 +47,7 @@ class Shard:
         self.epoch = 0
         """The epoch of the first sample that is not used yet, as of the last merge."""
         self.left: int | None = None
-        """How many positions no peer holds or has used, as of the last merge; None if there is no end."""
+        """How many positions no peer holds or has used, as of the last merge; None if the data set has no end."""
         self.mark: tuple[int, ...] = ()
         """Changes whenever any peer has used or got some data."""
         self.batch_size = 1
@@ -53,10 +55,10 @@ class Shard:
         """Positions that the last inner step used."""
         self.stock: Spans = ()
         self.rested = False
-        """Whether a loader has ended, and since then no step has used the last batches that it gave."""
+        """Whether a loop has ended for lack of data, and no inner step has been made since."""
         self._turn = 0  # number of loops so far
         self._looping = False
-        self._ahead = 0  # the last so many delivered batches are for a later step
+        self._ahead = 0  # this many of the last delivered batches are for a later step
         self._drawn: deque[Spans] = deque()
         self._delivered: deque[Spans] = deque()
         self._stepped: Spans = ()
@@ -69,7 +71,8 @@ class Shard:
         raise UsageError("is no sampler: a DataLoader draws samples before it delivers them", key="shard", mend=mend)
 
     def again(self, data: DataSet, dataset: Dataset[Any]) -> Shard:
-        """This shard, for a further call of `peer.shard`: it knows of steps that the node has not heard of yet.
+        """Return this shard for a further call of `peer.shard`. A new one would not know which positions were used in
+        steps that the node has not heard of yet.
 
         Raises:
             ConfigError: `data` is not what was given before.
@@ -82,7 +85,8 @@ class Shard:
 
     def loader(self, batch_size: int = 1, *, ahead: int = 0, **arguments: Any) -> ShardLoader:
         """A loader of this peer's batches. It ends when all epochs are used by the swarm, or the run has ended.
-        `arguments`: those of a DataLoader. `ahead`: the batches that a wrapper fetches before it steps on the first.
+        `arguments`: those of a DataLoader. `ahead`: the number of batches that a wrapper of the loader fetches before
+        the step on the first of them.
 
         Raises:
             ConfigError, UsageError: an argument can't be used.
@@ -102,8 +106,8 @@ class Shard:
     # -- what the loader does
 
     def begin(self, ahead: int) -> int:
-        """Begin a loop, and return its number. What an earlier loop left behind comes again: what was drawn and not
-        delivered, and what was delivered ahead of its step."""
+        """Begin a loop, and return its number. Positions that an earlier loop did not use may be drawn again: those
+        drawn and not delivered, and those delivered ahead of their step."""
         self._drawn.clear()
         for _ in range(min(self._ahead, len(self._delivered))):
             self._delivered.pop()
@@ -114,7 +118,7 @@ class Shard:
         """Check that no newer loop has begun.
 
         Raises:
-            UsageError: one has.
+            UsageError: a newer loop has begun.
         """
         if turn != self._turn:
             mend = "end one loop before the next one begins; two loops at a time need two names"
@@ -125,7 +129,8 @@ class Shard:
         self._ahead = 0
 
     def leave(self, turn: int) -> None:
-        """Called when a loop is over, or was left: without a newer one this peer wants no more data."""
+        """Called when a loop has ended or was broken off. Unless a newer loop has begun, this peer wants no more
+        data."""
         self._looping &= turn != self._turn
 
     def batches(self, size: int) -> Iterator[list[int]]:
@@ -135,7 +140,8 @@ class Shard:
             yield self.indices(spans)
 
     def deliver(self) -> bool:
-        """Record that the loop gets the next batch. Returns False if it must not, because another peer has it now."""
+        """Record that the loop gets the next drawn batch. Returns False if the loop must not get it, because this peer
+        no longer holds all of its positions."""
         spans = self._drawn.popleft()
         if not within(spans, self.stock):
             return False
@@ -162,19 +168,19 @@ class Shard:
 
     @property
     def unstepped(self) -> int:
-        """The batches that the loop has, and that no step has used."""
+        """The number of batches that the loop has got and no step has used."""
         return len(self._delivered)
 
     @property
     def free(self) -> Spans:
-        """The positions that may be drawn."""
+        """The positions of the stock that may be drawn now."""
         return minus(self.stock, union(self._stepped, *self._drawn, *self._delivered))
 
     def rest(self) -> None:
         """Called when a loop must end because no data is left for it but the batches that it has.
 
         Raises:
-            UsageError: an earlier loop has ended for the same batches.
+            UsageError: an earlier loop has ended for the same reason, and no step was made since.
         """
         if self.rested:
             mend = "call optimizer.step() after the loop, then loop again"
@@ -196,9 +202,9 @@ class Shard:
             self._stepped = union(self._stepped, spans)
 
     def say(self, sync_every: int) -> tuple[Spans, int]:
-        """What the node is told with a merge request: the positions of the steps since the last one, and how many
-        positions this peer wants to hold: those of two rounds. Outside of a loop it wants none, because others would
-        wait for the end of what it holds."""
+        """What the node is told with a merge request: (the positions that steps have used since the last request, the
+        number of positions that this peer wants to hold). A peer wants those of 2 · `sync_every` steps; outside of a
+        loop it wants none, because others may have to wait until it has used all that it holds."""
         spans, self._stepped = self._stepped, ()
         wants = 2 * max(1, sync_every) * max(self.batch_size, self.per_step)
         return spans, min(WANTS_MAX, wants) if self._looping else 0
@@ -226,7 +232,7 @@ class Shard:
 
 
 class ShardLoader:
-    """Yields this peer's batches. Each counts as used when an `optimizer.step()` has come after it."""
+    """Yields this peer's batches. A batch is used by the next `optimizer.step()`; with `ahead`, by a later one."""
 
     def __init__(self, shard: Shard, batch_size: int, ahead: int, arguments: Mapping[str, Any]) -> None:
         self._shard, self._ahead = shard, ahead
@@ -258,7 +264,8 @@ class _Drawn:
 
 
 class Alone:
-    """Gives all of a data set to the only peer, a part at a time, and counts what it has trained on."""
+    """Outside a run: gives all of a data set to the only peer, a part at a time, and counts the positions that the peer
+    has trained on."""
 
     def __init__(self, data: DataSet) -> None:
         self._data, self._next, self._used = data, 0, 0
@@ -286,7 +293,8 @@ def _positions(spans: Spans) -> Numbers:
 
 
 def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[DataSet, Dataset[Any]]:
-    """What the peers must agree on, and the data set itself. If only its length is given, its samples are numbers.
+    """Check the arguments of `Peer.shard`. Returns what the peers must agree on, and the data set itself. If `dataset`
+    is a number of samples, the samples are the numbers from 0.
 
     Raises:
         ConfigError, UsageError: an argument can't be used.

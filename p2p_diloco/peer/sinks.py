@@ -16,8 +16,8 @@ class Sink(Protocol):
     """Takes what one `peer.report` call reported."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """`step`: the run's step. `values`: `loss` and `held_out_loss`, as far as they were reported, `epoch`, and
-        `samples`: all that this trainer has reported since its start."""
+        """`step`: the run's step. `values`: `loss` and `held_out_loss`, each only if it was reported; `epoch`; and
+        `samples`, the sum of all samples that this trainer has reported since its start."""
 
 
 class Sinks:
@@ -38,5 +38,5 @@ class Sinks:
             try:
                 sink.write(step, known)
             except Exception:
-                log.warning("%s takes no more reports", type(sink).__name__, exc_info=True)
+                log.warning("%s failed, so it gets no more reports", type(sink).__name__, exc_info=True)
                 self.all.remove(sink)

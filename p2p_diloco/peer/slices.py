@@ -1,7 +1,7 @@
 """Slices of a data set that data nodes serve, and their samples, as training code sees them.
 
-Law: reads files only. The node fetches them: it is asked at its door (`node.door`), from any process and thread of the
-trainer. A slice that the node has since removed from its cache is asked for again.
+Law: reads files only. The node fetches them; any process and thread of the trainer may ask for them at the node's door
+(`node.door`). A slice that the node has since removed from its cache is asked for again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPEAT_S = 10.0
 OPEN_MAX = 2
 """Slices whose samples each process keeps in memory."""
 TRIES = 5
-"""How often a slice is asked for that is removed before it can be read."""
+"""How often to ask for a slice, if its file is removed each time before it can be read."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -49,11 +49,11 @@ class _Door:
         return _Door, (self._path, self._wait_s)
 
     def ask(self, kind: str, answer: str, **values: Any) -> Message:
-        """Ask the node, and wait for its answer. The reason of a wait is logged.
+        """Send the node a request, and wait for its answer. The reasons that the node gives for a wait are logged.
 
         Raises:
-            GaveUpWaiting: it did not come within `wait_timeout`. NodeDied: the node has ended. P2PDilocoError: the
-                node's own error.
+            GaveUpWaiting: the answer did not come within `wait_timeout`. NodeDied: the node has ended. P2PDilocoError:
+                the node's own error.
         """
         give_up_at, told, told_at, why = time.monotonic() + self._wait_s, "", 0.0, "the node does not answer"
         with self._alone():
@@ -76,14 +76,14 @@ class _Door:
                 raise NodeDied("the node has ended", mend="see its log above") from None
             except BaseException as error:
                 if not isinstance(error, P2PDilocoError):
-                    self._disconnect()  # its answer must not be taken for that to the next question
+                    self._disconnect()  # a late answer must not be read as the answer to the next request
                 raise
             self._disconnect()
         mend = "start a data node that serves it, or wait longer"
         raise GaveUpWaiting(f"is over: {why}", key="wait_timeout", value=f"{self._wait_s:g}", mend=mend)
 
     def tell(self, kind: str, **values: Any) -> None:
-        """Tell the node something that needs no answer. If it has ended, the next question says so."""
+        """Tell the node something that needs no answer. If the node has ended, the next `ask` raises the error."""
         with self._alone(), contextlib.suppress(ChannelClosed, NodeDied):
             self._connected().send({"kind": kind, **values})
 
@@ -110,7 +110,8 @@ class _Door:
 
 
 class Slices(Ordered):
-    """The slices of a data set: a sequence of paths. A file may be removed once others are read: open it at once."""
+    """The slices of a data set: a sequence of paths. A file may be removed when other slices are fetched, so open it at
+    once."""
 
     def __init__(self, door: _Door, name: str, manifest: Manifest) -> None:
         self._door, self.name, self.manifest = door, name, manifest
@@ -141,9 +142,9 @@ class Slices(Ordered):
 
 
 class Samples(Ordered):
-    """The samples of a data set's slices, one slice after another. In `peer.shard` the slices come in another order in
-    each epoch, and the samples of a slice, in another order, too, one after another: so each slice is fetched about
-    once an epoch by the swarm."""
+    """The samples of a data set's slices, one slice after another. In `peer.shard` each epoch takes the slices in
+    another order. Within a slice the samples come one after another, also in another order each epoch. So the swarm
+    fetches each slice about once an epoch."""
 
     def __init__(self, slices: Slices) -> None:
         self.slices, self.fingerprint = slices, slices.fingerprint
@@ -166,7 +167,7 @@ class Samples(Ordered):
         index = bisect_right(self._ends, sample)
         if (rows := self._open.pop(index, None)) is None:
             rows = self._read(index)
-        self._open[index] = rows  # now the last
+        self._open[index] = rows  # now the most recently used
         while len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
         return rows[sample - int(self._starts[index])]
@@ -194,7 +195,8 @@ class Samples(Ordered):
         return epochs, slices, rows
 
     def _turn(self, seed: str, epoch: int) -> tuple[Numbers, Numbers]:
-        """The order of the slices in an epoch, and where each one ends; [slices] both."""
+        """The order of the slices in an epoch, and the position in the epoch at which each of them ends; both
+        [slices]."""
         number = len(self.slices)
         turn = indices(f"{seed}/slices", number, epoch * number + np.arange(number, dtype=np.int64))
         return turn, np.cumsum(self._counts[turn])

@@ -1,4 +1,4 @@
-"""The data of one trainer: what the node is told with each merge request, and what it answers.
+"""The data of one trainer: what the node is told with each merge request, and what the node answers.
 
 Law: on the training thread. Nothing is decided here.
 """

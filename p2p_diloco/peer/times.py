@@ -24,7 +24,7 @@ class Times:
     """The times of one trainer since its start. The times of the last round are written into the shared memory."""
 
     def __init__(self, memory: SharedMemory, clock: Callable[[], float]) -> None:
-        """`clock` returns seconds since any moment."""
+        """`clock` returns the seconds since some fixed moment."""
         self._memory, self._clock = memory, clock
         self._ledger = Ledger(OF_TRAINING, clock)
         self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
@@ -49,8 +49,8 @@ class Times:
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
         """Divide the time for which training waited for an exchange among the parts. `waited_since`: the value of
-        `group_s` before the exchange, so the time is the increase since then. `stood`, `hidden`: the node's seconds by
-        part, while training stood still and while training went on. Returns the sum of `hidden`."""
+        `group_s` before the wait; the time to divide is the increase since then. `stood`, `hidden`: the node's seconds
+        by part, while training stood still and while training went on. Returns the sum of `hidden`."""
         self._ledger.split(GROUP, waited_since, stood)
         for part, seconds in hidden.items():
             self._hidden[part] += seconds

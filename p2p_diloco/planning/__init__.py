@@ -5,7 +5,7 @@ measurements.
 
     paper       the model of the DiLoCo papers and their published figures; only for checking
     exchange    the time and bytes of this package's exchange
-    memory      what a peer's host must hold
+    memory      the host memory that a peer needs
     forecast    a run's utilisation, hours and bytes, beside data-parallel training and one peer alone
-    advice      the H, fragments, codec and mode for a wanted utilisation, and what the settings risk
+    advice      the H, fragments, codec and pace for a wanted utilisation, and warnings about the settings
 """

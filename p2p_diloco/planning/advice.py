@@ -1,4 +1,4 @@
-"""What to change for a wanted utilisation, and what is known beforehand to train badly.
+"""What to change for a wanted utilisation, and which settings are known to train badly.
 
 Law: each piece of advice is computed from forecasts, or names what was measured (docs/results.md). Advice is sentences
 for people; the numbers in it are fields as well.
@@ -18,16 +18,16 @@ CODECS = (("bf16", None), ("int8", None), ("int4", None), ("int4", "int4"))
 """The codecs that are compared: (codec, reply_codec). 4 bits cost no more than 0.3 % of the loss in any measurement."""
 SYNC_EVERY_MAX = 2**50
 FRAGMENTS_MAX = 16
-"""More fragments are not tried: from `OVERLAP_MAX` on, overlap hides as much of H in all."""
+"""The most fragments that are tried. From `OVERLAP_MAX` on, the overlaps of a round can cover all of H, not more."""
 LIKE = 1.1
-"""Peers whose step times differ by less than this factor are alike."""
+"""Peers whose step times differ by at most this factor are alike."""
 HELPS = 1.02
-"""A peer holds the others back if they do this many times as much without it."""
+"""A peer holds the others back if they do at least this many times as much without it as with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
-    """What a codec would change."""
+    """What the run would be with other codecs. `exchange_s`: seconds of a round's exchanges, hidden or not."""
 
     codec: str
     reply_codec: str
@@ -40,12 +40,12 @@ class CodecChoice:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A peer without which the others would do more. `gain`: how many times as much."""
+    """A peer without which the others would do more: `gain` times as much. `peer`: its number among the machines."""
 
     peer: int
     gain: float
     by_link: bool
-    """Whether its link is the reason, or else its speed."""
+    """True: its link is the reason; False: its speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,13 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All advice for a forecast. `sync_every`: the smallest H that reaches the utilisation, all else unchanged."""
+    """All advice for a forecast. `wanted`: the wanted utilisation; `sync_every`: the smallest H that reaches it, if all
+    other settings stay."""
 
     wanted: float
     sync_every: int
     sync_every_most: int | None
-    """The greatest H with which the tokens make enough rounds; None: the tokens are unknown."""
+    """The greatest H with which the tokens to train on make enough rounds; None: their number is unknown."""
     streaming: Streaming
     codecs: tuple[CodecChoice, ...]
     held_back: HeldBack | None
@@ -75,7 +76,7 @@ class Advice:
 
 
 def advise(forecast: Forecast, wanted: float, tokens: float | None) -> Advice:
-    """All advice. `tokens`: how many are to be trained on; None: unknown."""
+    """All advice. `wanted`: the wanted utilisation; `tokens`: how many all peers together train on; None: unknown."""
     codecs = tuple(_choice(forecast, wanted, codec, reply) for codec, reply in CODECS)
     slow, fast = max(m.step_s for m in forecast.machines), min(m.step_s for m in forecast.machines)
     return Advice(
@@ -91,8 +92,8 @@ def advise(forecast: Forecast, wanted: float, tokens: float | None) -> Advice:
 
 
 def smallest_sync_every(forecast: Forecast, wanted: float) -> int:
-    """The smallest H, a multiple of the fragments, that reaches the utilisation. A longer H does not change what an
-    exchange takes, so it follows from the stall: H ≥ stall · u / (1 − u) / step."""
+    """The smallest H, a multiple of the fragments, that reaches the utilisation u, `wanted`. A round's stall doesn't
+    depend on H, so H follows from it: H ≥ stall · u / (1 − u) / step. No fragment has fewer than `overlap_steps`."""
     fragments = forecast.run.num_fragments
     at_least = max(1, forecast.run.overlap_steps)
     needed = wanted / (1 - wanted) * forecast.stall_s / forecast.pace_s
@@ -100,15 +101,15 @@ def smallest_sync_every(forecast: Forecast, wanted: float) -> int:
 
 
 def greatest_sync_every(forecast: Forecast, tokens: float) -> int:
-    """The greatest H with which so many tokens make enough rounds."""
+    """The greatest H with which this many tokens make enough rounds: `RunConfig.rounds_wanted`."""
     of_a_step = forecast.units / forecast.run.sync_every
     return max(1, math.floor(tokens / of_a_step / forecast.run.rounds_wanted + 1e-9))
 
 
 def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
-    """The smallest number of fragments, and for it the shortest overlap of at most a quarter of H, that reach the
-    utilisation with the present H. If none do: the smallest H at which `OVERLAP_MAX` fragments, one of which is always
-    under way, do."""
+    """The smallest number of fragments that reaches the utilisation with the present H and an overlap of at most a
+    quarter of H, and the shortest such overlap. If no number does: `OVERLAP_MAX` fragments, whose overlaps can cover
+    all of H, and the smallest H with which they do."""
     steps, whole = forecast.run.sync_every, forecast.params
     for fragments in (n for n in range(1, min(steps, whole, FRAGMENTS_MAX) + 1) if steps % n == 0):
         if (found := _streaming(forecast, wanted, steps, fragments)) is not None:
@@ -122,7 +123,7 @@ def smallest_streaming(forecast: Forecast, wanted: float) -> Streaming:
 
 
 def _streaming(forecast: Forecast, wanted: float, steps: int, fragments: int) -> Streaming | None:
-    """The shortest overlap that reaches the utilisation with this H and so many fragments; None: none does."""
+    """The shortest overlap that reaches the utilisation with H = `steps` and these fragments; None: none does."""
     plain = {"overlap_steps": 0, "merge": "mix", "merge_alpha": None}
     waits = forecast.changed(sync_every=steps, num_fragments=fragments, **plain)
     open_s = waits.training_s * (1 - wanted) / wanted / fragments - waits.exchange.own_s
@@ -133,8 +134,8 @@ def _streaming(forecast: Forecast, wanted: float, steps: int, fragments: int) ->
 
 
 def held_back(forecast: Forecast) -> HeldBack | None:
-    """The peer without which the others would do most, if that is clearly more than all do together: of the slowest
-    link, the slowest machine and the most distant one."""
+    """Of the peer on the slowest link, the slowest peer and the most distant one: that without which the others would
+    do most. None if they would do less than `HELPS` times as much, or if there are fewer than three peers."""
     if forecast.peers < 3:
         return None
     now, each = forecast.course.units_per_second, forecast.machines
@@ -151,7 +152,7 @@ def held_back(forecast: Forecast) -> HeldBack | None:
 
 
 def _rate(forecast: Forecast, peer: int, **better: float) -> float:
-    """How much is done if one peer had a better link or speed."""
+    """The run's units a second if the peer number `peer` had the values `better` (a link or a speed)."""
     machines = list(forecast.machines)
     machines[peer] = replace(machines[peer], **better)
     return replace(forecast, machines=machines).course.units_per_second

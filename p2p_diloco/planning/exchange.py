@@ -13,8 +13,8 @@ has happened for every peer, with r_i the round trip time to the most distant ot
     its last commit comes    (1 − s_i) P / b_i · u + r_i + the last shard of each other aggregator, received at b_i
     its node is done         NODE_S bytes sent + encoding + r_i / 2
 Commits of early shards travel while later contributions do, so half of the round trip is hidden, unless a peer
-aggregates nothing. TCP shares a link unevenly among K − 1 connections, and the exchange waits for the last of them: u.
-`net.pacing` evens them out once it has measured the link, which takes some seconds.
+aggregates nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
+for the slowest of them. `net.pacing` evens them out once it has measured the link, which takes some seconds.
 
 SHARD_S for each shard, and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands still)
 are added. Not modelled: lost packets, processors that several peers share, TCP's start on new connections, copies to
@@ -42,21 +42,21 @@ WIRE_BYTES: Mapping[str, float] = {
 }
 """Bytes of a parameter on the wire, by codec."""
 ENCODE_S: Mapping[str, float] = {"fp16": 0.4e-9, "int8": 5.3e-9, "int4": 6.6e-9, "e3m0": 10.0e-9, "topk": 14.2e-9}
-"""Processor seconds to encode a parameter and to keep the error (docs/measurements.md); the others take none."""
+"""Processor seconds to encode a parameter and to keep its error (docs/measurements.md). Other codecs take none."""
 FEEDS_BACK = ("int8", "int4", "e3m0", "topk")
-"""Codecs whose error the sender keeps. Means go in bf16 then, unless `reply_codec` is set."""
+"""Codecs whose error the sender keeps. With them, means are sent in bf16 unless `reply_codec` is set."""
 HEADERS = 1514 / 1448 * 1.02
 """Bytes on an Ethernet link for each byte of a TCP payload. The links are full in both directions, so 2 % (fitted) go
 to acknowledgements of what comes the other way."""
 NODE_S = 5.0e-9
 """The node's processor seconds for each byte that it sends: 4.7 to 5.7 s a GB were measured."""
 SHARD_S = 1e-3
-"""Seconds for each shard: 1 to 2 ms of processor time were measured, and a part of that is hidden."""
+"""Seconds for each shard: 1 to 2 ms of processor time were measured, a part of which is hidden."""
 OWN_S = 2.3e-9
-"""Seconds for each parameter: a pseudo-gradient of 25 million took 0.030 s and its merge 0.027."""
+"""Seconds for each parameter: for 25 million parameters the pseudo-gradient took 0.030 s, and the merge 0.027 s."""
 UNEVEN, PACED = 0.3, 0.015
-"""u is 1 + UNEVEN (1 − 2 / K) before the links are measured, 1 + PACED (K − 2) after. Both are fitted to measured
-rounds."""
+"""u is 1 + UNEVEN (1 − 2 / K) while the links are not measured, and 1 + PACED (K − 2) afterwards. Both numbers are
+fitted to measured rounds."""
 PACED_AFTER_S, PACED_BELOW = 1.5, float(2**25)
 """Links are measured in exchanges of PACED_AFTER_S (K − 1) seconds and more (fitted), and only up to PACED_BELOW bytes
 a second (`net.pacing.SLOW`)."""
@@ -64,8 +64,8 @@ a second (`net.pacing.SLOW`)."""
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A peer: its link in bytes a second, of the slower direction; its distance in seconds, so that the round trip
-    between two peers is the mean of theirs; seconds of an inner step."""
+    """A peer's machine. `link`: bytes a second in the slower direction; `latency_s`: seconds, such that the round trip
+    time between two peers is the mean of their two values; `step_s`: seconds of an inner step."""
 
     link: float
     latency_s: float = 0.0
@@ -73,14 +73,14 @@ class Machine:
 
 
 class Codecs(NamedTuple):
-    """How contributions and means are written on the wire."""
+    """The codecs of contributions (`codec`) and of means (`reply`)."""
 
     codec: str = "bf16"
     reply: str = "bf16"
 
     @classmethod
     def of(cls, codec: str, reply: str | None = None) -> Codecs:
-        """With the reply codec that a run uses if none is set."""
+        """The codecs of a run with these settings. `reply` None: the codec that a run uses if no reply_codec is set."""
         return cls(codec, reply or ("bf16" if codec in FEEDS_BACK else codec))
 
     @property
@@ -95,19 +95,19 @@ class Exchange:
 
     codecs: Codecs
     shards: int
-    """S, by the rule of docs/math.md."""
+    """S: how many shards the fragment has, by the rule of docs/math.md."""
     shares: tuple[float, ...]
-    """s_i: each peer's part of the aggregation at most, in whole shards."""
+    """s_i: the part of the shards that each peer aggregates, rounded up to whole shards."""
     sent: tuple[float, ...]
     received: tuple[float, ...]
     mean_sent: float
-    """In the mean over the peers. Shards are whole, so the busiest may send a little more."""
+    """The bytes sent by a peer, in the mean over all peers. Shards are whole, so the busiest may send a little more."""
     ends: tuple[float, ...]
-    """When each peer's part is done, in seconds."""
+    """When each peer's part of the exchange is done, in seconds since its beginning."""
     hideable_s: float
-    """The part of its time that overlap can hide behind training."""
+    """Seconds of the exchange that overlap can hide behind training."""
     own_s: float
-    """The part in which training always stands still: pseudo-gradient and merge."""
+    """Seconds of the exchange in which training always stands still: pseudo-gradient and merge."""
 
     @property
     def seconds(self) -> float:
@@ -116,7 +116,7 @@ class Exchange:
 
 
 def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: Codecs) -> Exchange:
-    """The exchange of a fragment of average length of a model."""
+    """The exchange of one of `fragments` equally long fragments of a model with `params` parameters."""
     numel, peers = -(-params // fragments), len(machines)
     shards = spread(numel, 1 + max(0, SHARDS_MAX - fragments) // fragments)
     links = {f"{number:04}": machine.link for number, machine in enumerate(machines)}
@@ -150,9 +150,9 @@ def round_trips(machines: Sequence[Machine]) -> list[float]:
 
 
 def data_parallel(params: int, machines: Sequence[Machine], width: float) -> tuple[float, float]:
-    """Bytes that a peer sends in an all-reduce of the gradients, `width` bytes each, and its seconds. It is a ring, the
-    least that any all-reduce sends (Patarasuk and Yuan 2009); the slowest link sets its pace, and its 2 (K − 1)
-    exchanges of a part follow one another, half a round trip each."""
+    """The bytes that a peer sends in an all-reduce of the gradients (`width` bytes each), and the seconds that this
+    takes. It is a ring all-reduce: no other sends less (Patarasuk and Yuan 2009). The slowest link sets its pace. Its
+    2 (K − 1) transfers follow one another, and each takes half a round trip between the two most distant peers."""
     peers = len(machines)
     if peers < 2:
         return 0.0, 0.0

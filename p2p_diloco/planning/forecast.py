@@ -6,9 +6,10 @@ pace="time" the fastest makes H and the others as many as they can meanwhile.
 
     utilisation = training / (training + stall)
 
-is that of the peer that sets the time: what waiting for the exchange leaves of it. Data-parallel training (the same
-number of tokens of each peer in a step, gradients in bf16) may exchange during its backward pass, two thirds of a step,
-without stalls; bytes over the slowest link, ring all-reduce. That is kind to it: no bucket is late by itself.
+is the utilisation of the peer that sets the time: it stands still only for exchanges. In data-parallel training every
+peer trains on the same number of tokens in a step, and a ring all-reduce over the slowest link averages gradients in
+bf16. All of it that fits into the backward pass, two thirds of a step, is taken as hidden. That is in favour of
+data-parallel training, in which single buckets of gradients can be late.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How one way of training goes on. A unit is a token, or an inner step of one peer if tokens are unknown."""
+    """What one way of training achieves. A unit is a token, or an inner step of one peer if tokens are unknown. The
+    units of all peers are counted together."""
 
     units_per_second: float
     sent_per_unit: float
-    """Bytes that a peer sends for each unit of the whole."""
+    """Bytes that one peer sends for each unit that all peers together train on."""
     utilisation: float
 
     def seconds(self, units: float) -> float:
-        """How long so many units take."""
+        """The seconds that training on this many tokens or steps (`units`) takes."""
         return units / self.units_per_second
 
     def sent(self, units: float) -> float:
-        """Bytes that a peer sends meanwhile."""
+        """The bytes that one peer sends while all peers train on this many tokens or steps (`units`)."""
         return units * self.sent_per_unit
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run of `params` trained parameters on these machines. `tokens_per_step`: of one peer's inner step; None: steps
-    are counted instead."""
+    """A run of `params` trained parameters on these machines. `tokens_per_step`: the tokens of one peer's inner step;
+    None: inner steps are counted instead of tokens."""
 
     params: int
     machines: Sequence[Machine]
@@ -73,7 +75,7 @@ class Forecast:
 
     @cached_property
     def training_s(self) -> float:
-        """Seconds of inner steps in a round."""
+        """Seconds of inner steps in a round, of the peer that sets the time."""
         slowest = max(machine.step_s for machine in self.machines)
         return max(self.run.sync_every * self.pace_s, self.run.num_fragments * slowest)
 
@@ -146,18 +148,18 @@ class Forecast:
         return 1.0 if self.tokens_per_step is None else self.tokens_per_step
 
     def changed(self, **settings: object) -> Forecast:
-        """The same with other settings of the run.
+        """The same forecast with other settings of the run.
 
         Raises:
-            ConfigError: they don't fit together.
+            ConfigError: the settings don't fit together.
         """
         return replace(self, run=RunConfig(**{**self.run.model_dump(), **settings}))
 
     def on_links(self, slowest: float) -> Forecast:
-        """The same with all links faster or slower by one factor, the slowest of them `slowest` bytes a second."""
+        """The same forecast with all links scaled by one factor, so that the slowest has `slowest` bytes a second."""
         factor = slowest / min(machine.link for machine in self.machines)
         return replace(self, machines=[replace(machine, link=factor * machine.link) for machine in self.machines])
 
     def without(self, number: int) -> Forecast:
-        """The same without one of the peers."""
+        """The same forecast without the peer of this number."""
         return replace(self, machines=[*self.machines[:number], *self.machines[number + 1 :]])

@@ -1,4 +1,4 @@
-"""What a peer's host must hold beside activations.
+"""The host memory that a peer needs, without activations.
 
 Law: figures of docs/operations.md and docs/performance.md, which were measured; `doctor` uses the same.
 """
@@ -18,14 +18,14 @@ SMALL_MORE = 2
 PER_PARAMETER = 12
 """Bytes of host memory for each parameter, at the peak of a round: bf16, SGD, two peers."""
 PER_PEER, PEERS_MOST = 0.45, 3.0
-"""Bytes of a parameter for each peer beyond two: 0.7 were measured with four peers, 2.6 with eight; and the most for
-all, because collected contributions and kept commits are limited."""
+"""Further bytes for each parameter: `PER_PEER` for each peer beyond two (0.7 in all were measured with four peers, 2.6
+with eight), `PEERS_MOST` at most in all, because collected contributions and kept commits are limited."""
 TRAINER = 16
-"""Bytes of a parameter in the trainer: fp32 values and gradients, and AdamW's two moments."""
+"""Bytes for each parameter in the trainer: fp32 values and gradients, and AdamW's two moments."""
 
 
 class Memory(NamedTuple):
-    """Bytes. The node's includes what it shares with the trainer: θ, momentum and the pseudo-gradient."""
+    """The bytes of a peer's two processes. Memory that they share (θ, the pseudo-gradient) counts as the node's."""
 
     trainer: float
     node: float

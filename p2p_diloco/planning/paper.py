@@ -12,7 +12,8 @@ pass of the step that sends them and follow one another on the link. They must h
 Data-parallel training and DiLoCo have one bucket for each layer, streaming DiLoCo has 12 for each fragment. A published
 value is the first of 50 bandwidths, from 0.1 to 1000 Gbit/s in equal ratios, that reaches the utilisation.
 
-The published values fit if 0.80 of the payload is sent. The papers don't explain this factor; nothing else uses it.
+The published values fit if only the fraction 0.80 of the payload is sent. The papers don't explain this factor. Only
+this model uses it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ TOLERANCE = 1
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is trained. `steps`: inner steps from one transfer to the next; `parts`: how many transfers the
-    model's parameters are divided into."""
+    """How a model is trained. `step_s`: T; `steps`: inner steps from one transfer to the next; `buckets`: K, of one
+    transfer; `bits`: of a parameter; `parts`: how many transfers the model is divided into; `overlap`: τ."""
 
     params: float
     step_s: float
@@ -45,7 +46,7 @@ class Setting:
     overlap: int = 0
 
     def utilisation(self, gbit: float) -> float:
-        """The share of time that is compute if the link carries `gbit` Gbit/s."""
+        """The utilisation if the link carries `gbit` Gbit/s."""
         each_s = PAYLOAD_FACTOR * self.bits * self.params / self.parts / self.buckets / (gbit * 1e9)
         finished = 0.0
         for bucket in range(1, self.buckets + 1):
@@ -147,8 +148,9 @@ def _nearest(gbit: float) -> int:
 
 
 class GuideRow(NamedTuple):
-    """A row of the reference guide, as text: bf16, 1 Gbit/s, H = 500 steps of a second, no overhead at all. A window is
-    the time between two fragments. Seconds and per cent."""
+    """A row of a reference guide's two tables, with its figures as text: bf16, 1 Gbit/s, H = 500 steps of 1 s, no
+    overhead. `transfer`: seconds to send the model; `utilisation`: per cent; `fragment`: seconds to send one fragment;
+    `window`: seconds between two fragments."""
 
     name: str
     params: float

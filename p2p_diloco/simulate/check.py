@@ -27,7 +27,7 @@ from .world import World
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 IDLE_S = 8.0
 """At the end all trainers stop. The world then runs for `SETTLE_S`, and at least this long after the last trainer has
-become idle, because until then a round waits for it."""
+become idle, because a round waits for a trainer until it is idle."""
 HOSTILE_S = 150.0
 """`CHAOS_S` for worlds with a hostile member: several times the longest wait that such a member may cause."""
 RESUMED_S = 15.0
@@ -345,7 +345,7 @@ def check(world: World) -> Outcome:
         idle = world.rules.idle_after(world.settings.step_times[1])
         world.run(world.now + max(SETTLE_S + slow, idle + IDLE_S + LAGS * world.settings.state_lag))
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
-        if world.data is None or not any(world.data.ended(p) for p in world.alive.values()):  # then no commit looks
+        if world.data is None or not any(world.data.ended(p) for p in world.alive.values()):  # no commit looks
             intact(world)
         revised(world, asked)
         if world.settings.deaths_at_once is not None or world.settings.hostile:

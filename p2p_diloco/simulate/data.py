@@ -36,9 +36,10 @@ PER_STEP = 3
 
 @dataclass(slots=True)
 class Supply:
-    """What one trainer knows of its data. stock: the positions that it may use next. asks: whether it exchanges at
-    once, to get data. waits: seconds between two exchanges that bring no data. until: when the next such exchange may
-    be. seen: the tables after the last one."""
+    """What one trainer knows of its data. use: its pending positions, and those that it sent. stock: the positions that
+    it may use next. complete: whether all positions are used. asks: whether it exchanges at once, to get data. waits:
+    seconds between two exchanges that bring no data. until: when the next such exchange may be. seen: the tables after
+    its last exchange."""
 
     use: DataUse
     stock: Spans = ()
@@ -145,12 +146,12 @@ class Data:
         self.seen[process.name] = steps, seen
         table = leases.of(tables, self.set.name)
         said = () if table is None else leases.used(table)
-        require(seen == _mask(said), "t", f"{process.name}: the table says that {said} are used, not so θ")
+        require(seen == _mask(said), "t", f"{process.name}: the table lists {said} as used, but not so θ")
         parts = 0 if table is None else length(e.span for e in (*table.leases, *table.freed))
         require(table is None or length(said) + parts == table.next, "u", f"{process.name}: a position is in two parts")
 
     def reach(self) -> int:
-        """Return the first position that no peer has had yet, in the newest state of any peer."""
+        """Return the first position that no peer has been given yet, by the newest state that a live peer holds."""
         return max((table.next for table in self._newest()), default=0)
 
     def used_up_to(self, position: int) -> bool:

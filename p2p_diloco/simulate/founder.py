@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STOPS = 0.3
 """The share of founders whose revisions also end the run, after 1 to 12 epochs or at the next commit."""
 RECORDED_S = 20.0
-"""How long the record of a revision lives unless a peer renews it."""
+"""Seconds for which the DHT keeps the record of a revision, unless a peer renews it."""
 
 
 class Founder:
@@ -29,7 +29,7 @@ class Founder:
         """Schedule requests for revisions at random times in the next ``within`` seconds."""
         asks, settings = Random(f"revisions {self.world.seed}"), self.world.settings
         others = Random(f"other revisions {self.world.seed}")
-        stop = others.randint(1, 12) if others.random() < STOPS else None  # the same in all, as nothing moves it away
+        stop = others.randint(1, 12) if others.random() < STOPS else None  # the same in all: none may move it away
         for number in range(1, settings.revisions + 1):
             # now and then two revisions have the same number, as if the asker had not seen the first one
             number -= number > 1 and asks.random() < 0.2

@@ -1,10 +1,10 @@
-"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent. All others may
-expel it instead; it then goes on sending, without any effect.
+"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent. In some runs
+all others expel it instead; it then goes on sending, without any effect.
 
 Law: it knows all that a member can know, and keeps to the limits that the node checks before a message reaches the
 core. It does not do two things that the core alone can't detect. It does not answer a question with a lineage of its
 own (a higher model version, with states for it). And its commits do not list a contribution that their mean leaves out,
-except with numbers that make the commit wrong.
+except with numbers that make the commit invalid.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Hostile:
         self.misleads = rng.random() < 0.3  # whether it answers contributions with the name of another aggregator
         self.confirms = rng.random() < 0.5  # whether it says that it holds the commits that it is sent
         self.silent = False  # whether it has fallen silent or was expelled
-        self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # how it ends
+        self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # at the end; else it falls silent
         self.forged = set[str]()  # digests that it made up
         self.sequence = 0
         self.incarnation = rng.choice([1, 1 << 40, 2**62])
@@ -131,7 +131,7 @@ class Hostile:
             case TakeOver(term=term) | Outdated(term=term):
                 numbers = [(term, HUGE)]
             case Probe(summary) | ProbeAck(summary):
-                require(not summary.unlike, "q", "a peer takes itself for unlike the others")
+                require(not summary.unlike, "q", "a peer believes its machine to be unlike the others")
                 numbers = [(summary.incarnation, INCARNATION_MAX)]
             case _:
                 return
@@ -191,7 +191,7 @@ class Hostile:
         return False
 
     def _message(self, process: Process, shard: int, tactic: str) -> Message | None:
-        """Make up a message, with true parts from one peer."""
+        """Make up a message of this tactic from what ``process`` holds of a shard; None: send nothing now."""
         rng, state = self.rng, process.replica.state(shard)
         version = self._near(state.version)
         somebody = rng.choice([self.name, *self.world.names])
@@ -240,7 +240,7 @@ class Hostile:
         return Leave(self.incarnation) if rng.random() < 0.1 else None
 
     def _claim(self, process: Process, shard: int) -> TakeOver:
-        """Claim the next term that the plan gives this member, by what the peer knows."""
+        """Claim the next term that this member may have, as ``process`` knows the shard."""
         log = process.replica.logs.look_at(shard)
         return TakeOver(shard, process.replica.state(shard).version, log.lead.next_term_of(self.name))
 
@@ -266,7 +266,7 @@ class Hostile:
         return Plan(tuple(self.rng.sample(names, self.rng.randint(0, len(names)))), (somebody, self.name))
 
     def _near(self, version: Version) -> Version:
-        """Return the version itself, or a made-up one near it."""
+        """Return ``version`` itself, or a made-up one near it."""
         rng = self.rng
         if rng.random() < 0.6:
             return version
@@ -279,7 +279,7 @@ class Hostile:
         return digest
 
     def _summary(self, process: Process) -> Summary:
-        """Return a Summary that may lie about all but the model."""
+        """Return a Summary that may lie, but claims no greater model than ``process`` has."""
         rng, mine = self.rng, process.replica.roster.mine
         if self.delays:
             return Summary(self.incarnation, "worker", True, mine.model, mine.epochs, False, 100.0, speed=1.0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .world import World
 
 EXCHANGES_TOLD = 2
-"""A merge may tell a trainer of so many exchanges: of the last one, and of the one whose progress that carried."""
+"""The most exchanges that one merge reports as counted: the last one, and the one whose progress it carried on."""
 LAG_MOST = 1.3
 """The longest transfer of a state takes this many times as long as the usual one (`World.send`)."""
 
@@ -35,7 +35,7 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
     its trainer stand still for long (r)."""
     model = process.replica.roster.mine.model
     if model < process.best:
-        raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
+        raise Violation(f"(b) the model version of {process.name} went back from {process.best} to {model}")
     process.best = model
     known = process.replica.roster.mine.revision
     if known < process.known:
@@ -83,8 +83,8 @@ def advanced(world: World, process: Process, shard: int) -> None:
 
 
 def obeys(world: World, process: Process, work: Average) -> None:
-    """Check a commit that counts contributions: the run must not have ended by the revision of the commit's base, and
-    the commit must count as many contributions as its own revision requires (invariant h)."""
+    """Check a commit that counts contributions: the run must not have ended with the state that the commit is made on,
+    and the commit must count as many contributions as its own revision requires (invariant h)."""
     log, count = process.replica.logs.look_at(work.shard), len(work.contributions)
     if log.state is None or not count:
         return
@@ -119,7 +119,7 @@ def _bury(world: World, process: Process) -> None:
             continue
         excused = any(max(p.born, p.frozen_until, p.woke) > lately for p in (process, other))
         excused = excused or world.ways.apart_at(process.name, peer) > lately
-        require(excused, "p", f"{process.name} counts {peer} as dead, but it lives and has a way to it")
+        require(excused, "p", f"{process.name} counts {peer} as dead, but it lives and can be reached")
     process.buried = dead
 
 
@@ -142,8 +142,8 @@ def elects(world: World, process: Process, work: Average) -> None:
 
 
 def stays_level(world: World, process: Process, work: Average) -> None:
-    """Check that a synchronous outer step leads its shard no more than one epoch ahead of any other shard of the
-    fragment for which the run goes on, as the step's author holds them (invariant w)."""
+    """Check that a synchronous outer step takes its shard at most one epoch ahead of the fragment's other shards, as
+    the step's author holds them (invariant w). Shards for which the run has ended do not matter."""
     if world.rules.asynchronous or not work.contributions:
         return
     logs = process.replica.logs
@@ -188,7 +188,8 @@ def never_still(world: World) -> None:
 
 def never_passed(world: World) -> None:
     """Check at the end of an asynchronous run that no round went on without a live peer (invariant s). Called only for
-    runs without cuts. A peer that must fetch a state first, slowly, may confirm too late."""
+    runs without cuts. If states take long to arrive, nothing is checked: a peer that must fetch one may confirm
+    late."""
     quick = 2 * LAG_MOST * world.settings.state_lag < world.rules.confirms_within
     require(not quick or not world.happened["note passed"], "s", "a round went on without a live peer")
 
@@ -243,9 +244,10 @@ def newest(world: World, shard: int) -> Process:
 
 def relied_upon(world: World) -> None:
     """Check at the end that every inner step that was reported to a trainer as counted is still counted (invariant g).
-    Called only for runs in which no more peers fail at a time than the settings allow, or with a hostile member. That
-    one can send a commit to some peers only. The lineages that come of it lose for each peer that joins the other one
-    what it was told last. A version that died before it was confirmed was told to trainers that died with it only."""
+    Called only for runs in which no more peers fail at a time than the settings allow, or with a hostile member. A
+    hostile member can split the honest peers by a commit that it sends to some of them only: each peer that then joins
+    the other lineage may lose the steps that its last merge reported. Steps of a version that died unconfirmed are
+    excused: the trainers that were told of them died, too."""
     # a contribution to a shard has the steps since the last one to its fragment, and the fragments take turns
     told_last = EXCHANGES_TOLD * world.rules.sync_every if world.settings.hostile else 0
     for shard, steps in enumerate(world.trainers.answered):

@@ -1,5 +1,6 @@
-"""Which peers are counted, checked in every synchronous run: (l) no working peer goes uncounted for long, (m) no peer
-takes an outer step alone.
+"""Which peers are counted. Checked in every synchronous run: (l) no working peer goes uncounted for long; (m) each
+outer step counts at least half of the working peers, and two if several work. In asynchronous runs: (l) each submission
+gets an answer.
 
 Law: this module sees what trainers send and merge and what aggregators average, and changes nothing. It judges only
 what happens after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and
@@ -38,7 +39,7 @@ KNOWN_S = 3.0
 @dataclass(slots=True)
 class Exchange:
     """One contribution of a trainer: when it was sent, for which shards, and its number among the trainer's
-    contributions to this fragment. first: when the first contribution to the same versions was sent."""
+    contributions to this fragment. first: when any trainer first sent a contribution on one of the same versions."""
 
     sent: float
     shards: tuple[int, ...]
@@ -120,8 +121,8 @@ class Membership:
 
     def averages(self, process: Process, work: Average) -> None:
         """Check that an outer step counts at least half of the working peers, and at least two peers if several work
-        (invariant m). A peer that has missed several rounds in a row does not count as working. Nor does one that
-        another shard of the fragment has left out at this epoch for that reason, because it is then left out of all."""
+        (invariant m). A peer that has missed several rounds in a row does not count as working. Nor does a
+        peer that another shard of the fragment left out at this epoch for that reason: all shards then leave it out."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -176,7 +177,7 @@ class Membership:
         exchange = self._life(process).open
         if exchange is not None and process.blocked and not process.released:
             lasts = self.world.now - max(exchange.sent, self.quiet_from)
-            require(lasts < limit, "l", f"{name} waits for an answer to its submission since {lasts:.1f} s")
+            require(lasts < limit, "l", f"{name} has waited for an answer to its submission for {lasts:.1f} s")
 
     def _life(self, process: Process) -> Attended:
         """Return the record of this process."""

@@ -15,7 +15,7 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 
 
 class Violation(AssertionError):
-    """An invariant was broken."""
+    """An invariant was broken. Its letter is that of docs/testing.md."""
 
 
 def require(holds: bool, law: str, what: str) -> None:
@@ -78,7 +78,7 @@ class Store:
         return digest
 
     def accept(self, shard: int, digest: str) -> None:
-        """Make a proposal the shard's present state, and discard its other proposals."""
+        """Replace the shard's present state with the proposal of this digest, and discard its other proposals."""
         self.present[shard] = self.proposals[shard, digest]
         self.proposals = {key: t for key, t in self.proposals.items() if key[0] != shard}
 
@@ -129,7 +129,7 @@ class Trainer:
         self.base[s], self.local[s] = new, new | progress
 
     def afresh(self) -> None:
-        """Drop all local progress, as a merge does that loads all global values."""
+        """Drop all local progress: replace the local values by the global ones that were merged last."""
         for s in range(self.shards):
             self.dropped[s] |= self.pending(s)
             self.local[s], self.delta[s] = self.base[s], 0

@@ -35,9 +35,9 @@ class Process:
         self.training = self.changed = False
         # blocked: an exchange is not merged yet; released: that exchange is over, so its result can be merged
         self.blocked = self.released = False
-        self.interval = world.settings.interval  # inner steps between contributions, by the merged state
+        self.interval = world.settings.interval  # inner steps between contributions, as the merged state says
         self.flown = 0  # inner steps since the last contribution
-        self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
+        self.waiting_for: dict[str, float] = {}  # peer that can't contribute → since when a round here waits for it
         self.best = ModelVersion()  # the highest model version so far
         self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here

@@ -49,8 +49,8 @@ class Settings:
     forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
     state_lag: float = 0.0  # usual transfer time of a State, in addition to the delay of any message
     revisions: int = 0  # how often the founder asks for other settings, at random times before the faults end
-    revised_min_peers: int = 1  # the highest min_peers that it asks for
-    # whether peers that know a revision renew its record; otherwise only the founder writes it, or dies before
+    revised_min_peers: int = 1  # the highest min_peers that the founder asks for
+    # whether peers that know a revision renew its record; otherwise only the founder writes it, unless it dies first
     record_kept: bool = True
     round_timeout: float = 12.0
     pause_timeout: float = 6.0

@@ -24,11 +24,12 @@ LOSSES = 3
 def limit(settings: Settings) -> float:
     """Return the longest time, in seconds, that a hostile member may make a trainer stand still.
 
-    First ``commits_within``: the member holds the term, has the contribution, and does not commit. Each peer measures
-    this wait for itself, from its own contribution. Then the peer that others take for the aggregator waits as long in
-    their place, claims the term, and waits for the member's promise. By now the round has lasted so long that the
-    member may take the term once more: ``commits_within`` again. A quorum also needs other peers' contributions: they
-    finish an interval of steps, or pause; in asynchronous mode a commit waits for the grace.
+    These waits follow each other. ``commits_within``: the member holds the term, has the contribution, and does not
+    commit; each peer measures this from its own contribution. ``commits_within`` again: the others now wait for a peer
+    that they believe to be the aggregator, and this peer waits for the member. Then it claims the term.
+    ``promises_within``: it waits for the member's promise. ``commits_within`` a third time: the round has now lasted so
+    long that the member may take the term once more. A quorum also needs other peers' contributions: they finish an
+    interval of steps, or pause; in asynchronous mode a commit waits for the grace.
     """
     rules = settings.rules()
     others = settings.interval * settings.step_times[1] + rules.pause_timeout + rules.async_grace

@@ -126,8 +126,8 @@ class Trainers:
             world.at(seconds, lambda: self._resume(process, arrives))
 
     def _resume(self, process: Process, after: float) -> None:
-        """End a pause. The node hears of its end after ``after``, when it heard of its beginning: healing may have
-        ended a freeze that held the first message up."""
+        """End a pause. ``after``: when the node hears that the pause has begun, which a freeze may delay. The node
+        hears of the end no earlier, even if healing has ended that freeze since."""
         world = self.world
         if world.alive.get(process.name) is process:
             world.membership.resumes(process)

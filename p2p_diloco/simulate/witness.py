@@ -58,7 +58,7 @@ class Witness:
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
         """Check the submissions that an outer step counts: their bases (invariant i) and their number (invariant j).
-        The step leads to ``digest``."""
+        ``digest``: the digest to which the step leads."""
         if not self.rules.asynchronous:
             return
         self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may make a fork
@@ -127,9 +127,9 @@ class Witness:
         )
 
     def _died_unconfirmed(self, shard: int, version: Version, alive: Collection[Process]) -> bool:
-        """Whether every peer that held a version is dead, and its author died before all successors held it, or made
-        it when all successors were dead or frozen, or when there were none. Then no live peer knows of it, no live
-        trainer was told that it counts, and the next commit makes another version of its epoch."""
+        """Whether every peer that held a version is dead and the version was never confirmed: its author died before
+        all successors held it, or made it when no successor was live and awake. Then no live peer knows of the version,
+        no live trainer was told that it counts, and the next commit makes another version of its epoch."""
         key = shard, version.digest
         confirmed = key not in self.alone and self.authors.get(key) in {holder.name for holder in self.holders[key]}
         return not confirmed and not any(holder in alive for holder in self.holders[key])

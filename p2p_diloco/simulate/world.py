@@ -121,7 +121,8 @@ class World:
         return start
 
     def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
-        """Start an incarnation of a peer: as founder, with the state on its disk, or without a state."""
+        """Start an incarnation of a peer: as founder (``found``), with the state on its disk (``from_disk``; if the
+        disk has none, without a state), or without a state."""
         states, tensors = self.disks.get(name, (None, None)) if from_disk else (None, None)
         process = self.alive[name] = Process(self, name, states)
         self.trainers.all.append((name, process.trainer))
@@ -344,15 +345,15 @@ class World:
         return lines(self.trace or ())
 
     def damaged(self, process: Process, shard: int) -> bool:
-        """Whether a shard's tensors do not match its version. If so, raise Violation unless a simulated bit flip is the
-        cause."""
+        """Whether a shard's tensors do not match its version. If so, raise Violation unless a bit was flipped in
+        this run."""
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
         return damaged
 
     def _excused(self, process: Process, commit: Commit) -> bool:
-        """Whether a commit may lead to another digest here: this peer's tensors are damaged, or the commit has no
-        contributions because its author's tensors were damaged."""
+        """Whether a commit may lead to another digest here: a hostile member made its digest up; this peer's tensors
+        are damaged; or the commit has no contributions, because its author's tensors were damaged."""
         forged = self.hostile is not None and commit.version.digest in self.hostile.forged
         return forged or self.damaged(process, commit.shard) or not commit.contributions

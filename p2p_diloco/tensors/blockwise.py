@@ -24,7 +24,8 @@ BLOCK = 128
 """Elements that share a peak; see docs/decisions/0011-few-bits.md. A power of two that divides `flat.BLOCK`."""
 PEAK_BYTES = 2
 LEAST_PEAK = 2.0**-100
-"""A block with a smaller peak is encoded as zeros: far below any training signal, and far above fp32's denormals."""
+"""A block with a smaller peak is encoded as zeros. This value is far below any training signal, and far above fp32's
+denormals."""
 _ONE_BELOW = 1 - 2.0**-22
 """Keeps unit · levels, which is rounded twice, from exceeding the peak."""
 
@@ -77,9 +78,10 @@ class PowersOfTwo:
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
         """Return the codes of `values`, as `Integers.nearest` does, but with ties rounded up.
 
-        The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. The last
-        two number the half steps between powers of two. `halves` is this number, counted from half of the least point:
-        0 becomes the code of 0; 1, 2 and 3 that of the least point; 4 and 5 that of the next point, and so on.
+        The upper bits of an fp32 are its sign, its exponent, and a bit that tells whether its fraction is at least one
+        half. Exponent and bit together number the half steps between powers of two. `halves` is this number, counted
+        from half of the least point: 0 becomes the code of 0; 1, 2 and 3 that of the least point; 4 and 5 that of the
+        next point, and so on.
         """
         upper = (values.mul(inverse).view(torch.int32) >> 22).to(torch.int16)
         halves = (upper & 0x1FF).sub_(2 * (127 - 7) - 1).clamp_(0, 15)
@@ -92,7 +94,7 @@ class Blockwise:
     """A codec that stores each element as a fraction of its block's peak."""
 
     shares: Integers | PowersOfTwo
-    """The fractions of its block's peak that an element can have."""
+    """The codes, and the fraction of the block's peak that each one stands for."""
 
     feeds_back = True  # codes of so few bits round small elements to zero
 

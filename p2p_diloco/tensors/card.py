@@ -1,8 +1,8 @@
 """The card of a model: all that a saved model has besides the values of its trained parameters.
 
-Law: bounded in length, and plain values: a card may come from another peer. It names the entries of the model's
-state_dict, which of them are one tied parameter, and has the text of the model's configuration. It also has the values
-of entries that are not trained (buffers, frozen parameters), if these are few.
+Law: bounded in length, and plain values: a card may come from another peer. It has the names of the
+entries of the model's state_dict, which of these names belong to one tied parameter, and the text of the model's
+configuration. It also has the values of entries that are not trained (buffers, frozen parameters), if these are few.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from p2p_diloco.tensors.layout import plain_name
 
 REST_BYTES_MAX = 2**20
-"""The most bytes of values in a card. A card of a model with more has no values."""
+"""The most bytes of values in a card. If a model's untrained values have more, its card has no values."""
 CARD_BYTES_MAX = 2 * 2**20
-"""The longest card: a peer that asks for a description waits only some seconds for it."""
+"""The most bytes of a card, because a peer that asks for the model waits only some seconds."""
 FILE_LETTERS_MAX = 2**17
 NAME_LETTERS_MAX = 4096
 FILES = {"config.json": "config", "generation_config.json": "generation_config"}
-"""The files of a Transformers model that a card has, and the attributes of the model that write them."""
+"""The configuration files of a Transformers model that a card has: the file's name, and the model's attribute that
+writes it."""
 _VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class ModelCard:
 
     @classmethod
     def unpack(cls, packed: object) -> ModelCard | None:
-        """Decode a card; None for anything that `pack` has not encoded, and for a card of another version."""
+        """Decode a card; None for anything but a card that `pack` has encoded, in the same version of the format."""
         if not isinstance(packed, bytes) or not 0 < len(packed) <= CARD_BYTES_MAX:
             return None
         try:
@@ -80,7 +81,7 @@ def card_of(model: nn.Module) -> ModelCard:
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     names, tied, rest = [], {}, {}
     for full, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):  # the extra state of a module: it is not a value of the model
+        if not isinstance(value, Tensor):  # the extra state of a module, which is no tensor
             continue
         name = plain_name(full)
         names.append(name)
@@ -113,7 +114,7 @@ def _files_of(model: nn.Module) -> Iterator[tuple[str, str]]:
         try:
             text = write()
             text = _with_class(text, model) if file == "config.json" else text
-        except Exception:  # another library's: training must not fail on a configuration that can't be written
+        except Exception:  # another library's code: training must not fail on a configuration that can't be written
             log.warning("the model's %s can't be written, so an export of the run lacks it", file, exc_info=True)
             continue
         if _is_file(text):

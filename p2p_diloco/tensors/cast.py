@@ -1,8 +1,8 @@
 """Codecs that cast each element to the nearest value of a dtype; and unbiased rounding to bf16, up or down at random.
 
-Law: the same values, and for random rounding the same seed, give the same bits on one kind of device; a value that
-bf16 can represent stays. Values up to `mean.MAGNITUDE_MAX`, the largest that a peer may send, stay finite: fp16 clamps
-them to 65504, its largest value.
+Law: the same values, and for random rounding the same seed, give the same bits on one kind of device. Rounding
+to bf16 does not change a value that bf16 can represent. Values up to `mean.MAGNITUDE_MAX`, the largest that a peer may
+send, stay finite: fp16 clamps them to 65504, its largest value.
 """
 
 from __future__ import annotations

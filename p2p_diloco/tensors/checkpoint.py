@@ -41,8 +41,8 @@ _STEM = re.compile(r"[A-Za-z0-9_-]+")
 _CHUNK = 1 << 22
 
 Age = tuple[int, int, int, bool]
-"""Generation, samples (-1: unknown) and epoch, in the order in which versions compare; then whether the folder is not a
-`.replaced` one."""
+"""Generation, samples (-1: unknown) and epoch, compared in this order like versions; then False for a folder named
+`.replaced`, which is older than its replacement."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def save(
 
 
 def latest(root: Path) -> Path | None:
-    """Return the newest complete checkpoint under `root`, or None. Newer checkpoints that are broken are logged."""
+    """Return the newest complete checkpoint under `root`; None if there is none. Broken newer ones are logged."""
     return next(whole(root), None)
 
 
@@ -197,7 +197,7 @@ def _read_manifest(folder: Path) -> dict[str, object]:
         case {"format": int(), "epoch": int(), "files": dict(), "seal": str(seal)}:
             pass
         case _:
-            raise _broken(folder, f"{MANIFEST} is not one of ours")
+            raise _broken(folder, f"{MANIFEST} is not a manifest of p2p_diloco")
     manifest: dict[str, object] = {key: value for key, value in content.items() if key != "seal"}
     if seal != _seal(manifest):
         raise _broken(folder, f"{MANIFEST} has been altered")
@@ -211,7 +211,7 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
     assert isinstance(files, dict), "checked when the manifest was read"
     for name, expected in files.items():
         if Path(name).name != name or not isinstance(expected, dict):
-            raise _broken(folder, f"{MANIFEST} is not one of ours")
+            raise _broken(folder, f"{MANIFEST} is not a manifest of p2p_diloco")
         try:
             length = (folder / name).stat().st_size
             if length != expected.get("bytes"):

@@ -113,8 +113,8 @@ class DelayedNesterov:
         return new_theta, {"m": new_m, "b": new_b}
 
     def _fill(self, theta: Array, m: Array, b: Array) -> None:
-        """Make the part of the outer step that follows when the buffer is full. The tensors that `step` has made are
-        changed in place."""
+        """Compute lines 3 to 7 for one block, once the buffer is full. `theta`, `m` and `b`: this block of the new
+        tensors, changed in place."""
         momentum, lr = np.float32(self.outer.momentum), np.float32(self.outer.lr)
         np.divide(b, np.float32(self.size), out=b)
         np.multiply(m, momentum, out=m)

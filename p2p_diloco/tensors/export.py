@@ -39,9 +39,9 @@ _UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A model to be written. `tensors`: by name, in the model's order, a tied parameter once; `dtypes`: those of the
-    trained ones in the run; `tied`: for each further name of a tied parameter the first one; `missing`: the names of
-    entries whose values are unknown."""
+    """A model to be written. `tensors`: by name, in the model's order, a tied parameter once; `dtypes`: the dtypes that
+    trained parameters have in the run, by name; `tied`: for each further name of a tied parameter its first name;
+    `files`: the text of configuration files, by file name; `missing`: the names of entries whose values are unknown."""
 
     tensors: Mapping[str, Tensor]
     dtypes: Mapping[str, torch.dtype]
@@ -73,10 +73,11 @@ def assemble(layout: Layout, theta: Tensor, card: ModelCard | None) -> Exported:
 
 
 def check_folder(folder: Path, *, replace: bool) -> None:
-    """Check, before the work, that an export may go to this folder.
+    """Check, before anything is written, that an export may go to this folder. `replace`: it may replace files of an
+    earlier export.
 
     Raises:
-        ConfigError: it has files of an earlier export, or can't be a folder.
+        ConfigError: the folder has files of an earlier export and `replace` is False, or it can't be a folder.
     """
     try:
         found = [path.name for path in folder.iterdir()] if folder.exists() else []
@@ -215,7 +216,8 @@ def _write_text(folder: Path, name: str, text: str) -> str:
 
 
 def _put_in_place(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    """Give the written files their names, and remove what is left of an earlier export."""
+    """Remove the other files of an earlier export, then give the written files their names. Return their lengths in
+    bytes, by name."""
     for path in [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in names]:
         path.unlink()
     for name in names:
@@ -225,6 +227,6 @@ def _put_in_place(folder: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what an interrupted export has left."""
+    """Remove the unfinished files that an interrupted export has left."""
     for path in folder.glob(f"{_UNFINISHED}*") if folder.is_dir() else ():
         path.unlink(missing_ok=True)

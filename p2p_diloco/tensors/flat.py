@@ -53,9 +53,9 @@ unheeded = np.errstate(over="ignore", invalid="ignore")
 def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> None:
     """Compute base − local in fp32, and write it into `out`, rounded to the dtype of `out`.
 
-    All flat and in host memory; `out` must not be `base`. `base` holds the global values that were loaded, rounded to
-    `local`'s dtype or not. The sign is a gradient's: the outer optimizer descends along it (arXiv 2311.08105, Alg. 1,
-    line 12).
+    All three are flat and in host memory; `out` must not be `base`. `base`: the global values that were loaded into the
+    model, rounded to `local`'s dtype or not. The sign is a gradient's: the outer optimizer descends along it (arXiv
+    2311.08105, Alg. 1, line 12).
     """
     for anchors, values, parts in blocks(base, local, out, size=UNDIVIDED):
         parts.copy_(torch.sub(anchors.to(values.dtype).to(torch.float32), values.to(torch.float32)))

@@ -18,11 +18,11 @@ from p2p_diloco.tensors.layout import plain_name
 SAMPLED = 64
 """The most values of a tensor that are read, at even distances."""
 OF_DATA = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers that describe a peer's own data, and so differ."""
+"""Names of buffers that describe a peer's own data: they differ between peers, so they are left out."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A fingerprint of 32 hex digits, which is the same for two models with equal frozen values. It is empty for a
+    """A fingerprint of 32 hex digits, the same for two models with equal names, shapes and samples. It is empty for a
     model without frozen parameters, and for one that is spread over several processes."""
     parameters = dict(model.named_parameters())
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad and p.numel()}

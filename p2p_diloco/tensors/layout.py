@@ -36,16 +36,16 @@ _COMPILED = "_orig_mod."
 
 
 def plain_name(name: str) -> str:
-    """A parameter's or buffer's name as in the model that was not compiled."""
+    """The name that a parameter or buffer of a compiled model has in the model before compilation."""
     return name.replace(_COMPILED, "")
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are exchanged, by name, in the model's order.
 
-    A tied parameter comes once, under its first name. Frozen and empty parameters and buffers are left out. A compiled
-    model, or one with compiled parts, has the names of the plain one.
-    Raises `ConfigError` if none is left.
+    A tied parameter comes once, under its first name. Buffers and parameters that are frozen or empty are left out. A
+    compiled model, or one with compiled parts, has the names of the model before compilation.
+    Raises `ConfigError` if no parameter is left.
     """
     found = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not found:

@@ -4,8 +4,8 @@ Law: pure functions of the contributions of one shard. Nothing here depends on t
 threads or the machine: sums of products have the order that `products` describes, all that follows from them is
 computed in fp64 by single operations, and sums of a few numbers are exact (`math.fsum`).
 
-Limits compare contributions with each other. So they need at least three contributions, and are effective as long as
-more than half of the senders are honest. Each contribution counts once in a median, whatever weight its sender claims.
+Limits compare contributions with each other. So they need at least three contributions, and they work only while more
+than half of the senders are honest. Each contribution counts once in a median, whatever weight its sender claims.
 
 A method gives each contribution i a factor fᵢ; the mean is Σ rᵢ·fᵢ·xᵢ / Σ rᵢ, where rᵢ is its weight relative to the
 first contribution's. Factors of 1 are the plain mean.
@@ -37,14 +37,14 @@ Aggregation = Literal["clip", "mean", "centered_clip"]
 MEMBERS_MIN = 3
 """Limits apply to this many contributions or more: if two differ, neither is known to be wrong."""
 WEIGHT_TIMES = 1.5
-"""A weight counts at most this many times the median weight."""
+"""A weight is lowered to at most this many times the median weight."""
 NORM_TIMES = 1.0
-"""A contribution's L2 norm counts at most this many times the median norm."""
+"""A contribution is shortened to at most this many times the median L2 norm."""
 DISTANCE_TIMES = 1.0
-"""A contribution's distance from the centre counts at most this many times the median distance."""
+"""A contribution's distance from the centre is shortened to at most this many times the median distance."""
 CENTERED_ROUNDS = 3
 LANES = 1024
-"""Running sums of an inner product."""
+"""The number of running sums of an inner product (`products`)."""
 
 
 def bounded(weights: Sequence[float]) -> list[float]:
@@ -54,8 +54,8 @@ def bounded(weights: Sequence[float]) -> list[float]:
 
 
 def factors(aggregation: Aggregation, parts: Sequence[Iterator[Tensor]], weights: Sequence[float]) -> list[float]:
-    """The factor of each contribution. `parts`: the contributions' values, fp32, in blocks as `codec.decode_blocks`
-    gives them; `weights`: the contributions' weights."""
+    """The factor fᵢ of each contribution in the mean (see above). `parts`: the contributions' values, fp32, in blocks
+    as `codec.decode_blocks` gives them; `weights`: the contributions' weights."""
     if aggregation == "mean":
         return [1.0] * len(weights)
     if aggregation == "clip":
@@ -89,14 +89,14 @@ def products(parts: Sequence[Iterator[Tensor]]) -> list[list[float]]:
 
 
 class Room:
-    """Reused memory for the products of two blocks. It is as long as the longest block so far."""
+    """Reused memory for the elements' products of two blocks. It is as long as the longest block so far."""
 
     def __init__(self) -> None:
         self._product, self._sums = np.empty(0, np.float32), np.empty(LANES, np.float32)
 
     @unheeded
     def add(self, left: Tensor, right: Tensor, lanes: NDArray[np.float64]) -> None:
-        """Add the products of two blocks to the lanes."""
+        """Add the elements' products of two blocks to the sums `lanes`, in the order that `products` describes."""
         numel, sums = left.numel(), self._sums
         if numel > len(self._product):
             self._product = np.empty(numel, np.float32)
@@ -108,7 +108,7 @@ class Room:
 
 
 def _clip(norms: Sequence[float]) -> list[float]:
-    """The factor that makes each norm NORM_TIMES the median, or 1 if it isn't longer."""
+    """For each norm the factor that lowers it to NORM_TIMES the median norm; 1 if it isn't above that."""
     return _at_most(NORM_TIMES * statistics.median(norms), norms)
 
 
@@ -132,5 +132,5 @@ def _centered(products: Sequence[Sequence[float]], weights: Sequence[float]) -> 
 
 
 def _at_most(limit: float, lengths: Sequence[float]) -> list[float]:
-    """The factor for each length, so that no product exceeds the limit."""
+    """For each length the greatest factor, at most 1, with which it doesn't exceed the limit."""
     return [1.0 if length <= limit else limit / length for length in lengths]

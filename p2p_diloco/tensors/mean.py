@@ -13,9 +13,9 @@ The order of operations below is the reference; each is rounded to fp32 by itsel
 
 Products with cᵢ = 1 are skipped.
 
-Unless the aggregation is "mean", contributions of weight `WEIGHT_MIN`, from peers that have trained nothing, are left
-out if any other is there. If three or more remain, their weights are `limits.bounded`, and they get the factors of
-`limits`.
+Unless the aggregation is "mean", the contributions of peers that have trained nothing, which have the weight
+`WEIGHT_MIN`, are left out if there is any other contribution. If three or more remain, their weights are bounded
+(`limits.bounded`), and they get the factors of `limits`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from p2p_diloco.tensors.raw import Buffer
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
 WEIGHT_MAX = 2.0**40
-"""Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; a contribution of
-the least weight has no effect beside one of weight 1."""
+"""The greatest weight of a contribution; the least one is `WEIGHT_MIN`. With these and MAGNITUDE_MAX, all products and
+sums stay finite in fp32; a contribution of the least weight has no effect beside one of weight 1."""
 
 Given = tuple[str, float, Buffer]
 """A contribution: peer id, weight, encoded pseudo-gradient."""
@@ -75,7 +75,7 @@ def weighted_mean(
 def _mean(
     ordered: Sequence[Given], factors: Sequence[float] | None, codec: str, numel: int, dtype: torch.dtype
 ) -> Tensor:
-    """The mean of contributions in order, each multiplied by its factor."""
+    """The mean of contributions in this order, each multiplied by its factor; `factors` None: all are 1."""
     first = np.float32(ordered[0][1])
     ratios = [np.float32(weight) / first for _, weight, _ in ordered]
     counted = ratios if factors is None else [r * np.float32(f) for r, f in zip(ratios, factors, strict=True)]

@@ -4,7 +4,7 @@ Law: no update in place; a step returns new tensors, which the caller accepts or
 element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (Adam's `step`). Their
 names and lengths depend on the optimizer and its options, never on lr or momentum, which may change during a run.
 
-The order of operations of "sgd" is the reference (the formula of torch.optim.SGD; our rounding). Each line is one
+The order of operations of "sgd" is the reference: torch.optim.SGD's formula, rounded as follows. Each line is one
 operation on fp32, rounded by itself, never fused, so that replicas on different machines agree to the bit; μ and η are
 rounded to fp32 first:
 
@@ -16,7 +16,7 @@ rounded to fp32 first:
     θ' ← θ − u
 
 The state is {"m"}, also for μ = 0. The other optimizers are torch's own, which may round differently on different
-machines; if digests show that, replicas fetch the state instead of computing it.
+machines; if digests show such a difference, replicas fetch the state instead of computing it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ ELEMENTWISE = {name.lower(): name for name in _ELEMENTWISE.split()}
 
 
 _FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
-"""Options of torch that change the order of operations, useless for a shard on the CPU."""
+"""Options of torch that change the order of operations, and are of no use for a shard on the CPU."""
 
 _PROBE = 3
-"""Length of the tensor that shows which state an optimizer keeps; not 1, which is the length of a count."""
+"""Length of the tensor in `_probe`. Not 1, so that state as long as the shard is told from state of one element."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Splits nested state dicts into tensors and JSON, and joins them again, without pickle.
 
 Law: only plain data (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None). Any other value is
-refused when it is saved, by an error that names it, never when it is loaded. Types survive: integer keys, tuples,
+refused when it is saved, by an error that names its path, never when it is loaded. Types survive: integer keys, tuples,
 floats to the bit.
 """
 
@@ -62,7 +62,7 @@ def _pack(obj: object, path: str, tensors: dict[str, Tensor]) -> Json:
             return float(obj) if math.isfinite(obj) else {"float": str(float(obj))}
         case Tensor() if obj.layout == torch.strided:
             name = path or "value"
-            while name in tensors:  # {"a.b": t} and {"a": {"b": t}} have one path
+            while name in tensors:  # {"a.b": t} and {"a": {"b": t}} give the same path
                 name += "~"
             tensors[name] = obj.detach()
             return {"tensor": name}

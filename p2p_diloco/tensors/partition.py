@@ -23,8 +23,8 @@ SHARDS, SHARDS_STEP = 24, 12
 """A fragment is spread over SHARDS shards, which 2, 3, 4, 6, 8 and 12 peers divide evenly. A fragment that needs more
 has a multiple of SHARDS_STEP."""
 SHARDS_MAX = 960
-"""The most shards that all fragments together are spread over, unless shards would be too long: some messages list the
-versions of all shards."""
+"""The most shards of all fragments together, unless shards would exceed SHARD_ELEMENTS_MAX. There is a limit because
+some messages list the versions of all shards."""
 FEW_SHARDS = (1, 2, 3, 4, 6, 8, 12, 24)
 """The numbers of shards of a fragment that is too small for SHARDS."""
 
@@ -32,7 +32,7 @@ FEW_SHARDS = (1, 2, 3, 4, 6, 8, 12, 24)
 def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
     """Cut `sizes` into `count` groups of neighbours so that the largest group is as small as possible.
 
-    Among such cuts, each group in turn is as close as possible to the mean of the groups not yet cut. Raises
+    Among such cuts, each group in turn is as close as possible to the mean size of the groups not yet cut. Raises
     `ConfigError` if there are fewer parameters than fragments.
     """
     if count > len(sizes):

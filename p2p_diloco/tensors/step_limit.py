@@ -10,8 +10,8 @@ and fp32 only where the formula says so. So all replicas get the same bits.
     ḡ ← f · ḡ                      skipped for f = 1
     lengths ← the last LENGTHS_MAX of (lengths, min(n, max(times, GROWTH) · M))    rounded to fp32
 
-A length is remembered as it was before the cut, up to GROWTH times the median. So if honest means become longer, the
-median rises once they are the majority; a few wrong means can't raise it.
+A length is remembered as it was before the cut, up to max(times, GROWTH) times the median. So if honest means become
+longer, the median rises once they are the majority; a few wrong means can't raise it.
 
 A mean of length 0, to which no peer has contributed progress, is neither cut nor remembered: it says nothing of the
 length of a step. Squares of elements above 1.8·10¹⁹ exceed fp32: then n = ∞ and f = 0.
@@ -32,17 +32,17 @@ from p2p_diloco.tensors.flat import Array, unheeded
 from p2p_diloco.tensors.limits import Room, square
 
 LENGTHS = "lengths"
-"""The name of the state tensor: fp32 [LENGTHS_MAX], the newest length last. 0: none yet."""
+"""The name of the state tensor: fp32 [LENGTHS_MAX], the newest length last; 0 in a place without a length."""
 LENGTHS_MAX = 9
 LENGTHS_MIN = 3
 """The limit applies once there are this many lengths: with fewer, one wrong length could be the median."""
 GROWTH = 3.0
-"""A mean is remembered with at most this many times the median length."""
+"""A mean's length is remembered as at most max(times, GROWTH) times the median length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The effect of the limit on a mean: the factor for its elements, and the lengths to keep from now on."""
+    """The effect of the limit on a mean. `factor`: for the mean's elements; `lengths`: the new state tensor."""
 
     factor: float
     lengths: Tensor
@@ -54,13 +54,13 @@ class Cut:
 
 def state_lengths(outer: Mapping[str, int], times: float) -> dict[str, int]:
     """The number of elements of each state tensor of a shard, by name, in the order of storage: those of the outer
-    optimizer, then the lengths, if there is a limit."""
+    optimizer (`outer`), then the lengths, if there is a limit (`times` above 0)."""
     return {**outer, LENGTHS: LENGTHS_MAX} if times else dict(outer)
 
 
 def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapping[str, Tensor]:
-    """A shard's state tensors from a checkpoint, for a run with this limit. Without a limit, the lengths are removed.
-    With `forget`, or if the checkpoint has none, the lengths are all 0, which means that none is known."""
+    """A shard's state tensors from a checkpoint, for a run with the limit `times`. Without a limit (0), the lengths are
+    removed. With `forget`, or if the checkpoint has no lengths, they are all 0, which means that none is known."""
     if not times:
         return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state
     if LENGTHS in state and not forget:
@@ -70,9 +70,9 @@ def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapp
 
 @unheeded
 def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cut:
-    """Compute the effect on a mean of a limit of `times` the median of `lengths`, the lengths of the last means.
-    `mean`: in blocks. `room`: memory for the products, kept by the caller because allocating it takes as long as the
-    products do."""
+    """Compute what the limit does to a mean. `mean`: its blocks. `lengths`: the state tensor before this mean. `times`:
+    the limit, in multiples of the median length. `room`: memory for the squares, kept by the caller because allocating
+    it takes as long as computing them."""
     kept = [length for length in lengths.tolist() if length > 0]
     median = statistics.median(kept) if len(kept) >= LENGTHS_MIN else math.inf
     norm = math.sqrt(square(mean, room))

@@ -27,7 +27,7 @@ from p2p_diloco.tensors.raw import Buffer, as_bytes
 from p2p_diloco.tensors.step_limit import LENGTHS
 
 SPARE = 6
-"""The most tensors kept for reuse in the next proposals: θ and two state tensors, for two lengths of shards."""
+"""The most tensors kept for reuse in the next proposals: θ and two state tensors, for each of two shard lengths."""
 
 CUT_WARNS = 0.5
 """A mean that is cut to less than this part of its length is logged as a warning; weaker cuts also occur in honest
@@ -49,7 +49,7 @@ class Proposal:
 
 
 class ShardStore:
-    """θ and the outer optimizer's state of all shards, with the lengths of their last means if there is a limit."""
+    """θ and the outer optimizer's state of all shards; with a limit, also the lengths of each shard's last means."""
 
     def __init__(
         self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor, limit: float = 0.0
@@ -111,9 +111,9 @@ class ShardStore:
         does not change.
 
         With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
-        buffer already holds. `rates` are (lr, momentum) if the run has revised them. `meta` is the rest of the
-        resulting state, for the digest. Raises ValueError for a wrong length, and if a value of the result isn't finite
-        (no replica could load it).
+        buffer already holds. `rates` are (lr, momentum) if the run has revised them, else None. `meta` is the rest of
+        the resulting state, for the digest. Raises ValueError for a wrong length, and if a value of the result isn't
+        finite (no replica could load it).
         """
         grad, cut = self._limited(shard, mean, codec)
         seen = Look()
@@ -128,7 +128,7 @@ class ShardStore:
         return _proposal(theta, {**state, LENGTHS: cut.lengths}, seen, meta, cut.factor)
 
     def _limited(self, shard: int, mean: Buffer, codec: str) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
-        """Return the blocks of a mean after the limit is applied, and the `Cut`; None in its place without a limit."""
+        """Return the blocks of a mean after the limit is applied, and the `Cut`; without a limit the `Cut` is None."""
         numel = self.layout.shards[shard].numel
         first: Iterable[Tensor] = codecs.decode_blocks(mean, codec, numel)
         if not self._limit:
@@ -140,7 +140,7 @@ class ShardStore:
         return cut.of(second), cut
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
-        """Return the outer optimizer with these rates. The last result is cached."""
+        """Return the outer optimizer with these rates; None: those of the config. The last result is cached."""
         if rates != self._revised[0]:
             self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
         return self._revised[1]
@@ -165,8 +165,8 @@ class ShardStore:
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 
     def _like(self, tensor: Tensor) -> Tensor:
-        """Return memory of a tensor's length. Memory of an earlier proposal is reused if it fits, because new memory
-        each time would fragment the heap to twice its size."""
+        """Return a tensor as long as this one, with any content. Memory of an earlier proposal is reused if it fits,
+        because new memory each time would fragment the heap to twice its size."""
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
         return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 

@@ -44,8 +44,8 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Write the tensors into a new safetensors file, one after another. Return the file's length and hash. `dtypes`:
-    what tensors are cast to, by name; the others keep theirs. Raises `CheckpointError` for a dtype that the format
-    lacks, and OSError."""
+    the dtypes to which tensors are cast, by the tensors' names; all other tensors keep theirs. Raises `CheckpointError`
+    for a dtype that the format lacks, and OSError."""
     cast = {name: (dtypes or {}).get(name, tensor.dtype) for name, tensor in tensors.items()}
     order = sorted(tensors, key=lambda name: (-cast[name].itemsize, name))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -20,15 +20,15 @@ from pathlib import Path
 from p2p_diloco.errors import ConfigError, reason
 
 BLOCK_BYTES = 32 * 1024
-"""The longest block; most source files are a single block."""
+"""The length of the longest block; most source files are a single block."""
 HELD_OUT_SHARE = 1 / 16
 MAX_TEXT_BYTES = 64 * 1024 * 1024
 """The most bytes that are read: the text is kept in memory, and this trainer is for small models."""
 BINARY_PROBE_BYTES = 8 * 1024
-"""A file with a zero byte this near its start is taken for binary and skipped."""
+"""A file with a zero byte among its first BINARY_PROBE_BYTES bytes is treated as binary, and skipped."""
 
 LIBRARY_FILE_BYTES = range(1024, 256 * 1024)
-"""Sizes of standard library files worth reading: below are stubs, above generated tables."""
+"""Sizes, in bytes, of standard library files that are read: smaller files are stubs, larger ones generated tables."""
 LIBRARY_SKIPPED = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
     | {"test", "tests", "turtledemo"}

@@ -28,8 +28,8 @@ class TrainerConfig(Settings):
     num_shards: int | None = Field(
         default=None,
         ge=1,
-        description="Equal parts to split the training text into, 1: all peers train on the whole; "
-        "unset: a third of it, another for each peer, chosen by its identity.",
+        description="Number of equal parts to split the training text into; 1: each peer trains on the whole text; "
+        "unset: each peer trains on a third of the text, chosen by its identity.",
     )
     shard_index: int = Field(default=0, ge=0, description="Which of num_shards parts this peer trains on, from 0.")
     layers: int = Field(default=4, ge=1, description="Transformer blocks of the model.")

@@ -27,7 +27,7 @@ class GPTConfig:
     """Positions that the model sees at once, in bytes of text."""
     vocab: int = 256
     seed: int = 0
-    """Two models with the same config and seed are equal bit by bit."""
+    """Determines the first weights: two models with the same config, seed included, are equal bit by bit."""
 
 
 class Block(nn.Module):

@@ -21,7 +21,7 @@ from p2p_diloco.trainer.alone import Participant
 LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
 """Seconds between two log lines: on a terminal, and elsewhere, where fewer lines keep log files short."""
 LOSS_MEMORY = 0.95
-"""Weight of earlier losses in the shown running mean: single batches vary too much."""
+"""Weight of earlier losses in the running mean that is shown, because the losses of single batches vary too much."""
 
 log = logging.getLogger("p2p_diloco.trainer")
 

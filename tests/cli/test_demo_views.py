@@ -137,7 +137,7 @@ def test_the_report_hides_no_failure() -> None:
     [
         (JoinCost(2.0, 1.9, 0.0, 0), "held-out loss did not rise after dave joined"),
         (JoinCost(2.0, 2.1, 0.1, None), "rose by 0.100 (5.0%) after dave joined, and WAS NOT BACK when the run ended"),
-        (None, "unknown: held-out loss was not judged both before and after dave joined"),
+        (None, "unknown: held-out loss was not measured both before and after dave joined"),
     ],
 )
 def test_the_cost_of_joining_is_said_in_plain_words(cost: JoinCost | None, told: str) -> None:

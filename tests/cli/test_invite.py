@@ -112,7 +112,7 @@ def test_a_peer_is_kicked_by_the_invitation_that_was_made_for_it(
         assert call("invite", "--name", name, *(("--peer", peer) if peer else ())) == 0
     assert call("kick", PEER) == 0
     assert [bytes.fromhex(id) for id in revoked] == Issued.beside(folder / "r.key").ids_of("alice")
-    assert "can come back with it: bob, shared; revoke it too" in " ".join(capsys.readouterr().err.split())
+    assert "can come back with it: bob, shared; revoke that one," in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,5 +336,5 @@ def test_a_script_with_too_few_steps_is_an_error(tmp_path: Path) -> None:
 
 def test_a_script_that_makes_no_step_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MEASURE_S", 0.5)
-    with pytest.raises(UsageError, match="made no step of a torch optimizer"):
+    with pytest.raises(UsageError, match="made too few steps of a torch optimizer"):
         measure.step_time([sys.executable, "-c", "import time; time.sleep(60)"], 5)

@@ -108,7 +108,7 @@ def test_a_submission_has_the_weight_1(weight: float, mode: str, fits: bool) -> 
     assert why == ("" if fits else "it counts a submission of b with another weight than 1")
     id = ContributionId(1, 1)
     why = unfit("b", Contribution(0, STATE.version, id, id, weight, 5), STATE, lead(), rules)
-    assert why == ("" if fits else "a submission has the weight 1")
+    assert why == ("" if fits else "the weight of a submission must be 1")
 
 
 def test_a_contribution_carries_nothing_younger_than_itself() -> None:

@@ -118,7 +118,9 @@ def test_submissions_weigh_alike(peer: Any, weight: float) -> None:
     would take the aggregator for a liar."""
     c = running(peer)
     effects = c.hear("a", replace(c.contribution(c.held), weight=weight))
-    assert [effect.why for effect in effects] == ["a contribution to shard 0 is refused: a submission has the weight 1"]
+    assert [effect.why for effect in effects] == [
+        "a contribution to shard 0 is refused: the weight of a submission must be 1"
+    ]
 
 
 def test_a_submission_on_an_earlier_version_counts(peer: Any) -> None:

@@ -23,7 +23,7 @@ from p2p_diloco.core.events import (
 )
 from p2p_diloco.core.messages import Contribution, Counted, Outdated, Plan, Stale, State
 from p2p_diloco.core.passing import awaited
-from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
+from p2p_diloco.core.submitting import ENDED, LEFT, MISUSED, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
 from tests.core.conftest import PLAIN, Peer, fetched, next_commit, running, to
 
@@ -392,7 +392,8 @@ def submitting(**rules: int) -> Submitting:
     [
         (Peer.state(0, 2, counted=COUNTS_B), None, 0, ""),
         (Peer.state(0, 5, counted=COUNTS_B), 9, 3, ""),
-        (Peer.state(0, 5), 5, None, TOO_OLD),
+        (Peer.state(0, 6), 6, None, TOO_OLD),
+        (Peer.state(0, 5), 5, None, MISUSED),
         (Peer.state(0, 3, version=Version(0, 70, 3, "x"), history=((3, "x"), (0, "x0"))), None, None, LEFT),
         (Peer.state(0, 8), None, None, ENDED),
         (Peer.state(0, 8), 8, None, ENDED),
@@ -403,7 +404,7 @@ def test_an_exchange_is_over_when_its_submission_is_settled(
 ) -> None:
     """It is counted, refused with the newer state received, made on a left lineage, or the run has ended. ``uncounted``
     has the reason if it is not counted, ``behind`` the staleness if it is."""
-    own = submitting(stop_after_epochs=8)
+    own = submitting(stop_after_epochs=8, max_staleness=4)
     if refused_at is not None:
         own.stale(Stale(0, ContributionId(1, 1), Peer.version(refused_at)), None)
     own.settle(state)

@@ -150,7 +150,7 @@ def test_a_sink_that_fails_is_taken_out(caplog: pytest.LogCaptureFixture) -> Non
     peer.sinks += [Broken(), kept]
     trained(peer)
     assert (peer.sinks, kept.steps) == ([kept], [0, 1])
-    assert ["Broken takes no more reports" in record.message for record in caplog.records] == [True]
+    assert ["Broken failed, so it gets no more reports" in record.message for record in caplog.records] == [True]
     assert "the disk is full" in caplog.text
 
 

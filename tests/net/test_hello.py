@@ -305,7 +305,7 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
             assert not error.value.refused
 
     run(test)
-    assert sum("doesn't take this peer for a member" in record.getMessage() for record in caplog.records) == 1
+    assert sum("doesn't accept this peer as a member" in record.getMessage() for record in caplog.records) == 1
 
 
 @plays(run)

@@ -94,8 +94,8 @@ def floats(*values: float) -> memoryview:
         ),
         (Commit(0, V, V, 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "next epoch"),
         (Commit(0, V, Version(1, 1, 1, "e"), 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "another generation"),
-        (Commit(0, V, NEXT, 0, "a", (), PLAN), "samples aren't those"),
-        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2),), PLAN), "samples aren't those"),
+        (Commit(0, V, NEXT, 0, "a", (), PLAN), "samples aren't the sum"),
+        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2),), PLAN), "samples aren't the sum"),
         (
             Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2), Counted("b", ID, 1.0, -1)), PLAN),
             "samples of a Counted",
@@ -146,7 +146,7 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
     inbox.handler = DescriptionInbox(token, "friend")
     with pytest.raises(Refusal, match="still waits for the description"):
         inbox.admit("friend", wire.pack(Probe(summary()), token))
-    with pytest.raises(Refusal, match="the description is longer than allowed"):
+    with pytest.raises(Refusal, match="the description is empty, or longer than allowed"):
         inbox.admit("friend", wire.pack(wire.Description(2**40), token))
     header = wire.pack(wire.Description(1), token)
     with pytest.raises(Refusal, match="did not ask for a description"):

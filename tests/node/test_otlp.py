@@ -122,7 +122,7 @@ def test_a_collector_that_does_not_answer_delays_nobody(
         time.sleep(0.2)
     assert time.monotonic() - began < 2 * otlp.LAST_S + 3.0
     (why,) = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-    assert why.startswith(f"http://127.0.0.1:{port}/v1/metrics takes no metrics; trying on: ")
+    assert why.startswith(f"http://127.0.0.1:{port}/v1/metrics takes no metrics now; this peer will try again: ")
     assert "Connection refused" in why
     caplog.clear()
     monkeypatch.setattr(

@@ -166,7 +166,9 @@ def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None
             while any(len(node.brought_forward) < begin + 24 for node, begin in zip(field.nodes, began, strict=True)):
                 for member in hasty:
                     answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
-            await field.tells("hasty", "the last nudge came less than a round ago", nodes=3)
+            await field.tells(
+                "hasty", "the last nudge with the sender's invitation came less than a round ago", nodes=3
+            )
             assert "" in answers
             for node, begin in zip(field.nodes, began, strict=True):
                 assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
@@ -184,7 +186,7 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
             while len(answers) < 400 or field.epoch < before + 5:
                 answers += await member.tell_all(Fetch(have, True))
             assert "" in answers
-            await field.tells("greedy", "this peer has asked for too many states lately", nodes=3)
+            await field.tells("greedy", "the sender has asked for too many states lately", nodes=3)
             await field.goes_on()
 
     field.do(row())

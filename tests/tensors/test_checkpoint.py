@@ -203,8 +203,8 @@ def older_format(path: Path) -> None:
         (lambda p: (p / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is truncated or no JSON"),
-        (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not one of ours"),
-        (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not one of ours"),
+        (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not a manifest of p2p"),
+        (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not a manifest of p2p_diloco"),
         (newer_format, "it has format 3, and this version reads format 2"),
         (older_format, "it has format 1, and this version reads format 2"),
         (edit, "manifest.json has been altered"),
@@ -233,7 +233,7 @@ def test_a_manifest_cant_point_outside_its_folder(tmp_path):
     del content["seal"]
     content["files"] = {"../outside.safetensors": {"bytes": 0, "xxh3": ""}}
     (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
-    with pytest.raises(CheckpointError, match="not one of ours"):
+    with pytest.raises(CheckpointError, match="not a manifest of p2p_diloco"):
         checkpoint.load(path)
 
 

@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.002
 
 
 class Contender(Counterpart):
-    """One process of the group, with its `DecentralizedAverager`."""
+    """One process of the group, with a `DecentralizedAverager` of its own."""
 
     def open(self, first: Line) -> Line:
         self._dht = hivemind.DHT(

@@ -1,8 +1,8 @@
 """`python -m p2p_diloco.cli.bench.delay SECONDS LOSS`: a network switch that delivers each frame SECONDS later, and
 loses the fraction LOSS of all packets. Needs Linux and root.
 
-Law: standard library only. Interfaces are named one a line on stdin, and each is answered by a line with its name; the
-process ends when its stdin ends. The kernel's own `netem` would do the same, but not every kernel has it.
+Law: standard library only. Interfaces are named one a line on stdin; once one is connected, its name is written to
+stdout. The process ends when its stdin ends. The kernel's own `netem` would do the same, but not every kernel has it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SOL_PACKET = 263
 
 
 class Switch:
-    """Delivers each frame to the interface that leads to its receiver. While that interface is unknown, the frame goes
-    to all interfaces."""
+    """Delivers each frame `delay_s` seconds later to the interface that leads to its receiver, or to all interfaces
+    while that one is unknown. `gap` draws how many packets arrive until the next one that is lost."""
 
     def __init__(self, delay_s: float, gap: Callable[[], int]) -> None:
         self._delay_s, self._gap, self._until_loss = delay_s, gap, gap()

@@ -61,10 +61,10 @@ class Bench:
 
 
 def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
-    """Send a command to all members, and wait for their answers.
+    """Send the command `do` with its `values` to all members, and return their answers, in the members' order.
 
     Raises:
-        Failed: a member didn't answer in time.
+        Failed: a member ended, or didn't answer in time.
     """
     for member in members:
         member.tell(json.dumps({"do": do, **values}))
@@ -85,7 +85,8 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
 
 @dataclass(slots=True)
 class Group:
-    """Processes that play their rounds together. `sent_bytes`: the bytes that one process sends in a round."""
+    """Processes that play their rounds together. `sent_bytes`: the bytes that one process sends in a round; `idle`: the
+    memory of one process without a model; `failed`: why the group is no longer measured, or empty."""
 
     plan: Plan
     name: str
@@ -99,7 +100,7 @@ class Group:
         """Play one round.
 
         Raises:
-            Failed: a process didn't finish the round, or peers differ after it.
+            Failed: a process didn't finish the round, made another number of exchanges, or peers differ after it.
         """
         ask(self.members, "train", self.plan.round_s_max)
         before = measure.cpu_s(self.members)
@@ -120,7 +121,7 @@ class Group:
     def _check(self, answers: Sequence[Line]) -> None:
         exchanges = {answer["exchanges"] for answer in answers if "exchanges" in answer}
         expected = self.plan.fragments
-        first = not self.rounds and bool(self.plan.overlap)  # its last exchange is merged in the next round
+        first = not self.rounds and bool(self.plan.overlap)  # the last exchange of a round is merged in the next round
         if exchanges - ({expected, expected - 1} if first else {expected}):
             raise Failed(f"{self.name}: a peer made {max(exchanges):.0f} exchanges in a round")
         if len({answer["digest"] for answer in answers if "digest" in answer}) > 1:

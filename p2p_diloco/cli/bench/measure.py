@@ -28,7 +28,8 @@ class Round:
     it.
 
     `parts`: the slowest peer's times by part. `cpu_s`: processor time of all peers together, by kind of process.
-    `waiting_s`, `hidden_s`: the mean over peers.
+    `waiting_s`, `hidden_s`: for how long exchanges stopped training, and for how long training went on during them; the
+    mean over peers.
     """
 
     took_s: float
@@ -55,7 +56,8 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Result:
     """All rounds of a group except the warm-up. `sent_bytes`: bytes that a peer sends in a round, without headers; they
-    are computed, not measured."""
+    are computed, not measured. `idle`, `peak`: a peer's memory without a model, and its highest memory; `failed`: why
+    the group failed, or empty."""
 
     name: str
     rounds: tuple[Round, ...]

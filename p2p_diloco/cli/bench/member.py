@@ -41,7 +41,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A block whose time is added to the part `name` of the round."""
+        """Add the time that a `with` block takes to the part `name` of the round."""
         began = time.perf_counter()
         try:
             yield
@@ -58,7 +58,8 @@ class Clock:
 class Member(ABC):
     """One measured process. `asked`: this process's own options; `leaving`: an exit stack for its resources.
 
-    The commands to it are `open`, `build`, and then in each round `train` and `round`; a method's result is the answer.
+    The commands to it are `open`, `build`, and then `train` and `round` for each round. A command calls the method of
+    its name, whose result is the answer.
     """
 
     def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:

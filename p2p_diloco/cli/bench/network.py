@@ -19,8 +19,8 @@ from p2p_diloco.cli.tied import tied
 BRIDGE = "br0"
 """The bridge to which all machines are connected."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
-"""TCP's congestion control on these machines, the default of most systems. If net.ipv4.tcp_allowed_congestion_control
-doesn't list it, they use the one that this real machine uses."""
+"""TCP's congestion control on the simulated machines: the default of most systems. If
+net.ipv4.tcp_allowed_congestion_control doesn't list it, they use that of this real machine."""
 WAIT_S = 20.0
 """Deadline for a command, or for an answer of the switch's process."""
 _numbers = itertools.count(1)
@@ -45,7 +45,7 @@ class Network:
 
     Args:
         rtt_s: the round trip time that the switch adds between any two machines.
-        loss: the part of the packets, in each direction, that the switch loses.
+        loss: the fraction of the packets that the switch loses, in each direction.
 
     Raises:
         NoNetwork: the switch can't be made.

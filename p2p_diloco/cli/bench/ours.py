@@ -72,8 +72,8 @@ class Contender(Member):
             initial_peers=tuple(self._initial_peers),
             host_maddrs=tuple(self.asked["host_maddrs"]),
             direct=plan.direct,
-            on_exit="drop",  # the rounds that count are over
-            open=True,  # its links may be of a network made for this
+            on_exit="drop",  # at the end nothing more is measured
+            open=True,  # must be said on simulated machines, which aren't on loopback
         )
         small = RunConfig(codec=config.codec)
         run = Peer(model, self._optimizer, config=small if seed else config, local=local)

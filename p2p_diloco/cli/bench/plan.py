@@ -17,7 +17,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 
 WARM_UP = 2
-"""Rounds before those that count. In them connections are made, and memory is used for the first time."""
+"""Rounds before those that are measured. In them connections are made, and memory is used for the first time."""
 RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
 """The other methods that may be measured beside a run."""
 WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
@@ -49,7 +49,8 @@ class Plan:
     """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. `rtt_s`: the
     round trip time that the switch adds between any two peers; `loss`: the fraction of packets that it loses. A round
     has `steps` inner steps (0: one for each fragment) of `step_s` seconds each; `overlap`: the inner steps made during
-    an exchange. `direct`: whether payloads go over direct connections. `device`: that of the peers' models.
+    an exchange. `direct`: whether payloads go over direct connections. `device`: the device of the peers' models.
+    `beside`: the other methods to measure. `rounds`: the rounds to measure, after `WARM_UP` others.
 
     Raises:
         UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
@@ -138,7 +139,7 @@ class Plan:
 
     @property
     def fetch_s(self) -> float:
-        """The seconds that the peers have to fetch the founder's state."""
+        """The seconds that all other peers have to fetch the founder's state at the same time."""
         slowest = min(self.links_mbit, default=math.inf)
         return 1.5 * (self.peers - 1) * 8 * STATE_WIDTH * self.parameters / 1e6 / slowest
 

@@ -30,7 +30,7 @@ class Contender(Member):
         super().__init__(plan, asked, leaving)
         self._loop = asyncio.new_event_loop()
         self._before: asyncio.Future[Pipe] = self._loop.create_future()
-        # the loop has a thread of its own, because the last bytes of a round may still be sent between two commands
+        # the loop has a thread of its own, so that the last bytes of a round can still be sent between two commands
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def open(self, first: Line) -> Line:

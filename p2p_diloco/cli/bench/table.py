@@ -116,14 +116,14 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
     if plan.links_mbit:
         tables.append(_table("what the links allow", sound, {**ALLOWED, "RTT, s": lambda _: seconds(plan.rtt_s)}))
     if plan.step_s:
-        tables.append(_table("of a round that is inner steps, as all is of a peer that never exchanges", sound, STEPS))
+        tables.append(_table("the share of a round that is inner steps (without exchanges: 100 %)", sound, STEPS))
     tables.append(_table("where a round goes, s", sound, _columns(sound, "parts_s", seconds)))
     cpu = _columns(sound, "cpu_s_per_gb", lambda value: f"{value:.1f}")
     tables.append(_table("processor seconds for each GB sent, by process", sound, cpu))
     notes = [
-        f"median and best of {plan.rounds} rounds in turns, after {WARM_UP} more; of each the slowest peer",
-        "memory: a peer's, over that of its processes without a model",
-        "wait, hidden: how long training stands still in a round, or goes on meanwhile",
+        f"median and best of {plan.rounds} rounds, after {WARM_UP} for warm-up; a round ends with its slowest peer",
+        "memory: what a peer's processes take beyond what they take without a model",
+        "wait: how long exchanges stop training in a round; hidden: how long training goes on during them",
     ]
     failures = [Text(f"{result.name} failed: {result.failed}", "red") for result in results if result.failed]
     return Group(*(part for table in tables for part in table), *(Text(note, "dim") for note in notes), *failures)

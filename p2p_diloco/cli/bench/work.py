@@ -20,7 +20,7 @@ from p2p_diloco.tensors.outer import OuterOptimizer
 
 PIECES = 8
 SIZE = 1e-3
-"""The size of a synthetic pseudo-gradient's elements."""
+"""The standard deviation of a synthetic pseudo-gradient's elements."""
 
 
 def model_of(numel: int, fragments: int) -> nn.Module:
@@ -34,8 +34,8 @@ def model_of(numel: int, fragments: int) -> nn.Module:
 
 
 class Synthetic:
-    """A replacement for training. Each call subtracts the same small numbers from the parameters. Each peer has other
-    numbers."""
+    """A replacement for training: each call of `train` subtracts the same small numbers from the parameters. They
+    depend on `rank`, so each peer has other numbers."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._params = list(model.parameters())
@@ -64,13 +64,14 @@ class Replica:
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
-        """Write the pseudo-gradient, base − local, into `out`. Without `out`, write it into `mean`."""
+        """Write the pseudo-gradient, base − local, into `out`; None: into this replica's own `mean`."""
         with clock.part(PSEUDO_GRADIENT):
             for param, base, part in self._beside(self._theta, self.mean if out is None else out):
                 pseudo_gradient(base, param, part)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
-        """Take the outer step on `mean`, shard by shard as in a run. Then copy the result into the model."""
+        """Take the outer step on `mean` (None: on this replica's own `mean`), shard by shard as in a run. Then copy the
+        new θ into the model."""
         mean = self.mean if mean is None else mean
         with clock.part(OUTER_STEP):
             for index, place in enumerate(self._places):

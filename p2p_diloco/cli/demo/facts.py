@@ -144,7 +144,8 @@ def next_commit_s(rows_of: Iterable[Sequence[Row]], epoch: int, since: float) ->
 
 
 def usual_round_s(rows: Iterable[Row], until: float) -> float | None:
-    """The median time between two commits of a peer, in seconds. Only commits before `until` count."""
+    """The median time between two commits of a peer, in seconds. Only commits before `until` count. None if there are
+    fewer than two."""
     times = [when for when in commit_times(rows).values() if when < until]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return round(median(gaps), 2) if gaps else None

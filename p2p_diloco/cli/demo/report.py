@@ -57,7 +57,7 @@ def _cost(outcome: Outcome) -> str:
     """The effect of the newcomer's join on the run's held-out loss, in words."""
     cost, when = outcome.join_cost, f"after {outcome.newcomer.peer} joined"
     if cost is None:
-        return f"unknown: held-out loss was not judged both before and {when}"
+        return f"unknown: held-out loss was not measured both before and {when}"
     if not cost.rise:
         return f"held-out loss did not rise {when}"
     rose = f"held-out loss rose by {cost.rise:.3f} ({cost.rise / cost.before:.1%}) {when}"
@@ -102,9 +102,9 @@ def _notes(outcome: Outcome, width: int) -> list[str]:
         f" b = {outcome.bytes_per_parameter} bytes and K = 3 peers: {step} a step.",
         "sent, received": "all messages of the run, with the state that newcomers were given.",
         "alone": f"the same trainer, text, seed and warm start of {outcome.warm_start} steps, then {outcome.steps:,}"
-        " inner steps of its own; the run has seen up to three times as much text by then.",
-        "waited": f"{founder.start_wait_s:.1f} s of {founder.name}'s were for the other two to start.",
-        "killed": "bytes and waiting as it last told them to the others.",
+        " inner steps of its own; the run has seen up to three times as much text.",
+        "waited": f"{founder.start_wait_s:.1f} s of {founder.name}'s waiting were for the start of the other two.",
+        "killed": "bytes and waiting as the peer published them last.",
     }
     lines = [line for title, text in told.items() for line in _wrapped(text, width, f"{title}: ", "  ")]
     where = f"{outcome.folder}/summary.json has everything measured; the logs are beside it."

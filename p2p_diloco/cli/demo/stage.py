@@ -26,7 +26,7 @@ RUN_ID = "demo"
 T = TypeVar("T")
 LOOK_EVERY_S = 0.1
 LOSSES_SHOWN = 20
-"""How many training losses the shown loss averages: single batches vary too much."""
+"""The loss that is shown is the mean of this many training losses, because single batches vary too much."""
 PATIENCE_S = 180.0
 """Seconds after which the demo gives up if nothing happens: a slow machine imports torch in a minute."""
 
@@ -44,8 +44,8 @@ class Script:
     warm_start: int = 100
     eval_every: int = 2
     pause_s: float = 0.03
-    """Seconds to sleep in each step: without this a fast machine would finish the run before the newcomer has imported
-    torch."""
+    """Seconds to sleep in each inner step. Without this, a fast machine would finish the run before the newcomer has
+    imported torch."""
 
     @property
     def steps(self) -> int:
@@ -70,7 +70,7 @@ class Player:
     in_run: bool = True
     rows: list[Row] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
-    """Its last published status, as `p2p-diloco status --json` prints it; empty before the first."""
+    """The peer's last published status, as `p2p-diloco status --json` prints it; empty before the first."""
 
     def look(self) -> bool:
         """Read the new rows of the process's log. Returns whether there were any."""
@@ -191,7 +191,7 @@ class Stage:
         return ids[assign(RUN_ID, epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
 
     def losses(self, *, in_run: bool = True) -> dict[int, float]:
-        """The held-out losses so far, by outer step: those of the run. Without `in_run`, those of the peer that trains
+        """The held-out losses so far, by outer step: with `in_run` the run's, otherwise those of the peer that trains
         alone."""
         return held_out(player.rows for player in self.everyone if player.in_run is in_run)
 
@@ -208,10 +208,11 @@ class Stage:
         self._show(self)
 
     def until(self, condition: Callable[[], T | None], what: str) -> T:
-        """Wait until `condition` returns something other than None and False. Returns that.
+        """Wait until `condition` returns something other than None and False, and return that. `what`: what is waited
+        for, for an error's text.
 
         Raises:
-            P2PDilocoError: a process ends, or nothing happens for long.
+            P2PDilocoError: a process failed, or nothing happened for `PATIENCE_S`.
         """
         self._news_at = time.monotonic()
         while True:

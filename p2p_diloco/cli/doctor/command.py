@@ -25,7 +25,8 @@ from p2p_diloco.settings import read_settings
 def examine_this_machine(
     flags: Mapping[str, object], config_file: Path | None, parameters: str | None, *, as_json: bool
 ) -> int:
-    """Make all checks and show the report. Returns the exit status: 1 if something must be mended.
+    """Make all checks and show the report. Returns the exit status: 1 if something must be mended, else 0.
+    `parameters`: the number of the model's parameters as text, such as 25M; None: the user gave none.
 
     Raises:
         UsageError, ConfigError: the settings can't be used.
@@ -39,7 +40,7 @@ def examine_this_machine(
 
 async def _examine(wish: Wish, as_json: bool) -> Report:
     report = await examine(wish)
-    _show(report, as_json=as_json)  # in the loop, whose end waits for threads, such as one that looks up a name
+    _show(report, as_json=as_json)  # before the loop ends: its end waits for threads, such as one that looks up a name
     return report
 
 

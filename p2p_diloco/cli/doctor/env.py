@@ -1,6 +1,6 @@
 """`env`: describes this machine for a bug report, as plain text.
 
-Law: reads; starts only nvidia-smi, for a moment. Values of variables that may be secret are left out.
+Law: only reads, and runs nvidia-smi for at most `GPU_S` seconds. Values of variables that may be secret are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=
 
 
 def lines() -> Iterator[str]:
-    """The lines that `env` prints. The user's own folder, and so the user's name, is written ~."""
+    """The lines that `env` prints. The user's home folder is written ~, so that the user's name isn't shown."""
     home = os.path.expanduser("~")
     for line in _lines():
         yield line.replace(f"{home}/", "~/") if len(home) > 1 else line

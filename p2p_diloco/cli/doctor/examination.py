@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The settings with which a peer would be started, and the size of its model. None: the user gave no size."""
+    """The settings with which a peer would be started. `parameters`: the number of its model's parameters; None: the
+    user gave none."""
 
     run: RunConfig
     peer: PeerConfig
@@ -77,7 +78,7 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
     await asyncio.gather(*late, return_exceptions=True)
     for task in late:
         text = f"the checks of {task.get_name()} were cut off after {limit_s:g} s, so some are missing"
-        mend = "run doctor again, after mending what else is found; if this machine is busy, when it is less busy"
+        mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
         notes.add(Finding("doctor", "warn", text, mend))
     for task in done:
         notes.add(_fault(task.get_name(), task.exception()))
@@ -91,7 +92,7 @@ def _fault(part: str, error: BaseException | None) -> Finding | None:
     log.debug("the checks of %s broke off", part, exc_info=error)
     if isinstance(error, P2PDilocoError):
         text = error.sentence.removesuffix(f"; {error.mend}")
-        return Finding("doctor", "bad", text, error.mend or "mend what else is found, and run doctor again")
+        return Finding("doctor", "bad", text, error.mend or "mend the other findings, then run doctor again")
     text = f"the checks of {part} failed: {type(error).__name__}: {error}"
     return Finding("doctor", "warn", text, "a fault in p2p-diloco itself: report it; --debug shows where")
 
@@ -106,7 +107,7 @@ async def _programs(notes: Notes) -> None:
 
 
 async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
-    """Check in this order: the ports; the initial peers, with plain sockets; over libp2p, the initial peers that
+    """Check first the ports; then the initial peers, with plain sockets; then, over libp2p, the initial peers that
     answered and the run's peers. The import of Hivemind keeps the processor busy, so it waits until the task `before`
     has ended."""
     here = ports.look(wish.peer)
@@ -129,7 +130,7 @@ async def _over_libp2p(
 ) -> None:
     lock = asyncio.Lock()
     reading = asyncio.create_task(_run_peers(peer, addresses, lock))
-    await asyncio.sleep(0)  # the reading takes the lock first: it keeps this process busy, which would slow a transfer
+    await asyncio.sleep(0)  # so `reading` takes the lock first: it keeps this process busy, and would slow a transfer
     try:
         visits = await asyncio.gather(*(swarm.visit(daemon, address, lock) for address in addresses))
         reached = [visit for visit in visits if visit.unreached is None]
@@ -188,7 +189,7 @@ async def _links(
     lock: asyncio.Lock,
 ) -> None:
     """Visit the run's peers, and note whether they answer and which path payloads to them take. A private peer is not
-    visited: it is in order that it can't be dialled."""
+    visited, because no peer is expected to be able to dial it."""
     private = [each.name for each in statuses if each.reach == "private"]
     public = [each for each in statuses if each.reach != "private"]
     visited = public[: run_peers.PEERS_MAX]

@@ -22,16 +22,16 @@ _MENDS = {
     "another peer answers there: its id is ": "the bootstrap has a new identity: use {place}/p2p/{told}, and start the "
     "bootstrap with --identity-path so that the identity stays",
     "something listens there but sends nothing": "start the bootstrap again; if a router forwards port {port}, check "
-    "where to",
+    "to which machine",
     "it takes connections but doesn't answer": "start the bootstrap again; if that doesn't help, end other programs on "
     "its machine",
     "something else answers there": "another program has port {port} of {host}: take the address from the "
     "bootstrap's join line",
     "connection closed at once": "start the bootstrap again, and take the address from its join line",
-    "no route to": "check this machine's network: `ip route get {host}`; if that is well, {host} is off, or its "
+    "no route to": "check this machine's network: `ip route get {host}`; if it shows a route, {host} is off, or its "
     "firewall rejects port {port}",
 }
-"""Beginning of a reason -> its mend."""
+"""Beginning of the reason why a peer doesn't answer -> the advice."""
 _ANY = "take the address from the bootstrap's join line"
 
 

@@ -20,7 +20,7 @@ from p2p_diloco.observe.figures import bytes_of
 from p2p_diloco.planning.memory import NODE_BYTES, per_parameter
 
 SAVED_PER_PARAMETER = 16
-"""Bytes of a checkpoint for each parameter: global value and outer momentum, and AdamW's two moments, 4 each."""
+"""Bytes of a checkpoint for each parameter: 4 each for the global value, the outer momentum and AdamW's two moments."""
 ROOM_BYTES = 1_000_000_000
 """If the model's size is unknown, less free disk space than this for its checkpoints is a warning."""
 _TRIED_BYTES = 64 * 1024
@@ -42,7 +42,7 @@ def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
     needed = NODE_BYTES + each * parameters
     text = (
         f"{bytes_of(needed, ' ')} needed beside the model and its optimizer "
-        f"({each} bytes for each of {parameters:,} parameters, and {bytes_of(NODE_BYTES, ' ')}); {free}"
+        f"({each} bytes for each of {parameters:,} parameters, and {bytes_of(NODE_BYTES, ' ')} for the node); {free}"
     )
     if needed <= free_bytes:
         return Finding("memory", "ok", text)
@@ -50,7 +50,7 @@ def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
 
 
 def free_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """This machine's free memory in bytes. In a container it is what the container's limit leaves, if that is less."""
+    """The bytes of memory that are free on this machine; in a container, what the container's limit leaves if less."""
     return min([psutil.virtual_memory().available, *_left_in(cgroups)])
 
 

@@ -39,7 +39,8 @@ class Ports:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether this peer listens on loopback only, so that only this machine can reach it."""
+        """Whether this peer listens on loopback only, so that only this machine can reach it. Also true if it listens
+        nowhere."""
         return all(is_loopback(address) for address in self.listen)
 
 
@@ -65,7 +66,7 @@ def own_hosts() -> set[str]:
 
 
 def on_the_internet(place: str) -> bool:
-    """Whether an IP address is valid on the whole internet. Any name other than localhost counts as such an address."""
+    """Whether a host is public: an IP address that is valid on the whole internet, or any name but localhost."""
     try:
         return ip_address(place).is_global
     except ValueError:
@@ -101,8 +102,7 @@ def _direct_port(peer: PeerConfig, wished: Sequence[str]) -> list[Finding]:
 
 
 def _announced(peer: PeerConfig, wished: Sequence[str]) -> list[Finding]:
-    """Findings on the announced addresses, as far as the settings alone can show an error. Empty if nothing is
-    wrong."""
+    """Findings on the announced addresses: the errors that the settings alone can show. Empty if there are none."""
     key = flag("announce_maddrs")
     if peer.announce_maddrs and not any(map(port_of, wished)):
         number = port_of(peer.announce_maddrs[0]) or USUAL_PORT

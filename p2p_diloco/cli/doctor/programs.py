@@ -28,7 +28,8 @@ _REINSTALL = "install it again: pip install --force-reinstall {}"
 
 
 def versions() -> Finding:
-    """The versions of this package, Python, torch and Hivemind, as a finding. It is bad if they don't fit together."""
+    """The versions of this package, Python, torch and Hivemind, as a finding. It is bad if torch or Hivemind is
+    missing, or if the versions don't fit together."""
     installed = {name: version_of(name) for name in SHOWN}
     told = [f"p2p_diloco {__version__}", f"Python {platform.python_version()}"]
     text = ", ".join(told + [f"{name} {version or 'is missing'}" for name, version in installed.items()])
@@ -52,7 +53,8 @@ def version_of(package: str) -> str | None:
 
 
 def _pins() -> dict[str, str]:
-    """The packages that this package needs in one exact version: name -> version."""
+    """The packages that this package needs in one exact version: name -> version. Empty if this package isn't
+    installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         needed = (_PINNED.match(line) for line in metadata.requires(PACKAGE) or ())
         return {found[1]: found[2] for found in needed if found is not None}
@@ -89,7 +91,7 @@ async def p2pd(path: Path | None) -> Finding:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             process.kill()
         await process.wait()
-        mend = "look whether this machine is overloaded, or a virus scanner holds it"
+        mend = "check whether this machine is overloaded, or a virus scanner blocks p2pd"
         return Finding("p2pd", "bad", f"{path} doesn't print its flags within {START_S:g} s", mend)
     if b"-hostAddrs" in said:
         return Finding("p2pd", "ok", f"{path} runs")

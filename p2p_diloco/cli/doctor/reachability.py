@@ -26,7 +26,7 @@ _FIREWALLS = {
     "nft": "sudo nft insert rule inet filter input tcp dport {port} accept",
     "iptables": "sudo iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
 }
-"""Program of a firewall -> the command that opens a port; the first program that is installed decides."""
+"""Program of a firewall -> the command that opens a port. Of several installed programs the first one counts."""
 _ELSE = "where that can't be done, nothing is lost: the peer exchanges through relays"
 
 
@@ -59,8 +59,8 @@ class Position:
 
     @property
     def behind_nat(self) -> bool:
-        """Whether a NAT lies between this machine and the initial peers. The address at which they see this machine
-        decides. If it is unknown, the addresses on both sides are compared."""
+        """Whether a NAT lies between this machine and the initial peers: whether they see this machine at an address
+        that isn't its own. If that is unknown: whether one of them has a public address, and this machine has none."""
         if self.seen_at:
             return self.outside is not None
         far = any(on_the_internet(host(address)) for address in self.dialled)
@@ -102,8 +102,8 @@ def nat(here: Position) -> Finding | None:
 
 
 def reachable(here: Position, installed: Callable[[str], object] = shutil.which) -> Finding | None:
-    """Judge whether other peers can dial this one. None if no initial peer answered, or if `nat` already reports the
-    reason."""
+    """Judge whether other peers can dial this one. None if no initial peer answered, if this peer can't listen at any
+    address, or if `nat` already reports the reason."""
     if here.peer.client_mode:
         return Finding("reachable", "ok", "client mode: no peer dials this one, and it leaves aggregating to others")
     if not here.dialled or not here.ports.listen:
@@ -172,8 +172,8 @@ def _mend(here: Position, installed: Callable[[str], object]) -> str:
 
 
 def _open(port: int, installed: Callable[[str], object]) -> str:
-    """A sentence that says how to open a port in this machine's firewall. It has the command, if the firewall is
-    known."""
+    """A sentence that says how to open a port in this machine's firewall, with the command if the firewall's program
+    is known."""
     command = next((text for name, text in _FIREWALLS.items() if installed(name)), None)
     firewall = f": `{command.format(port=port)}`" if command else ""
     fixed = f"join with {flag('host_maddrs')} /ip4/0.0.0.0/tcp/{port}"

@@ -30,7 +30,8 @@ ORDER = (
     "direct",
     "doctor",
 )
-"""The names of all findings, in the order in which they are shown: first those that are bad, last those that are ok."""
+"""The names of all findings, in the order in which findings of the same verdict are shown. Bad findings come first, ok
+ones last."""
 _RANK = {"bad": 0, "warn": 1, "ok": 2}
 
 
@@ -50,23 +51,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link to one peer, as measured. A value is None if it was not measured."""
+    """The link to one peer, as measured. `rtt_s`: seconds until a small message was answered. A value is None if it was
+    not measured."""
 
     peer_id: str
     name: str
     """The peer's name in its run; "initial peer" if it has none."""
     address: str
-    """The address at which it was reached, without the identity."""
+    """The multiaddr at which the peer was reached, without its peer id."""
     rtt_s: float | None = None
     rate: float | None = None
     """Bytes a second to the peer, in one transfer over libp2p."""
     way: str | None = None
-    """The path that payloads take to it: "direct", "libp2p" or "relayed"."""
+    """The path that payloads to the peer take: "direct", "libp2p" or "relayed"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings and links. Findings that must be mended come first, then warnings, then those that are well."""
+    """All findings and links. Bad findings come first, then warnings, then those that are ok. `took_s`: how long the
+    checks took."""
 
     findings: tuple[Finding, ...]
     links: tuple[Link, ...]

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 PEERS_MAX = 8
 """The most peers of the run that are visited."""
 PATIENT_S = 60.0
-"""`connect_timeout_s` of the connections here. `DirectChannel` waits a tenth of it for a direct connection."""
+"""`connect_timeout_s` of the connections here. `DirectChannel` waits a tenth of this for a direct connection."""
 
 
 async def found(peer: PeerConfig, initial_peers: Sequence[str]) -> list[PeerStatus]:
-    """The peers of the run by their records, newest first. None of them is asked.
+    """The peers of the run that have addresses, as their records describe them; the newest record first. No peer itself
+    is asked.
 
     Raises:
         P2PDilocoError: no initial peer lets this one read the records.
@@ -114,8 +115,8 @@ def peers(
     links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int, private: Sequence[str] = ()
 ) -> Finding | None:
     """Whether the run's peers can be reached from here; None without peers. `unreached`: the name and the visit of each
-    peer that didn't answer; `left_out`: how many peers were not visited; `private`: names of private ones, which
-    are not visited either."""
+    peer that didn't answer; `left_out`: how many more peers there are, which were not visited; `private`: names of
+    the private peers, which are not visited either."""
     told, count = list[str](), len(links) + len(unreached)
     if unreached:
         named = (f"{name} at {without_peer(seen.address)} ({seen.unreached})" for name, seen in unreached)
@@ -135,7 +136,8 @@ def peers(
 
 
 def direct(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
-    """Whether payloads to the run's peers can go over direct connections; None if that is not known."""
+    """Whether payloads to the run's peers can go over direct connections. None if the run is private, or no peer was
+    reached."""
     if peer.invite is not None:
         return None
     reached = [link for link in links if link.way is not None]

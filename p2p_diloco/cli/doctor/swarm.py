@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
 
 SMALL_S, MIDDLE_S, LARGE_S = 2.0, 3.0, 4.0
-"""Deadlines for an answer to a question of some bytes, of 16 KiB and of `LARGE_BYTES`."""
+"""Deadlines for an answer: to a question of a few bytes, to one of 16 KiB, and to one of `LARGE_BYTES` or more."""
 TRIES = 3
 """How often a small question is asked; the shortest time counts."""
 MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 16 << 10, 256 << 10, 2 << 20
@@ -33,8 +33,9 @@ _NOT_HIVEMIND = "something else answers there, not Hivemind's DHT"
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The result of visiting one peer. `unreached`: why the peer can't be reached; the other values are then
-    unknown."""
+    """The result of visiting one peer. `unreached`: why the peer can't be reached; the other values are then unknown.
+    `rtt_s`: seconds until a small question was answered; `clock_ahead_s`: seconds by which the peer's clock is ahead of
+    this machine's."""
 
     address: str
     unreached: str | None = None
@@ -43,6 +44,7 @@ class Visit:
     trouble: Literal["stalls", "slow"] | None = None
     """stalls: not even 16 KiB pass; slow: these pass, but `LARGE_BYTES` take longer than `LARGE_S`."""
     rate: float | None = None
+    """Bytes a second to the peer; None if they were not measured."""
 
 
 async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
@@ -115,8 +117,8 @@ def clock(visits: Sequence[Visit]) -> Finding | None:
 
 
 def transfer(visits: Sequence[Visit], device: str) -> Finding | None:
-    """Judge whether large messages pass to the visited peers. None if none was tried. `device`: the network interface
-    that the advice names."""
+    """Judge whether large messages pass to the visited peers. None if no large message was sent. `device`: the network
+    interface that the advice names."""
     stalled = [each for each in visits if each.trouble == "stalls"]
     slow = [each for each in visits if each.trouble == "slow"]
     passed = [each for each in visits if each.rate is not None]

@@ -21,7 +21,7 @@ from p2p_diloco.observe.plot import write_png
 from p2p_diloco.planning.advice import advise
 
 WIDTH = 80
-"""Columns where the output is no terminal."""
+"""Columns of the output if it is not a terminal."""
 
 
 def plan(
@@ -44,7 +44,7 @@ def plan(
 
 
 def check_papers(*, as_json: bool) -> int:
-    """Print the papers' figures beside ours. Returns the exit status: 1 if one differs by more than it may."""
+    """Print the papers' figures beside ours. Returns the exit status: 1 if one differs by more than it may, else 0."""
     if as_json:
         typer.echo(json.dumps(papers.as_object(), indent=2))
     else:

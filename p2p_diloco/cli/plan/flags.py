@@ -1,6 +1,6 @@
 """Declares the flags of `plan`.
 
-Law: declares; what carries the command out is loaded only when it runs.
+Law: only declares. The modules that carry the command out are loaded only when it runs.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def _machine(help_: str, metavar: str, **more: Any) -> Any:
 def plan(
     ctx: typer.Context,
     params: str | None = _work("Trained parameters of the model: 150M, 1B.", "N"),
-    model: Path | None = _work("In place of it: a checkpoint of a run, or Transformers' config.json.", "PATH"),
+    model: Path | None = _work("Instead of --params: a run's checkpoint, or a Transformers config.json.", "PATH"),
     tokens_per_step: str | None = _work("Tokens of an inner step of one peer: 16k.", "N"),
     tokens: str | None = _work("Tokens to train on, of all peers together: 10B.", "N"),
-    utilisation: float = _work("The share of time that should be training.", "X", 0.95),
-    peers: int | None = _machine("How many peers; unset: as many as a list below has.", "K", min=1),
-    bandwidth: str | None = _machine("Of a peer's link, its slower direction: 50mbit; or one for each.", "RATE[,...]"),
+    utilisation: float = _work("The fraction of the time that should be training.", "X", 0.95),
+    peers: int | None = _machine("Number of peers; unset: as many as a list below has values.", "K", min=1),
+    bandwidth: str | None = _machine("Speed of a link's slower direction: 50mbit; or one for each.", "RATE[,...]"),
     latency: str | None = _machine("Round trip between two peers: 60ms; or one for each peer.", "TIME[,...]"),
-    step_time: str | None = _machine("Seconds of an inner step; or one for each peer.", "X[,...]"),
+    step_time: str | None = _machine("Time of an inner step: 0.5; or one for each peer.", "X[,...]"),
     measure: bool = Option(
-        False, "--measure", help="Run the script after -- for a while: time its steps.", rich_help_panel=_MACHINES
+        False, "--measure", help="Run the script after --, and time its steps.", rich_help_panel=_MACHINES
     ),
     measure_steps: int = Option(20, min=3, help="Steps to time.", metavar="N", rich_help_panel=_MACHINES),
     sync_every: str | None = _setting("sync_every", "N"),

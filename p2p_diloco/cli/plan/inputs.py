@@ -26,13 +26,13 @@ from p2p_diloco.settings import read_settings
 PEERS_MAX = 1000
 COUNT_MAX = 1e15
 LONE_LINK = 1e9
-"""Stands for the link of a peer that is alone; nothing is sent over it."""
+"""The bandwidth assumed for a peer that is alone, in bytes a second; it sends nothing."""
 _SECONDS = {"": 1.0, **TIMES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The flags as given. `command`: the words after --, if the steps of a script are to be timed."""
+    """The flags as given; None: not given. `command`: the command after --; None: no script's steps are to be timed."""
 
     params: str | None = None
     model: Path | None = None
@@ -49,7 +49,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the records of a run that goes on tell; empty without such a run. Rates are bytes a second."""
+    """What the records of a run in progress say; empty if the user named no run. `links`: bytes a second, by peer;
+    `steps_s`: seconds of an inner step, by peer; 0 in either: not measured."""
 
     params: int = 0
     config: Mapping[str, object] = field(default_factory=dict)
@@ -60,7 +61,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """All that is to be answered."""
+    """The inputs of a forecast and of its advice. `wanted`: the utilisation; `tokens`: how many to train on (None:
+    unknown); `names`: of the peers; `notes`: for the user, what was assumed or taken from elsewhere."""
 
     forecast: Forecast
     wanted: float
@@ -70,7 +72,7 @@ class Question:
 
 
 def question(asked: Asked, settings: Mapping[str, object], config_file: Path | None) -> Question:
-    """Read all inputs.
+    """Read all inputs. `settings`: the settings that flags gave, by key.
 
     Raises:
         UsageError, ConfigError: a value is missing or can't be used. NoBootstrapReached: no peer of the run answers.
@@ -140,8 +142,9 @@ def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:
 def _recorded(
     what: str, values: Sequence[float], peers: int, worst: Callable[[Sequence[float]], float], notes: list[str]
 ) -> list[float]:
-    """A run's measured values, one for each peer. A peer without one counts as the worst. If another number of peers is
-    asked for, all have the median. Empty if no peer has measured."""
+    """The values that a run's peers have measured, one for each peer; a peer that has measured none gets the `worst` of
+    the others. If the forecast is for another number of peers, the list has only the median. Empty if no peer has
+    measured one."""
     known = [each for each in values if each]
     if known and len(values) != peers:
         notes.append(f"{what}: the median of what the run's {len(values)} peers have measured")
@@ -153,7 +156,7 @@ def _recorded(
 
 
 def _values(text: str | None, key: str, units: Mapping[str, float], example: str) -> list[float]:
-    """The positive numbers of a flag; a latency may be 0, too. None: no numbers."""
+    """The numbers in a flag's `text`; empty if it is None. They must be positive; a latency may also be 0."""
     each_text = [] if text is None else text.split(",")
     found = [number(each, units) for each in each_text]
     for each, value in zip(each_text, found, strict=True):
@@ -205,7 +208,7 @@ def size_of(path: Path) -> int:
     return parameters_of(config)
 
 
-# -- a run that goes on
+# -- a run in progress
 
 
 def _seen(settings: Mapping[str, object], config_file: Path | None) -> Seen:

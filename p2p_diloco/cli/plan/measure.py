@@ -25,7 +25,7 @@ from p2p_diloco.settings import without_ours
 
 MEASURE_S = 600.0
 WARM_UP = 3
-"""Steps before those that count: compilation, and memory that is used for the first time."""
+"""Steps that are made before those that are timed: they compile, and use memory for the first time."""
 LOOK_EVERY_S = 0.05
 END_S = 10.0
 
@@ -44,14 +44,17 @@ def step_time(command: Sequence[str], steps: int) -> float:
         times = Path(folder) / "times"
         found, status = _run(command, times, steps + WARM_UP + 1)
     if not found:
-        ended = "made no step of a torch optimizer within" if status is None else f"ended (exit code {status}) before"
+        ended = (
+            "made too few steps of a torch optimizer within" if status is None else f"ended (exit code {status}) before"
+        )
         wrong = f"{ended} {MEASURE_S:.0f} s" if status is None else f"{ended} it made {WARM_UP + 3} steps"
         raise UsageError(wrong, key="--measure", value=" ".join(command), mend="mend it, or give --step-time")
     return max(statistics.median(later - earlier for earlier, later in pairwise(each[WARM_UP:])) for each in found)
 
 
 def _run(command: Sequence[str], times: Path, wanted: int) -> tuple[list[list[float]], int | None]:
-    """The times of the steps of each process that made enough, and the exit code; None: it was ended here."""
+    """Run the command until a process has made `wanted` steps. Returns the times at which each process made its steps,
+    for processes that made enough, and the command's exit code; None if this process ended the command."""
     here = os.pathsep.join([str(Path(__file__).parent / "timing"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**without_ours(os.environ), "PYTHONPATH": here, "PLAN_TIMES_FILE": str(times)}
     until = time.monotonic() + MEASURE_S

@@ -18,7 +18,8 @@ GUIDE_COLUMNS = ("exchange, s", "utilisation, %", "a fragment, s", "a window, s"
 
 
 def all_fit() -> bool:
-    """Whether every cell is within a step of the grid, and the guide's rows are exact."""
+    """Whether each computed bandwidth is at most one grid step from the published one, and each row of the reference
+    guide is computed exactly as published."""
     return all(cell.fits for cell in cells()) and all(row.computed() == row for row in GUIDE)
 
 
@@ -50,7 +51,7 @@ def drawn() -> Iterator[str]:
     yield f"{fit} of {len(found)} cells are within one step of the papers' grid ({exact} are equal), with a"
     yield f"payload factor of {PAYLOAD_FACTOR:.2f} that only this check uses"
     yield ""
-    yield "The guide, at bf16, 1 Gbit/s, H=500, 1 s a step (fragments): published/computed"
+    yield "A guide, bf16, 1 Gbit/s, H=500, steps of 1 s (fragments): published/computed"
     yield " " * NAME + "".join(f"{title:>{CELL + 3}}" for title in GUIDE_COLUMNS)
     for published in GUIDE:
         both = zip(published[3:], published.computed()[3:], strict=True)

@@ -20,7 +20,7 @@ from p2p_diloco.planning.forecast import Course, Forecast
 SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
 POINTS, ROWS = 60, 8
 DECADES = 2
-"""The curves go so many powers of ten below and above the links' bandwidth."""
+"""The curves cover this many powers of ten below and above the bandwidth of the slowest link."""
 
 
 def as_object(question: Question, advice: Advice) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _sent(course: Course, units: float) -> str:
 
 
 def _columns(rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """A table with its titles underlined: the first column to the left, the others to the right."""
+    """A table with its titles underlined. The first column is aligned to the left, the others to the right."""
     head, *body = rows
     widths = [max(len(row[column]) for row in (head, *body) if column < len(row)) for column in range(len(head))]
     for row in (head, tuple("─" * width for width in widths), *body):
@@ -157,7 +157,7 @@ def _columns(rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> Ite
 
 
 def verdict(forecast: Forecast) -> str:
-    """Whether it pays, in a sentence."""
+    """A sentence that says whether the run pays."""
     gain = forecast.course.units_per_second / forecast.alone.units_per_second
     if forecast.peers == 1:
         return "One peer alone exchanges nothing."
@@ -203,8 +203,8 @@ def _plot(forecast: Forecast, width: int) -> list[str]:
 
 
 def curves_of(forecast: Forecast) -> tuple[list[Curve], list[Moment], tuple[float, float]]:
-    """Utilisation by the bandwidth of the slowest link in Mbit/s, of this run and of data-parallel training; where the
-    user's link is; and the least and the greatest bandwidth."""
+    """The curves of utilisation by the bandwidth of the slowest link in Mbit/s, of this run and of data-parallel
+    training; a mark at the user's slowest link; and the least and the greatest bandwidth of the curves."""
     here = 8e-6 * min(each.link for each in forecast.machines)
     low, high = here / 10**DECADES, here * 10**DECADES
     links = [low * (high / low) ** (point / POINTS) for point in range(POINTS + 1)]

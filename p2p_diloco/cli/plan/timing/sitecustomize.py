@@ -25,7 +25,7 @@ class Watching(MetaPathFinder):
     """Finds the module of torch's optimizers, and hooks their steps once it is loaded."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As the import system asks. It leaves every other module to the finders after it."""
+        """Called by the import system for each module. None for other modules: the next finders look for them."""
         if name != MODULE:
             return None
         sys.meta_path.remove(self)
@@ -42,7 +42,7 @@ class Watching(MetaPathFinder):
 
 
 class Steps:
-    """Writes the time of each step of the first optimizer, a line each."""
+    """Writes the time of each step of the first optimizer that steps, one time a line, into this process's file."""
 
     def __init__(self) -> None:
         self._first: object = None
