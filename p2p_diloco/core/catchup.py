@@ -371,8 +371,8 @@ class CatchUp:
         return state.version != mine and descends(state.version, state.history, mine)
 
     def _switch(self, switching: Switching, now: float) -> list[Effect]:
-        """Once every shard that differs has arrived, replace all of them at once. This changes the replica to the other
-        lineage."""
+        """Once all shards that differ from the donor's have arrived, replace them together: the replica is then on the
+        donor's lineage. Give the change up instead if the replica's model version would not become higher."""
         if switching.missing():
             return []
         greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged

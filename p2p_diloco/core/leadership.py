@@ -45,9 +45,9 @@ class Leadership:
 
     def target(self) -> tuple[int, str]:
         """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
-        is the holder, even a private one, while it is `able`; else this peer, if it is a candidate and has passed the
-        holder over; else the next able candidate; if none is left, the able peer with the lowest id. In the last two
-        cases reachable peers come before private ones."""
+        is the holder of the present term, even a private one, while it is `able`; else this peer, if it is a candidate
+        and has passed the holder over; else the next able candidate; if none is left, the able peer with the lowest id.
+        In the last two cases reachable peers come before private ones."""
         if self.able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()

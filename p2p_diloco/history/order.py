@@ -83,8 +83,8 @@ def _death(peer: str, streams: Mapping[str, Sequence[Entry]], times: Mapping[str
 
 
 def key_of(message: Message) -> Hashable:
-    """What a sent message and the received one have in common. A state may be newer than the one that was to be
-    sent."""
+    """Return the key by which a sent message is matched with the received one: the message itself. For a State it is
+    only the type and the shard, because a newer state may have been sent than the one in the sender's history."""
     return (State, message.shard) if isinstance(message, State) else message
 
 

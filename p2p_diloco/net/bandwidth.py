@@ -31,8 +31,8 @@ aggregators doesn't follow each fluctuation."""
 class Meter:
     """Measures the bandwidth of one direction. Its clock runs only while payloads to or from at least two peers are
     under way. When a payload reports new bytes, they are spread evenly over the time since its last report. Each second
-    of the clock (`WINDOW_S`) gives one reading: the bytes of that second. The reading is taken once every payload under
-    way has reported a later time."""
+    of the clock (`WINDOW_S`) gives one reading: the bytes of that second. It is read as soon as no payload
+    under way can add bytes to it: when each of them has reported since the second ended."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)

@@ -135,8 +135,8 @@ def founders_key(run_id: str) -> RunKey:
 
 
 def founders_own(run_id: str, key: RunKey) -> Invitation:
-    """A new invitation for this process alone, which has the run key. So an invitation for others can be revoked, and
-    the founder stays a member."""
+    """A new invitation that only this process uses; it has the run key. If the invitation for others is revoked, the
+    founder stays a member."""
     grant, seed = key.grant("worker", FOUNDER, time.time() + SHARED_FOR_S)
     return Invitation(run_id, (), grant, seed, key.secret)
 

@@ -103,10 +103,11 @@ class Beginning:
         await asyncio.Event().wait()
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
-        """Wait until training may start, then let the trainer start. If the run has ended, this peer waits until it has
-        fetched the last state; or, if its checkpoint has that state, until the others have fetched it (`ending`). After
-        a start from a checkpoint, this peer waits until the others are back (`restart`). With `new_generation` it
-        doesn't wait. This call doesn't return: only an error or a cancellation ends it."""
+        """Hold the trainer back until training may start, then let it start. A peer without a checkpoint waits until it
+        holds the run's state; a peer with one also until the peers of the last round are back. If the run has ended,
+        the trainer waits until this peer has fetched the last state; or, if its checkpoint has that state, until the
+        others have fetched it. With `new_generation` it doesn't wait. Once the trainer may start, this call stays open
+        until it is cancelled."""
         local, replica, group = self._common.local, self._common.replica, self._last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)

@@ -177,7 +177,7 @@ class DataNode(Handler):
             try:
                 await publish(self._transport, run_id, self._served.name, record)
             except Exception:  # the next turn may succeed
-                log.warning("this data node's record can't be stored", exc_info=True)
+                log.warning("this data node's record can't be stored in the DHT; trying again", exc_info=True)
             if not turn:
                 ready()
             await asyncio.sleep(PUBLISH_EVERY_S)

@@ -154,7 +154,7 @@ class Ending:
         try:
             await within(within_s, telling)
         except Exception:
-            log.warning("the record of the run's end can't be stored", exc_info=True)
+            log.warning("the record of the run's end can't be stored in the DHT", exc_info=True)
 
     async def _tell(self) -> None:
         if self._replica.finished:

@@ -91,7 +91,7 @@ async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus],
             try:
                 taken = await dht.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
             except Exception:  # a failed record must not end the run
-                log.warning("this peer's record can't be stored", exc_info=True)
+                log.warning("this peer's record can't be stored in the DHT; trying again", exc_info=True)
             else:
                 log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
             published = record

@@ -43,7 +43,7 @@ async def keep(dht: Records, key: str, value: bytes, ttl_s: float, every_s: floa
         try:
             await store(dht, key, value, ttl_s)
         except Exception:  # the other peers renew it too
-            log.warning("the record %s can't be stored", key, exc_info=True)
+            log.warning("the record %s can't be stored in the DHT; trying again", key, exc_info=True)
         await asyncio.sleep(every_s)
 
 

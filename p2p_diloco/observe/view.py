@@ -64,8 +64,8 @@ class Drawing:
                 yield Segment.line()
 
     def _parts(self, width: int) -> Iterator[tuple[int, RenderableType]]:
-        """Yield (rank, part) for each part of the screen, from top to bottom. The part of the highest rank drops out
-        first."""
+        """Yield (rank, part) for each part of the screen, from top to bottom. If the screen has too few lines for
+        all parts, the part with the greatest number as its rank is left out first."""
         browsing, seen = self.browsing or Browsing(), self.seen
         one = browsing.chosen(seen.peers) if browsing.alone else None
         peers = [one] if one is not None else browsing.sort(seen.peers)

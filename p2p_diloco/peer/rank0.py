@@ -61,7 +61,8 @@ class OtherRanks:
         return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
 
     def _answer(self, rank: int, link: RankLink) -> Message:
-        """Receive the next message of a rank. A rank on another host may first write and read values here."""
+        """Receive the next message of a rank. Until it comes, carry out the rank's requests to write or read values in
+        `memory`; only a rank on another host makes such requests."""
         while "which" in (message := self._next(rank, link)):
             values, ranges = self.memory[message["which"]], message["ranges"]
             if message["kind"] == "put":

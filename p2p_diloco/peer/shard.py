@@ -186,8 +186,8 @@ class Shard:
             mend = "call optimizer.step() after the loop, then loop again"
             raise UsageError("batches of the last loop are in no step", key="shard", value=self.data.name, mend=mend)
         self.rested = True
-        text = "no data is left for this peer, and its last batches are in no step yet, so the loop over %r ends"
-        log.info(text, self.data.name)
+        text = "no data is left for this peer but batches that are in no step: call optimizer.step(), then loop again"
+        log.info("the loop over %r ends early: %s", self.data.name, text)
 
     # -- what the hook does
 

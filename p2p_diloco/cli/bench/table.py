@@ -154,7 +154,9 @@ STEPS: Columns = {
 
 
 def _columns(sound: Sequence[Figures], key: str, shown: Callable[[float], str]) -> Columns:
-    """A column for each name that occurs in any group. The parts of a round keep their order."""
+    """Make the columns for a figure that is a mapping by name, such as the seconds by part of a round: one for each
+    name that occurs in any group. Parts of a round come first, in the order of `ORDER`. A group without the name shows
+    `NONE`."""
 
     def cell(name: str, told: Figures) -> str:
         return shown(told[key][name]) if name in told[key] else NONE
