@@ -81,8 +81,7 @@ class AsynchronousLog(ShardLog):
         return []
 
     def watched(self) -> set[str]:
-        _, holder = self.lead.target()
-        watched = {holder, self.own.recipient(holder)} if self.own.mine is not None else set()
+        watched = {self.lead.target()[1]} if self.own.mine is not None else set()
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
@@ -387,12 +386,13 @@ class AsynchronousLog(ShardLog):
         return super().asked_by(sender, request, now)
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send the
-        submission to that peer at once: that version's state may take so long that the aggregator changes again."""
+        """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send that peer a
+        copy of the submission at once: that version's state may take so long that the aggregator changes again."""
+        self.own.forget_copy(sender)
         if self.frozen or self.relation(refusal.base) != "ahead":
             return super().outdated(sender, refusal, now)
         known = self.roster.live(refusal.holder) or self.roster.presumed(refusal.holder)
-        return self.own.follow(sender, refusal.holder if known else sender, refusal.base.epoch)
+        return self.own.follow(sender, refusal.holder) if known else []
 
     def concede(self, term: int, holder: str) -> None:
         super().concede(term, holder)

@@ -83,8 +83,7 @@ def awaited(log: ShardLog) -> dict[str, float]:
         promises = {p: shorter if passed(p) else rules.promises_within for p in log.unpromised()}
         return found | promises | {p: rules.answered_within for p in promises if p in lead.ahead}  # its state is coming
     _, holder = lead.target()  # not the known holder, if this peer has passed that one over
-    received = holder == log.own.handed or holder in log.own.referrals
-    sent = received if log.own.sendable(log.version) else bool(log.round.inbox)
+    sent = log.own.handed == holder if log.own.sendable(log.version) else bool(log.round.inbox)
     if not sent or holder in (log.me, *lead.passed_over) or len(log.roster.workers()) < log.needed:
         return found
     return found | {holder: rules.commits_within}

@@ -21,8 +21,6 @@ class Sending:
         self.mine: Contribution | None = None
         self.handed: str | None = None  # the peer that received the contribution
         self.under_way: str | None = None  # the peer to which the contribution is being sent
-        # asynchronous: refusing peer → the peer to send to instead, and the epoch after which that peer aggregates
-        self.referrals: dict[str, tuple[str, int]] = {}
         self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
     # -- for the trainer

@@ -9,7 +9,7 @@ lineage of the trainer's base. `asynchronous` is the aggregator's side.
 from __future__ import annotations
 
 from .carry import Carried
-from .events import Effect, Note
+from .events import Effect, Note, Send
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -40,6 +40,8 @@ class Submitting(Sending):
         # when to send the submission again, and how many seconds to wait after that; kept from round to round
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
+        self.copied: str | None = None  # the peer that was sent a copy, because a refusal named it
+        self.copy_arrived, self.followed = False, ""  # whether that copy has arrived; the peer that refused
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
@@ -71,43 +73,42 @@ class Submitting(Sending):
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""
         super().begin(mine)
-        self.refused, self.over, self.referrals = None, False, {}
-
-    def recipient(self, holder: str) -> str:
-        """Return the peer to which the submission goes: ``holder`` or, if it has refused, the peer to which its refusal
-        leads, and so on from there."""
-        named, _ = self.referrals.get(holder, (holder, 0))
-        return holder if named == holder else self.recipient(named)
+        self.refused, self.over, self.copied, self.followed = None, False, None, ""
 
     def send_to(self, holder: str) -> list[Effect]:
-        return super().send_to(self.recipient(holder))
+        """Send the submission to the aggregator, as `Sending.send_to` does; a copy that was sent there suffices."""
+        if holder != self.copied:
+            return super().send_to(holder)
+        self.handed, self.under_way = (holder, None) if self.copy_arrived else (None, holder)
+        self.copied = None
+        return []
 
-    def follow(self, sender: str, named: str, epoch: int) -> list[Effect]:
-        """Handle a refusal by ``sender``, the last receiver of the submission: send the submission to ``named``, which
-        by that refusal aggregates after ``epoch``. One refusal of each peer is followed, and none that leads back;
-        otherwise peers that name each other could demand the submission without end."""
-        if self.mine is None or sender != (self.under_way or self.handed) or sender in self.referrals:
+    def follow(self, sender: str, named: str) -> list[Effect]:
+        """Handle a refusal by the last receiver of the submission: send a copy to the peer that aggregates by now. The
+        submission itself is sent as without the refusal, because a hostile peer may name any other. Only the first
+        refusal of a receiver is followed, so each change of the receiver leads to one copy at most."""
+        last, has_it = self.under_way or self.handed, named in (self.me, self.handed, self.under_way)
+        if self.mine is None or sender != last or sender == self.followed or has_it:
             return []
-        leads_on = named not in (self.me, sender, *self.referrals)
-        self.referrals[sender] = (named if leads_on else sender, epoch)
-        if not leads_on:
-            return []
-        self.handed = None
-        return super().send_to(named)
+        self.followed, self.copied, self.copy_arrived = sender, named, False
+        return [Send(named, self.mine)]
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
         super().delivered(to, message, ok)
-        if not ok:
-            self._leads_no_more_to(to)
+        if to == self.copied and self.mine is not None and message.id == self.mine.id:
+            self.copied, self.copy_arrived = to if ok else None, ok
 
     def lost(self, peer: str) -> None:
         super().lost(peer)
-        self._leads_no_more_to(peer)
+        self.forget_copy(peer)
 
-    def _leads_no_more_to(self, peer: str) -> None:
-        """Direct the submission again to the peers that named ``peer`` in a refusal. Their next refusals are not
-        followed."""
-        self.referrals = {p: (p if to == peer else to, epoch) for p, (to, epoch) in self.referrals.items()}
+    def forgotten_by(self, peer: str) -> None:
+        super().forgotten_by(peer)
+        self.forget_copy(peer)
+
+    def forget_copy(self, peer: str) -> None:
+        """Handle a peer that has not got the copy of the submission, has lost it, or has refused it."""
+        self.copied = None if self.copied == peer else self.copied
 
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
@@ -124,7 +125,7 @@ class Submitting(Sending):
             self.wait(now, self.patience)
         elif now >= self.again_at:
             self.wait(now, min(2 * self.patience, self.rules.say_again))
-            self.handed = None
+            self.handed = self.copied = None
             return True
         return False
 
@@ -142,9 +143,6 @@ class Submitting(Sending):
         without a refusal: where the aggregator changes often and states take long, the submission may never reach the
         peer that would refuse it."""
         mine, version, ended = self.mine, state.version, final(state, self.rules)
-        over = {p for p, (_, epoch) in self.referrals.items() if epoch <= version.epoch}
-        self.referrals = {p: named for p, named in self.referrals.items() if p not in over}
-        self.handed = None if self.handed in over else self.handed  # it has refused, but may aggregate now
         if mine is None:
             return []
         counts, grown = settled(mine, state.counted.get(self.me)), grown_from(state, mine.base)
