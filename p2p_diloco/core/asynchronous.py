@@ -371,6 +371,7 @@ class AsynchronousLog(ShardLog):
             return []
         unheard, self.unheard = self.unheard, {}
         effects: list[Effect] = [Send(p, held) for p, held in unheard.items() if held.version == self.version]
+        effects += self.own.follow(self.state)
         return effects + self.deliver(now) if self.own.sends_again(now) else effects
 
     # -- failover
@@ -386,13 +387,9 @@ class AsynchronousLog(ShardLog):
         return super().asked_by(sender, request, now)
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """Handle a refusal. If it names the aggregator of a version that this replica has not reached, send that peer a
-        copy of the submission at once: that version's state may take so long that the aggregator changes again."""
-        self.own.forget_copy(sender)
-        if self.frozen or self.relation(refusal.base) != "ahead":
-            return super().outdated(sender, refusal, now)
-        known = self.roster.live(refusal.holder) or self.roster.presumed(refusal.holder)
-        return self.own.follow(sender, refusal.holder) if known else []
+        if self.relation(refusal.base) == "ahead" and self.roster.live(refusal.holder):
+            self.own.refers(sender, refusal)
+        return super().outdated(sender, refusal, now)
 
     def concede(self, term: int, holder: str) -> None:
         super().concede(term, holder)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from .carry import Carried
 from .events import Effect, Note, Send
-from .messages import Contribution, Stale, State
+from .messages import Contribution, Outdated, Stale, State
 from .rules import Rules
 from .sending import Sending
-from .state import final, grown_from
+from .state import final, grown_from, relation
 from .version import ContributionId, Version
 
 ENDED = "the run has ended"
@@ -40,8 +40,8 @@ class Submitting(Sending):
         # when to send the submission again, and how many seconds to wait after that; kept from round to round
         self.again_at, self.patience = 0.0, 0.0
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
-        self.copied: str | None = None  # the peer that was sent a copy, because a refusal named it
-        self.copy_arrived, self.followed = False, ""  # whether that copy has arrived; the peer that refused
+        self.referral: Outdated | None = None  # a refusal of the present submission that may be followed
+        self.followed: set[str] = set()  # the peers that gave such refusals, and those that they named
         self.over = False  # the exchange is over, but the trainer has not merged the result yet
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
@@ -73,42 +73,24 @@ class Submitting(Sending):
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""
         super().begin(mine)
-        self.refused, self.over, self.copied, self.followed = None, False, None, ""
+        self.refused, self.over, self.referral, self.followed = None, False, None, set()
 
-    def send_to(self, holder: str) -> list[Effect]:
-        """Send the submission to the aggregator, as `Sending.send_to` does; a copy that was sent there suffices."""
-        if holder != self.copied:
-            return super().send_to(holder)
-        self.handed, self.under_way = (holder, None) if self.copy_arrived else (None, holder)
-        self.copied = None
-        return []
+    def refers(self, sender: str, refusal: Outdated) -> None:
+        """Handle a refusal by the last receiver of the submission, which names the aggregator of a newer version. In
+        one exchange each peer gets one copy at most, and one refusal of each is followed, because hostile peers may
+        name any others."""
+        last, named = self.under_way or self.handed, refusal.holder
+        if sender == last and not self.followed & {sender, named} and named not in (self.me, self.handed, last):
+            self.followed |= {sender, named}
+            self.referral = refusal
 
-    def follow(self, sender: str, named: str) -> list[Effect]:
-        """Handle a refusal by the last receiver of the submission: send a copy to the peer that aggregates by now. The
-        submission itself is sent as without the refusal, because a hostile peer may name any other. Only the first
-        refusal of a receiver is followed, so each change of the receiver leads to one copy at most."""
-        last, has_it = self.under_way or self.handed, named in (self.me, self.handed, self.under_way)
-        if self.mine is None or sender != last or sender == self.followed or has_it:
+    def follow(self, state: State | None) -> list[Effect]:
+        """Send a copy of the submission to the peer that, by a refusal, aggregates on a newer version, if that version
+        has not come since. Its state may take so long that its aggregator changes again."""
+        referral, self.referral = self.referral, None
+        if self.mine is None or referral is None or relation(state, referral.base) != "ahead":
             return []
-        self.followed, self.copied, self.copy_arrived = sender, named, False
-        return [Send(named, self.mine)]
-
-    def delivered(self, to: str, message: Contribution, ok: bool) -> None:
-        super().delivered(to, message, ok)
-        if to == self.copied and self.mine is not None and message.id == self.mine.id:
-            self.copied, self.copy_arrived = to if ok else None, ok
-
-    def lost(self, peer: str) -> None:
-        super().lost(peer)
-        self.forget_copy(peer)
-
-    def forgotten_by(self, peer: str) -> None:
-        super().forgotten_by(peer)
-        self.forget_copy(peer)
-
-    def forget_copy(self, peer: str) -> None:
-        """Handle a peer that has not got the copy of the submission, has lost it, or has refused it."""
-        self.copied = None if self.copied == peer else self.copied
+        return [Send(referral.holder, self.mine)]
 
     def sendable(self, version: Version | None) -> bool:
         """Whether an aggregator could still count the submission. The shard's version does not matter."""
@@ -125,7 +107,7 @@ class Submitting(Sending):
             self.wait(now, self.patience)
         elif now >= self.again_at:
             self.wait(now, min(2 * self.patience, self.rules.say_again))
-            self.handed = self.copied = None
+            self.handed = None
             return True
         return False
 

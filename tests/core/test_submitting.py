@@ -19,7 +19,6 @@ from p2p_diloco.core.events import (
     Note,
     Release,
     Send,
-    SendFailed,
 )
 from p2p_diloco.core.messages import Contribution, Counted, Outdated, Plan, Stale, State
 from p2p_diloco.core.passing import awaited
@@ -127,97 +126,83 @@ def test_a_submission_is_sent_again_though_its_shard_moves_on(peer: Any) -> None
     assert sent == [contribution]
 
 
-def referred(peer: type[Peer]) -> tuple[Any, Contribution]:
-    """a's submission has reached c, the aggregator that a knows; by c's word b aggregates after epoch 5, and a has sent
-    b a copy."""
-    a = running(peer, "a")
-    a.meet("d")
-    [contribution] = to(a.contribute(), "c", Contribution)
-    a.feed(Delivered("c", contribution))
-    assert a.hear("c", Outdated(0, a.version(5), 0, "b")) == [Send("b", contribution)]
-    return a, contribution
-
-
 def sent(effects: list[Effect]) -> list[str]:
     """The peers to which a contribution is sent."""
     return [effect.to for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Contribution)]
 
 
+def refer(a: Any, sender: str, named: str, version: Version | None = None) -> list[str]:
+    """A refusal names the aggregator of epoch 5, or of another version; returns the peers to which a sends its
+    submission until the next heartbeat."""
+    assert sent(a.hear(sender, Outdated(0, version or a.version(5), 0, named))) == []
+    return sent(a.pass_time(1.0))
+
+
 def arrives(a: Any, epoch: int, succession: str) -> list[str]:
-    """A state arrives from c; returns the peers to which a then sends its contribution."""
+    """A state arrives from c; returns the peers to which a then sends its submission."""
     a.hear("c", a.state(0, epoch, plan=Plan(tuple("abc"), tuple(succession))))
     return sent(a.feed(Filled(0, a.version(epoch), f"d{epoch}")))
 
 
-def test_a_copy_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any) -> None:
-    """It is sent there at once: that version's state may take so long that its aggregator changes again. When the state
-    comes, the copy suffices."""
-    a, contribution = referred(peer)
-    a.feed(Delivered("b", contribution))
-    assert arrives(a, 4, "cb") == []
-    assert arrives(a, 5, "bc") == []
-    assert sent(a.pass_time(12.0)) == ["b"]  # its answer may have been lost
-
-
-def test_a_copy_that_is_still_on_its_way_suffices_too(peer: Any) -> None:
-    a, contribution = referred(peer)
-    assert arrives(a, 5, "bc") == []
-    a.feed(SendFailed("b", contribution, gone=False))
-    assert sent(a.pass_time(1.0)) == ["b"]
-
-
-@pytest.mark.parametrize("how", ["fails", "restarts", "is refused there", "is refused there on this version", "dies"])
-def test_a_copy_that_was_lost_does_not_suffice(peer: Any, how: str) -> None:
-    a, contribution = referred(peer)
-    if how != "fails":
-        a.feed(Delivered("b", contribution))
-    match how:
-        case "fails":
-            a.feed(SendFailed("b", contribution, gone=False))
-        case "restarts":
-            assert sent(a.meet("b", incarnation=2)) == []
-        case "is refused there":
-            assert a.hear("b", Outdated(0, a.version(4), 0, "c")) == []
-        case "is refused there on this version":
-            assert a.hear("b", Outdated(0, a.held, 0, "c")) == []
-        case "dies":
-            a.lose("b")
-            a.meet("b", incarnation=2)
-    assert arrives(a, 5, "bc") == ["b"]
-
-
-def test_the_submission_takes_its_way_as_without_the_copy(peer: Any) -> None:
-    """A hostile aggregator may name any peer, and any epoch. The known one gets the submission again, and each other
-    peer that aggregates then."""
-    a, contribution = referred(peer)
-    a.feed(Delivered("b", contribution))
-    assert sent(a.pass_time(11.0)) == ["c"]
-    a.feed(Delivered("c", contribution))
-    assert awaited(a.replica.logs[0]) == {"c": a.rules.commits_within}
-    assert arrives(a, 2, "dc") == ["d"]
-
-
-def test_one_refusal_of_each_receiver_is_followed(peer: Any) -> None:
-    """Two peers that name each other could otherwise demand copies without end. Only the last receiver's refusal
-    counts, and only one that names a live peer and a version of this lineage."""
+def handed_to_c(peer: type[Peer]) -> tuple[Any, Contribution]:
+    """a's submission has reached c, the aggregator that a knows."""
     a = running(peer, "a")
     a.meet("d")
     [contribution] = to(a.contribute(), "c", Contribution)
     a.feed(Delivered("c", contribution))
-    newer = a.version(5)
-    assert a.hear("b", Outdated(0, newer, 0, "d")) == []  # it does not have the submission
-    for named in "acx":
-        assert a.hear("c", Outdated(0, newer, 0, named)) == []
-    assert a.hear("c", Outdated(0, a.version(5, generation=1), 0, "b")) == []
-    assert a.hear("c", Outdated(0, newer, 0, "b")) == [Send("b", contribution)]
-    assert a.hear("b", Outdated(0, newer, 0, "d")) == []
-    assert a.hear("c", Outdated(0, newer, 0, "d")) == []
-    a.hear("c", Stale(0, contribution.id, a.version(1000)))
-    assert sent(a.pass_time(11.0)) == ["c"]
+    return a, contribution
+
+
+def test_a_copy_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any) -> None:
+    """That version's state may take so long that its aggregator changes again."""
+    a, _ = handed_to_c(peer)
+    assert refer(a, "c", "b") == ["b"]
+    assert sent(a.pass_time(3.0)) == []
+
+
+def test_no_copy_follows_if_the_newer_version_comes_soon(peer: Any) -> None:
+    """The submission itself goes to that version's aggregator."""
+    a, _ = handed_to_c(peer)
+    a.hear("c", Outdated(0, a.version(5), 0, "b"))
+    assert arrives(a, 5, "bc") == ["b"]
+    assert sent(a.pass_time(3.0)) == []
+
+
+def test_the_submission_is_sent_as_without_the_copy(peer: Any) -> None:
+    """A hostile aggregator may name any peer, and any epoch. The known one gets the submission again, or is passed
+    over, and each other peer that aggregates then gets it."""
+    a, contribution = handed_to_c(peer)
+    assert refer(a, "c", "b", a.version(10**9)) == ["b"]
+    assert awaited(a.replica.logs[0]) == {"c": a.rules.commits_within}
+    assert sent(a.pass_time(10.0)) == ["c"]
     a.feed(Delivered("c", contribution))
-    assert a.hear("c", Outdated(0, newer, 0, "d")) == []
     assert arrives(a, 2, "bc") == ["b"]
-    assert a.hear("b", Outdated(0, newer, 0, "d")) == [Send("d", contribution)]
+
+
+def test_each_peer_gets_one_copy_and_is_followed_once(peer: Any) -> None:
+    """Two peers that name each other could otherwise demand copies without end. Only the last receiver's refusal
+    counts, and only one that names another live peer and a version of this lineage."""
+    a, contribution = handed_to_c(peer)
+    assert refer(a, "b", "d") == []  # it does not have the submission
+    assert [refer(a, "c", named) for named in "acx"] == [[], [], []]
+    assert refer(a, "c", "b", a.version(5, generation=1)) == []
+    assert refer(a, "c", "b", a.version(0)) == []
+    assert refer(a, "c", "b") == ["b"]
+    assert refer(a, "c", "d") == []
+    a.hear("c", Stale(0, contribution.id, a.version(1000)))
+    assert arrives(a, 2, "dc") == ["d"]
+    assert refer(a, "d", "b") == []  # it got a copy before
+    assert arrives(a, 3, "bc") == ["b"]
+    assert refer(a, "b", "d") == []  # it was named before
+
+
+def test_a_new_submission_may_follow_refusals_again(peer: Any) -> None:
+    a, _ = handed_to_c(peer)
+    assert refer(a, "c", "b") == ["b"]
+    own = a.replica.logs[0].own
+    own.begin(own.mine)
+    own.handed = "c"
+    assert refer(a, "c", "b") == ["b"]
 
 
 def test_the_last_peer_counts_its_own_submission_though_it_is_private(peer: Any) -> None:
