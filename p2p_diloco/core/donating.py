@@ -30,12 +30,11 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
         return tell_versions(logs, peer)
     lacks = {state.shard for state, r in zip(mine, relations, strict=True) if r == "ancestor"}
     asked = lacks if request.shards is None else set(request.shards)
-    # one commit at most, else the state: a peer that can't apply commits asks again, and would get them without end
     effects: list[Effect] = [
         send
         for state, have in zip(mine, request.have, strict=True)
         if state.shard in lacks & asked
-        for send in logs[state.shard].outgoing.news(state, peer, have, most=1)
+        for send in logs[state.shard].outgoing.answer(state, peer, have)
     ]
     if "ahead" in relations or asked - lacks or request.shards == ():
         effects += tell_versions(logs, peer, forked=False)

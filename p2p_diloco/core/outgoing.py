@@ -20,6 +20,7 @@ class Outgoing:
         self.lacking: set[str] = set()  # the peers that may lack the present version
         self.again: dict[str, Commit | State] = {}  # by peer: undelivered messages of the present version
         self.resent: dict[str, int] = {}  # by peer: how often a message was sent again
+        self.asked: dict[str, int] = {}  # by peer: how often the peer has asked for the present version
 
     def appended(self, commit: Commit) -> None:
         """Record the commit that made the present version."""
@@ -35,19 +36,27 @@ class Outgoing:
         """Handle a new version of the shard: replace undelivered states with the new state, and drop undelivered
         commits."""
         self.again = {peer: state for peer, message in self.again.items() if isinstance(message, State)}
-        self.resent = {}
+        self.resent, self.asked = {}, {}
 
-    def news(self, state: State, peer: str, base: Version | None, most: int | None = None) -> list[Effect]:
+    def news(self, state: State, peer: str, base: Version | None) -> list[Effect]:
         """Return the messages that bring a peer from ``base`` to the present version: the commits made since ``base``
-        if they are stored here, and the peer can apply them, else the whole state. ``most``: the state is sent in place
-        of more commits than this; None: than ``answered_with``."""
+        if they are stored here, and the peer can apply them, else the whole state."""
         stored = self.recent if self.last is None else self.recent or [self.last]
         since = next((stored[i:] for i, commit in enumerate(stored) if commit.base == base), None)
         summary = self.roster.summary(peer)
         unlike = summary is not None and summary.unlike
-        if since is None or unlike or len(since) > (most or self.rules.answered_with):
+        if since is None or unlike or len(since) > self.rules.answered_with:
             return [Send(peer, state)]
         return [Send(peer, commit) for commit in since]
+
+    def answer(self, state: State, peer: str, base: Version | None) -> list[Effect]:
+        """Return the answer to a peer that asks for what is newer: the last commit if that suffices, else the state. A
+        peer that can't apply commits asks again for each, and one that refuses the last commit asks for it again. (Its
+        author may have had the right to write it while other peers were away; this replica may hold it alone.) So after
+        ``resends`` questions for one version the peer gets the state."""
+        self.asked[peer] = self.asked.get(peer, 0) + 1
+        news = self.news(state, peer, base)
+        return news if len(news) == 1 and self.asked[peer] <= self.rules.resends else [Send(peer, state)]
 
     def reached(self, peer: str) -> None:
         """Record that the peer holds the present version. Once no live peer lacks this version, drop its commit; peers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Changed, Moving, Ready, Restore, Send, SendFailed
+from p2p_diloco.core.events import Accept, Applied, Changed, Complaint, Moving, Ready, Restore, Send, SendFailed
 from p2p_diloco.core.messages import Commit, Fetch, Leave, Plan, Probe, Versions
 from p2p_diloco.core.version import model_version
 from tests.core.conftest import TWO, ahead, fetches, fill, filled, running, to
@@ -556,3 +556,24 @@ def test_a_donor_that_has_failed_least_is_asked_next(peer: Any) -> None:
     n.hear("a", Versions((n.version(7),), forked=False))
     asked = [donor for _ in range(3) for donor, _ in fetches(n.pass_time(n.rules.fetch_again + 0.5))]
     assert asked[:2] == ["b", "c"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_peer_that_asks_for_one_version_again_and_again_gets_the_state(peer: Any, mode: str) -> None:
+    """It refuses the commit: d wrote it while all candidates were away. If c holds it alone, all others would wait for
+    c, and it would give them that commit, for ever."""
+    c, b = (peer(name, group="ab", live="abcdn", mode=mode) for name in "cb")
+    commit = c.commit(by="d", term=4)
+    for candidate in "ab":
+        c.lose(candidate)
+    c.take(commit)
+    assert c.held == commit.version
+    c.meet("b", epochs=(1,), model=ahead(c, 1))
+    question = Fetch((b.held,))
+    for _ in range(c.rules.resends):
+        assert c.said(c.hear("b", question)) == [commit]
+    assert [e.peer for e in b.hear("c", commit) if isinstance(e, Complaint)] == ["c"]
+    assert c.said(c.hear("b", question)) == [c.replica.state(0)]
+    assert b.hear("c", c.replica.state(0)) == [fill(b, c.replica.state(0))]
+    filled(b, c.replica.state(0))
+    assert b.held == commit.version
