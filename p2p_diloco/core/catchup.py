@@ -49,6 +49,7 @@ class CatchUp:
         self.filling: dict[tuple[int, Version], tuple[State, Version | None, str]] = {}
         self.lag = Lag(rules, logs, roster)
         self.failures = Failures(rules)
+        self.gathered_at: ModelVersion | None = None  # the model version at which a gathering was over last
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for their whole states
 
     # -- questions
@@ -113,16 +114,17 @@ class CatchUp:
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will no longer arrive, because the rounds were faster than the transfers of states. Ask the newest stored
-        commit's author, but only if it says that it is ahead: after a restart it may lack that commit."""
+        """Gather again, once at each model version, if commits are missing between the fetched states and the stored
+        commits: the rounds were faster than the transfers of states. Ask the newest stored commit's author, but only if
+        it says that it is ahead: after a restart it may lack that commit."""
         kept = ((log.version, log.incoming) for log in self.logs)
         late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
         summary = self.roster.summary(donor)
-        if self.rules.asynchronous or summary is None or summary.model <= self.logs.model():
+        mine, before, self.gathered_at = self.logs.model(), self.gathered_at, self.logs.model()
+        if self.rules.asynchronous or summary is None or summary.model <= mine or mine == before:
             return []
-        return self.gather(donor, self.logs.model(), now)
+        return self.gather(donor, mine, now)
 
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
         """Handle a state that is older than the version that the gathering or the change of lineage needs: request this
@@ -140,8 +142,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Ask the peer for everything that is newer than this replica's states, and for the whole states of doubted
-        shards."""
+        """Ask the peer for all that is newer than this replica's states, and for whole states of doubted shards."""
         if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)
@@ -170,8 +171,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def gone(self, peer: str, now: float) -> list[Effect]:
-        """Handle a peer that died, restarted or can't be reached. Request from other donors the shards that were
-        requested from this peer."""
+        """Handle a peer that is gone or has restarted: request from other donors what was requested from it."""
         self.lag.gone(peer)
         self.failures.forget(peer)
         if self.donor == peer:

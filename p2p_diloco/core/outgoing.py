@@ -20,7 +20,7 @@ class Outgoing:
         self.lacking: set[str] = set()  # the peers that may lack the present version
         self.again: dict[str, Commit | State] = {}  # by peer: undelivered messages of the present version
         self.resent: dict[str, int] = {}  # by peer: how often a message was sent again
-        self.asked: dict[str, int] = {}  # by peer: how often the peer has asked for the present version
+        self.asked: dict[str, int] = {}  # by peer: how often it asked for the present version's commit though it had it
 
     def appended(self, commit: Commit) -> None:
         """Record the commit that made the present version."""
@@ -51,12 +51,13 @@ class Outgoing:
 
     def answer(self, state: State, peer: str, base: Version | None) -> list[Effect]:
         """Return the answer to a peer that asks for what is newer: the last commit if that suffices, else the state. A
-        peer that can't apply commits asks again for each, and one that refuses the last commit asks for it again. (Its
-        author may have had the right to write it while other peers were away; this replica may hold it alone.) So after
-        ``resends`` questions for one version the peer gets the state."""
-        self.asked[peer] = self.asked.get(peer, 0) + 1
-        news = self.news(state, peer, base)
-        return news if len(news) == 1 and self.asked[peer] <= self.rules.resends else [Send(peer, state)]
+        peer that can't apply commits asks again for each. One that refuses the last commit asks again though it has
+        received it: the commit's author may have had the right to write it only while other peers were away, and this
+        replica may hold it alone. So the peer gets the state after ``resends`` such questions."""
+        if peer not in self.lacking and self.roster.live(peer):
+            self.asked[peer] = self.asked.get(peer, 0) + 1
+        news, refused = self.news(state, peer, base), self.asked.get(peer, 0) > self.rules.resends
+        return [Send(peer, state)] if refused or len(news) > 1 else news
 
     def reached(self, peer: str) -> None:
         """Record that the peer holds the present version. Once no live peer lacks this version, drop its commit; peers

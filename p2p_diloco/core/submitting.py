@@ -88,7 +88,9 @@ class Submitting(Sending):
         """Send a copy of the submission to the peer that, by a refusal, aggregates on a newer version, if that version
         has not come since. Its state may take so long that its aggregator changes again."""
         referral, self.referral = self.referral, None
-        if self.mine is None or referral is None or relation(state, referral.base) != "ahead":
+        if self.mine is None or referral is None or referral.holder in (self.handed, self.under_way):
+            return []
+        if relation(state, referral.base) != "ahead":
             return []
         return [Send(referral.holder, self.mine)]
 

@@ -307,6 +307,12 @@ def test_commits_that_are_missing_after_a_gathering_are_gathered(peer: Any, says
     n.hear("a", commits(n, 9, 10)[0])
     n.meet("a", model=ahead(n, says), epochs=(says,))
     assert take(n, "a", 0, 7) == asked
+    # a hostile author may say more than it holds
+    assert (
+        fetches(n.hear("a", Versions((n.version(7),), forked=False)))
+        == [("a", Fetch((n.version(7),), shards=(0,)))][: len(asked)]
+    )
+    assert fetches(n.hear("a", Versions((n.version(7),), forked=False))) == []
 
 
 def test_two_lineages_do_not_mix(peer: Any) -> None:

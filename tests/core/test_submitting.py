@@ -168,6 +168,13 @@ def test_no_copy_follows_if_the_newer_version_comes_soon(peer: Any) -> None:
     assert sent(a.pass_time(3.0)) == []
 
 
+def test_no_copy_follows_to_the_peer_that_gets_the_submission_itself(peer: Any) -> None:
+    a, _ = handed_to_c(peer)
+    a.hear("c", Outdated(0, a.version(5), 0, "b"))
+    assert sent(a.lose("c")) == ["b"]
+    assert sent(a.pass_time(3.0)) == []
+
+
 def test_the_submission_is_sent_as_without_the_copy(peer: Any) -> None:
     """A hostile aggregator may name any peer, and any epoch. The known one gets the submission again, or is passed
     over, and each other peer that aggregates then gets it."""
