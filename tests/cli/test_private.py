@@ -134,7 +134,7 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
 
     code, out, log = founder.run("kick", "alice", "--key", f"{RUN}.key", dials=False)
     assert code == 0, log
-    assert "can come back with it: eye, shared; revoke it too" in log
+    assert "can come back with it: eye, shared; revoke that one" in log
     member.communicate(timeout=60)
     assert member.returncode == 5, alice.log()
     assert "--invite=alice was revoked; ask for a new invitation" in alice.log()
