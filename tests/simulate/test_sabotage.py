@@ -409,7 +409,7 @@ SHOWN_BY = {
     "proposals overtaken are taken": 1,
     "the idle are waited for": 9,
     "a revision is not handed on": 15,
-    "a named peer has no grace": 3,
+    "a named peer has no grace": 54,
     "a peer with a state does not announce it": 28,
     "a holder of the base has only a grace": 7,
     "a pausing peer is idle at once": 11,
