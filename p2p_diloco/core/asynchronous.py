@@ -366,7 +366,7 @@ class AsynchronousLog(ShardLog):
 
     def insist(self, now: float) -> list[Effect]:
         """Send again what may have been lost: a Held message, and, at growing intervals, this peer's own submission.
-        (`advance` sends a proposal again.)"""
+        (`advance` sends a proposal again.) Also send the copy of it to which a refusal leads."""
         if not self.roster.may_aggregate(self.lead.target()[1]):
             return []
         unheard, self.unheard = self.unheard, {}

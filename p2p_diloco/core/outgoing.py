@@ -20,7 +20,7 @@ class Outgoing:
         self.lacking: set[str] = set()  # the peers that may lack the present version
         self.again: dict[str, Commit | State] = {}  # by peer: undelivered messages of the present version
         self.resent: dict[str, int] = {}  # by peer: how often a message was sent again
-        self.asked: dict[str, int] = {}  # by peer: how often it asked for the present version's commit though it had it
+        self.asked: dict[str, int] = {}  # by peer: how often it asked although no commit to it is under way
 
     def appended(self, commit: Commit) -> None:
         """Record the commit that made the present version."""
@@ -51,9 +51,9 @@ class Outgoing:
 
     def answer(self, state: State, peer: str, base: Version | None) -> list[Effect]:
         """Return the answer to a peer that asks for what is newer: the last commit if that suffices, else the state. A
-        peer that can't apply commits asks again for each. One that refuses the last commit asks again though it has
-        received it: the commit's author may have had the right to write it only while other peers were away, and this
-        replica may hold it alone. So the peer gets the state after ``resends`` such questions."""
+        peer that can't apply commits asks again for each. One that refuses the last commit asks again: the
+        commit's author may have had the right to write it only while other peers were away, and this replica may hold
+        it alone. So the peer gets the state after ``resends`` questions with no commit to it under way."""
         if peer not in self.lacking and self.roster.live(peer):
             self.asked[peer] = self.asked.get(peer, 0) + 1
         news, refused = self.news(state, peer, base), self.asked.get(peer, 0) > self.rules.resends

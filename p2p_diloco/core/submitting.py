@@ -77,8 +77,8 @@ class Submitting(Sending):
 
     def refers(self, sender: str, refusal: Outdated) -> None:
         """Handle a refusal by the last receiver of the submission, which names the aggregator of a newer version. In
-        one exchange each peer gets one copy at most, and one refusal of each is followed, because hostile peers may
-        name any others."""
+        one exchange no peer is named twice, and a peer that was named or has refused names no other, because hostile
+        peers may name any others."""
         last, named = self.under_way or self.handed, refusal.holder
         if sender == last and not self.followed & {sender, named} and named not in (self.me, self.handed, last):
             self.followed |= {sender, named}
