@@ -51,9 +51,9 @@ class Outgoing:
 
     def answer(self, state: State, peer: str, base: Version | None) -> list[Effect]:
         """Return the answer to a peer that asks for what is newer: the last commit if that suffices, else the state. A
-        peer that can't apply commits asks again for each. One that refuses the last commit asks again: the
-        commit's author may have had the right to write it only while other peers were away, and this replica may hold
-        it alone. So the peer gets the state after ``resends`` questions with no commit to it under way."""
+        peer that can't apply commits asks again for each. One that refuses the last commit asks again: the commit's
+        author may have had the right to write it only while other peers were away, and this replica may hold it alone.
+        So the peer gets the state after ``resends`` questions with no commit to it under way."""
         if peer not in self.lacking and self.roster.live(peer):
             self.asked[peer] = self.asked.get(peer, 0) + 1
         news, refused = self.news(state, peer, base), self.asked.get(peer, 0) > self.rules.resends

@@ -44,6 +44,32 @@ def test_a_commit_that_no_third_peer_can_lack_is_not_kept(peer: Any) -> None:
         assert (b.replica.logs[0].outgoing.last is not None) is kept
 
 
+def test_the_questions_of_live_peers_for_one_version_are_counted(peer: Any) -> None:
+    """A new version begins the count anew. Strangers are not counted: they could be without number."""
+    a = peer("a")
+    outgoing, state, base = Outgoing(PLAIN, roster_of("a", "b")), a.replica.state(0), a.version(0)
+    [last] = commits(a, 0, 1)
+    for _ in range(2):
+        outgoing.appended(last)
+        outgoing.renew(state)
+        outgoing.lacking.discard("b")
+        for _ in range(PLAIN.resends):
+            assert outgoing.answer(state, "b", base) == [Send("b", last)]
+        assert outgoing.answer(state, "b", base) == [Send("b", state)]
+    for _ in range(9):
+        assert outgoing.answer(state, "stranger", base) == [Send("stranger", last)]
+
+
+def test_a_question_is_answered_with_one_commit_or_the_state(peer: Any) -> None:
+    """A peer that can't apply commits asks again for each."""
+    a = peer("a", epoch=2)
+    outgoing, state = Outgoing(PLAIN, roster_of("a", "b")), a.replica.state(0)
+    outgoing.recent = commits(a, 0, 2)
+    outgoing.appended(outgoing.recent[-1])
+    assert outgoing.answer(state, "b", a.version(1)) == [Send("b", outgoing.recent[1])]
+    assert outgoing.answer(state, "b", a.version(0)) == [Send("b", state)]
+
+
 # -- what is sent again
 
 

@@ -161,10 +161,10 @@ def test_a_copy_follows_a_refusal_to_the_aggregator_of_a_newer_version(peer: Any
 
 
 def test_no_copy_follows_if_the_newer_version_comes_soon(peer: Any) -> None:
-    """The submission itself goes to that version's aggregator."""
+    """The submission itself goes to the aggregator that this version names."""
     a, _ = handed_to_c(peer)
     a.hear("c", Outdated(0, a.version(5), 0, "b"))
-    assert arrives(a, 5, "bc") == ["b"]
+    assert arrives(a, 5, "dc") == ["d"]
     assert sent(a.pass_time(3.0)) == []
 
 
