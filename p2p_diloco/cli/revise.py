@@ -89,7 +89,9 @@ def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float
         return await save(dht, run_id, asker, wait_s)
 
     run_id, outcome = _change(ask, flags, config_file, wait_s)
-    who = f"saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else "each peer saves after its next commit"
+    who = (
+        f"being saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else "each peer saves after its next commit"
+    )
     _tell(run_id, outcome, who, as_json=as_json)
 
 

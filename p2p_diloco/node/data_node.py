@@ -7,7 +7,6 @@ In a private run the transport admits only members, and of these `roles` allows 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -166,19 +165,25 @@ class DataNode(Handler):
             )
 
     async def announce(self, run_id: str, label: str, ready: Callable[[], None]) -> None:
-        """Until cancelled, keep this data node's record in the DHT. `ready` is called after the first attempt."""
-        for turn in itertools.count():
+        """Until cancelled, keep this data node's record in the DHT. `ready` is called once, when the DHT has it."""
+        was_stored = False
+        while True:
             record = DataNodeRecord(
                 peer_id=self._transport.peer_id,
                 label=label,
                 data_set=self._served.manifest.identity,
                 addresses=tuple(self._transport.addresses()),
             )
+            stored, why = False, None
             try:
-                await publish(self._transport, run_id, self._served.name, record)
-            except Exception:  # the next turn may succeed
-                log.warning("this data node's record can't be stored in the DHT; trying again", exc_info=True)
-            if not turn:
+                stored = await publish(self._transport, run_id, self._served.name, record)
+            except Exception as error:  # the next turn may succeed
+                why = error
+            if not stored:
+                wrong = "this data node's record can't be stored in the DHT; trying again in %g s"
+                log.warning(wrong, PUBLISH_EVERY_S, exc_info=why)
+            if stored and not was_stored:
+                was_stored = True
                 ready()
             await asyncio.sleep(PUBLISH_EVERY_S)
 
@@ -199,8 +204,8 @@ def _told(manifest: Manifest) -> str:
 async def serve(
     local: PeerConfig, served: Served, tell: Callable[[str], None], ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve a data set in a run until cancelled. `tell` is called with a text about each step, `ready` after the first
-    attempt to publish this data node's record.
+    """Serve a data set in a run until cancelled. `tell` is called with a text about each step, `ready` once this
+    data node's record is in the DHT.
 
     Raises:
         P2PDilocoError: this process can't serve in the run, or can't go on.

@@ -49,9 +49,9 @@ class DataNodeRecord:
 _RECORD = Record(DataNodeRecord)
 
 
-async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> None:
-    """Store a data node's record in the DHT. `name`: of the data set that it serves."""
-    await dht.store(f"{run_id}/data/{name}", record.peer_id, record.pack(), RECORD_TTL_S)
+async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> bool:
+    """Store a data node's record in the DHT; returns False if it wasn't stored. `name`: of the served data set."""
+    return await dht.store(f"{run_id}/data/{name}", record.peer_id, record.pack(), RECORD_TTL_S)
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:

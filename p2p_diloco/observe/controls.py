@@ -71,7 +71,7 @@ class Controls:
                     return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
                 case {"do": "save"}:
                     made = await self._asked(lambda dht, asker: save(dht, self._run_id, asker, WITHIN_S))
-                    return _told(made, f"saved by {', '.join(made.saved_by) or 'none yet'}")
+                    return _told(made, f"being saved by {', '.join(made.saved_by) or 'no peer yet'}")
                 case {"do": "stop", "save": bool(keep)}:
                     made = await self._asked(lambda dht, asker: stop(dht, self._run_id, asker, WITHIN_S, save=keep))
                     return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")

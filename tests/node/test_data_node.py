@@ -215,6 +215,34 @@ def test_a_slow_data_node_is_waited_for_while_bytes_come(tmp_path: Path) -> None
     live(tmp_path, life)
 
 
+def test_a_data_node_is_ready_when_the_dht_has_its_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready once, and no sooner: the DHT doesn't store the first record, and the second attempt fails."""
+    answers, ready = iter([False, OSError("lost"), True, False, True]), list[int]()
+    asked = 0
+
+    async def publish_oddly(*_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    async def life(nodes: Nodes) -> None:
+        node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(tmp_path / "a"))
+        monkeypatch.setattr(data_node, "publish", publish_oddly)
+        announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
+        while asked < 5:
+            await asyncio.sleep(0.01)
+        announcing.cancel()
+
+    live(tmp_path, life)
+    assert ready == [3]
+    assert sum("can't be stored in the DHT; trying again in 0.05 s" in text for text in caplog.messages) == 3
+
+
 def test_only_a_data_nodes_own_record_counts(tmp_path: Path) -> None:
     """Not this peer's own, nor one that can't be read or names another peer. A name from elsewhere is shown in one
     line. What a data node announces must be what it serves."""
