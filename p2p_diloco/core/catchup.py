@@ -142,7 +142,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Ask the peer for all that is newer than this replica's states, and for whole states of doubted shards."""
+        """Ask the peer for all that is newer than this replica's states, and for whole states of `doubted` shards."""
         if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)

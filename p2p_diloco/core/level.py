@@ -18,8 +18,8 @@ class Level:
         self.lowest, self.since = math.inf, 0.0  # the lowest epoch, inf if there is none, and when it last changed
 
     def at(self, shard: int, epoch: int | None, now: float) -> bool:
-        """Record that a shard has reached this epoch; None: the run has ended for it. Return whether the lowest epoch
-        has changed."""
+        """Record that a shard has reached this epoch; None: the run has ended for the shard. Return whether the lowest
+        epoch of the fragment has changed."""
         if epoch is None:
             self._at.pop(shard, None)
         else:

@@ -152,7 +152,7 @@ class Rules:
 
     @property
     def confirms_within(self) -> float:
-        """How long a proposal waits for a live peer that must hold it. Then that peer is passed over. This is less than
+        """How long a proposed commit waits for a live peer to hold it. Then that peer is passed over. This is less than
         ``commits_within``: otherwise the contributors would pass over the aggregator that waits."""
         return self.round_timeout + 2 * self.heartbeat_timeout
 

@@ -111,7 +111,7 @@ class Causes:
         return None
 
     def _for(self, entry: Entry) -> str:
-        """What a peer has waited for until a timer or a broken connection let it go on."""
+        """What a peer waited for until a timer or a broken connection let it go on: the words after "waits"."""
         for effect in entry.effects:
             match effect:
                 case events.Note("died", text):

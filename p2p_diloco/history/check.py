@@ -47,7 +47,8 @@ def check(life: Life) -> Verdict:
 
 
 def replica_of(life: Life) -> Replica:
-    """The replica as it was made at the start of a life. Raises KeyError or TypeError if the head lacks a value."""
+    """Make the replica with which a life began, from the head of its history file. Raises KeyError or TypeError if the
+    head lacks a value or has a rule that this version doesn't know."""
     head, known = life.head, {field.name for field in fields(Rules)}
     if unknown := head["rules"].keys() - known:
         raise KeyError(*unknown)

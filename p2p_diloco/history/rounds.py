@@ -50,7 +50,7 @@ class Round:
         return "" if longest is None else longest.peer
 
     def because(self) -> str:
-        """What the time went to, in words."""
+        """What the round's time went to: a text with the seconds of each cause, without short ones (see `SHOWN`)."""
         hops = [hop for hop in self.why if hop.until - hop.since >= SHOWN * self.took]
         return ", ".join(f"{hop.text} {hop.until - hop.since:.2f} s" for hop in hops)
 

@@ -1,7 +1,7 @@
 """`DilocoCallback` for the Trainer of Lightning.
 
-Law: the callback decides when; `TakingPart` does it. Lightning's own counters (`trainer.global_step`, epochs) count
-this peer's own steps; the learning rate and the end follow the run's steps.
+Law: the callback decides when to enter, to evaluate and to leave; `TakingPart` does it. Lightning's own counters
+(`trainer.global_step`, epochs) count this peer's own steps; the learning rate and the end follow the run's steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the callbacks of all libraries do: enter the run, evaluate the global parameters, and leave.
 
-Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit by bit,
+Law: outside of `optimizer.step()` only this module changes the model's parameters, and it restores them, bit for bit,
 before the next step.
 """
 

@@ -1,7 +1,8 @@
 """`DilocoCallback` for the Trainer of Transformers.
 
-Law: the callback decides when; `TakingPart` does it. Trainer's own counters (`state.global_step`, epochs, checkpoint
-names) count this peer's own steps; the learning rate, evaluation, saving and the end follow the run's steps.
+Law: the callback decides when to enter, to evaluate and to leave; `TakingPart` does it. Trainer's own counters
+(`state.global_step`, epochs, checkpoint names) count this peer's own steps; the learning rate, evaluation, saving and
+the end follow the run's steps.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Circuits:
     Args:
         daemon: opens the streams to relays.
         key: this peer's identity.
-        hellos: the members of this peer's private run; streams of all other peers are refused before the handshake.
-            None: the run is open.
+        hellos: checks whether a peer that opens a stream is a member of this peer's private run; if it isn't, the
+            stream is refused before the TLS handshake. None: the run is open.
     """
 
     def __init__(self, daemon: Daemon, key: SigningKey, hellos: Hellos | None = None) -> None:

@@ -62,7 +62,7 @@ class Grant:
         """
         run, id, role, name, expires, peer, public = unpack(statement, 7)
         if not isinstance(role, str) or role not in ROLES:
-            raise ValueError("the grant's role can't be used")
+            raise ValueError(f"the grant's role is none of {', '.join(ROLES)}")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ValueError("the grant's name can't be used")
         if not (peer is None or isinstance(peer, str)):

@@ -203,8 +203,7 @@ class Hellos:
             self.sweep()
 
     def run_of(self, peer: str, hello: bytes | None) -> bytes:
-        """The public key of this run, if the peer's certificate is of this run; see `any_run`. Raises Stranger
-        otherwise."""
+        """The public key of this run. Raises Stranger if the peer shows no certificate of a member of this run."""
         if hello is None:
             raise Stranger
         return self.admit(peer, hello).run

@@ -70,7 +70,7 @@ class IdentityFile:
 
 
 def read_key(path: Path) -> SigningKey:
-    """Read the key from the identity file at `path`. A running peer may use the file.
+    """Read the key from the identity file at `path`. It takes no lock: a running peer may have the file in use.
 
     Raises:
         ConfigError: the file can't be read, or holds no Ed25519 key.

@@ -142,7 +142,7 @@ def founders_own(run_id: str, key: RunKey) -> Invitation:
 
 
 def write_files(run_id: str, key: RunKey, addresses: Sequence[str]) -> None:
-    """Write the run key, if it is new, and an invitation for others, with these addresses, into this folder.
+    """Write an invitation for others, with these addresses, into the current folder; also the run key, if it is new.
 
     Raises:
         ConfigError: one of them can't be written.

@@ -95,8 +95,8 @@ class Tickets:
         return number + secret
 
     def redeem(self, ticket: bytes) -> str | None:
-        """Use a ticket; returns the peer for which it was made, or None if it isn't valid. After this call the ticket
-        with this number is invalid, even if the presented secret is wrong."""
+        """Use a ticket, which is a number and a secret. Returns the peer for which it was made, or None if it isn't
+        valid. The ticket with this number is invalid from then on, even if the presented secret is wrong."""
         self._forget_old()
         number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
         secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))

@@ -34,7 +34,8 @@ def no_groups(peer: str) -> Hashable | None:
 
 
 def has_room(peer: str, holders: Counter[str], count: int, groups: Groups) -> bool:
-    """Whether a peer may have one more of `count` places. `holders`: how many each peer has."""
+    """Whether a peer may take one more of `count` places: one must be free, and in a private run neither the peer nor
+    all peers of its grant together may have their whole share. `holders`: the number of places that each peer holds."""
     if holders.total() >= count:
         return False
     if (group := groups(peer)) is None:

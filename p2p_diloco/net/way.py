@@ -157,6 +157,6 @@ class Way:
                 self.together.remove(paced)
 
     def drop_all(self) -> None:
-        """Stop using all connections for payloads."""
+        """Drop every connection to the peer, each as `drop` does."""
         for one in self.connections[:]:
             self.drop(one)

@@ -64,8 +64,8 @@ class Joined:
 
 
 class Joining:
-    """Finds or founds a run for one peer. `tell` is called with the reason for each wait. `access`: to a private run,
-    which only a peer that has the run key can found; None for an open run."""
+    """Finds or founds a run for one peer. `tell` is called with the reason for each wait. `access`: the peer's
+    membership of a private run, with the run key if this peer may found the run; None: the run is open."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class Observer(Handler):
         return False
 
     def _complete(self) -> bool:
-        """Whether the versions held make up a complete state of the run (see above)."""
+        """Whether all shards are held, of one generation, and (unless asynchronous) at one epoch in each fragment."""
         if len(self.held) < len(self.versions):
             return False
         if len({version.generation for version in self.held}) > 1:

@@ -160,9 +160,9 @@ class Run:
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """The codec in which means are sent: `reply_codec` if it is set, else the codec of contributions. In place of a
-    codec with error feedback it is bf16, because the next round may have another aggregator, which doesn't know the
-    rounding errors of this round's mean."""
+    """The codec in which means are sent: `reply_codec` if it is set. If not, it is the codec of contributions, or bf16
+    if that codec has error feedback: the next round may have another aggregator, which doesn't know the rounding
+    errors of this round's mean."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 

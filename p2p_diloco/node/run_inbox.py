@@ -146,7 +146,7 @@ class RunInbox(Handler):
                 await self._node.receive(sender, self._believed(sender, message))
 
     def _check_nudge(self, sender: str, goal: int) -> None:
-        """Raises Refusal if the sender, or another peer with the same invitation, has nudged too often."""
+        """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
         commits, fragments = sum(self._replica.roster.mine.epochs), self._shape[1]
         group = self._grant_of(sender)
         if group is not None and not self._allowances.nudge(group, goal, commits, fragments):

@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 
 
 class Controls:
-    """Carries out wishes in the founder's name.
+    """Carries out the changes of a run that a browser asks for, in the founder's name.
 
     Args:
-        run_id: the run.
-        asker: the founder's key; None: the run can't be changed, saved or stopped from here.
+        run_id: the run to change.
+        asker: the founder's key. If None, the dashboard can't change, save or stop the run.
         records: opens the DHT for one change.
-        kick: revokes an invitation and puts its peers out; takes its name or a peer id; None: not from here.
+        kick: revokes an invitation, which disconnects the peers that use it. Its argument is the invitation's name, its
+            grant's id, or the id of the peer that it was made for. If `kick` is None, the dashboard can't revoke any.
     """
 
     def __init__(

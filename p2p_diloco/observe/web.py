@@ -75,7 +75,8 @@ class Door:
         return asked
 
     def _answer(self, request: HTTPConnection) -> Response | None:
-        """The answer to a request that may not reach the application; None if it may."""
+        """The door's own answer to a request: a refusal, or the redirect that sets the cookie. None if the application
+        is to answer the request."""
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return PlainTextResponse("another site asked for this", 403)
         if not _is_this_machine(request.headers.get("host", "")):

@@ -94,7 +94,7 @@ class FarModel:
             self._rank0.send("values", values=packed(values, piece))
 
     def _get(self, which: str, values: Tensor, ranges: Iterable[Range]) -> None:
-        """Read these ranges of values from the peer's memory `which`."""
+        """Read these ranges of the peer's memory `which` ("theta" or "delta") into the same ranges of `values`."""
         for piece in pieces(ranges, values.element_size()):
             self._rank0.send("get", which=which, ranges=piece)
             unpack(self._rank0.next()["values"], values, piece)

@@ -25,7 +25,8 @@ class Ordered(Sequence[Any]):
     """Equal for two data sets if their samples are equal."""
 
     def order(self, seed: str, positions: Numbers) -> Numbers:
-        """The samples at these positions [n]; in each epoch a permutation that depends on `seed` and the epoch."""
+        """The numbers of the samples at these positions, [n]. Each epoch has an order of its own, which follows from
+        `seed` and the epoch."""
         return indices(seed, len(self), positions)
 
     def soon(self, seed: str, positions: Numbers) -> None:

@@ -25,11 +25,11 @@ LOOK_EVERY_S = 0.05
 
 
 def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: str) -> Shard:
-    """Make this peer's part of a data set, and tell the node.
+    """Make this peer's part of a data set, and register the data set at the node. Return the part if there is one.
 
     Raises:
-        ConfigError: the run's data set of this name is another one.
-        UsageError: this peer can't have a part.
+        ConfigError: the data set of this name differs from the earlier one here or in the run, or there are too many.
+        UsageError: this peer has several processes, or doesn't train.
     """
     hook, node = session.hook, session.node
     if not isinstance(hook, Hook) or node is None:

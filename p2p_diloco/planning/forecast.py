@@ -131,7 +131,7 @@ class Forecast:
 
     @property
     def alone(self) -> Course:
-        """The fastest peer without the others."""
+        """Training by the fastest peer alone, which sends nothing."""
         return Course(self._weight / min(machine.step_s for machine in self.machines), 0.0, 1.0)
 
     @property

@@ -90,8 +90,8 @@ class Ways:
         return self.rng.uniform(*RELAYED_S) + self.rng.uniform(*FOUND_S)
 
     def refused(self, sender: str, to: str) -> bool:
-        """Whether a dial to a peer that has died is refused. A direct dial to a reachable peer is always refused. Any
-        other dial is refused only if a relay happens to know of the death."""
+        """Whether a dial to the dead peer `to` is refused: always if the sender reaches its machine directly, or if no
+        relays are simulated; else in half of the cases, those in which a relay knows of the death."""
         if not self.on or (self.direct(sender, to) and to not in self.private):
             return True
         return self.joined(sender, to) and self.rng.random() < 0.5

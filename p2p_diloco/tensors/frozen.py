@@ -36,7 +36,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that are saved with the model and don't describe data."""
+    """The non-empty buffers that are saved with the model, except those that describe a peer's data (`OF_DATA`)."""
     saved = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         if name in saved and name.rpartition(".")[2] not in OF_DATA and buffer.numel():

@@ -1,6 +1,7 @@
 """Checks this machine: its memory for a model, and its disk space for checkpoints.
 
-Law: computes and looks at memory and disks; leaves nothing on a disk. docs/operations.md has the measured memory.
+Law: looks at memory and disks, and computes what a model needs; leaves no file behind. docs/operations.md has the
+measured bytes of memory for each parameter.
 """
 
 from __future__ import annotations
