@@ -85,7 +85,8 @@ class Beginning:
             mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
             late = now - began >= give_up_s
             if late or (mine and now - alone_since >= self._patience_s):
-                over, known = await ending.look(), _told(await holders_of(common.transport, common.run.run_id))
+                # in this order: a peer that came to the end and left between the two looks has stored the end
+                known, over = _told(await holders_of(common.transport, common.run.run_id)), await ending.look()
                 if None not in replica.versions:  # the state has come
                     break
                 if late and not over:

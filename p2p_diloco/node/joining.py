@@ -274,11 +274,11 @@ async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
-    """The other peers whose recent DHT records say that they hold the run's state, with their addresses."""
+    """The other peers whose recent DHT records say that they hold the run's state, with their addresses. A peer that
+    has come to the run's end holds it until it leaves: the record of the end may follow the peer's own."""
     holders = {}
     for peer, status in (await read_peers(transport, run_id)).items():
         recent = time.time() - status.time < HOLDS_FOR_S
-        gone = status.state in ("leaving", "finished")
-        if status.epoch is not None and recent and not gone and peer != transport.peer_id:
+        if status.epoch is not None and recent and status.state != "leaving" and peer != transport.peer_id:
             holders[peer] = list(status.addresses)
     return holders

@@ -117,7 +117,7 @@ class Participation:
         if not consuming.done():
             await self._linger()
             self._events.post(Depart())
-            await asyncio.gather(self._announce_leaving(), self._empty_outbox(), self._ending.leave(LEAVE_S))
+            await asyncio.gather(self._announce_leaving(), self._empty_outbox())
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
@@ -143,6 +143,9 @@ class Participation:
         await self._outbox.emptied(LEAVE_S)
 
     async def _announce_leaving(self) -> None:
+        """Store this peer's last record in the DHT; before it the run's end, because a newcomer that finds neither a
+        holder of the state nor an end founds the run anew."""
+        await self._ending.leave(LEAVE_S)
         key, value = records.key_of(self._run.run_id, self._transport.peer_id), self._reporter.status().pack()
         storing = self._transport.store(key, self._transport.peer_id, value, records.PEER_TTL_S)
         with contextlib.suppress(asyncio.TimeoutError):

@@ -17,7 +17,7 @@ from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
-from p2p_diloco.node import ending, ends, records, unowned
+from p2p_diloco.node import beginning, ending, ends, participation, records, unowned
 from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.restart import GoesOn
@@ -281,6 +281,45 @@ async def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
         await a.exchange(1.0)
         await asyncio.sleep(0.02)
     await a.stop()
+    assert "no peer here has its last state" in await sentence
+
+
+@pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
+@awaited
+async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
+    while the newcomer looks for peers that hold the state."""
+    network, left, looked = MemoryNetwork(), asyncio.Event(), asyncio.Event()
+    store, holders_of = ends.store, beginning.holders_of
+
+    async def store_late(*given: Any) -> bool:
+        await asyncio.sleep(3.0)
+        return await store(*given)
+
+    async def look_late(*given: Any) -> dict[str, list[str]]:
+        looked.set()
+        await left.wait()
+        return await holders_of(*given)
+
+    if slow == "the end's record":
+        monkeypatch.setattr(ends, "store", store_late)
+        monkeypatch.setattr(participation, "LEAVE_S", 10.0)
+        looked.set()
+    else:
+        monkeypatch.setattr(beginning, "holders_of", look_late)
+    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 2})
+    await a.enter()
+    network.cut("a", "new")
+    sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
+    await a.exchange(1.0)
+    await asyncio.wait_for(looked.wait(), 30.0)
+    await a.exchange(1.0)
+    while (await records.read_peers(network.peers["a"], "r"))["a"].state != "finished":
+        await asyncio.sleep(0.02)
+    await a.stop()
+    left.set()
     assert "no peer here has its last state" in await sentence
 
 
