@@ -287,7 +287,7 @@ async def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
 @awaited
 async def test_a_newcomer_does_not_found_a_run_whose_end_it_just_missed(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """The end reaches the DHT long after the peer's own record says that it has finished; or the peer ends and leaves
     while the newcomer looks for peers that hold the state."""
