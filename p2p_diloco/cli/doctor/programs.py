@@ -35,8 +35,8 @@ def versions() -> Finding:
     text = ", ".join(told + [f"{name} {version or 'is missing'}" for name, version in installed.items()])
     if missing := [name for name, version in installed.items() if version is None]:
         return Finding("versions", "bad", text, f"pip install {' '.join(missing)}")
-    if not (3, 10) <= sys.version_info < (3, 13):
-        return Finding("versions", "bad", text, "use Python 3.10, 3.11 or 3.12")
+    if not (3, 10) <= sys.version_info < (3, 15):
+        return Finding("versions", "bad", text, "use Python 3.10 to 3.14")
     for name, version in _pins().items():
         if installed.get(name, version) != version:
             mend = f"pip install {name}=={version}"
