@@ -24,8 +24,8 @@ def test_defaults_are_the_documented_ones() -> None:
         "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
         "fragment_layout": "contiguous", "shard_elements": None, "overlap_steps": 0, "merge": "mix",
         "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
-        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "momentum_warmup": 0,
-        "nesterov": True,
+        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9,
+        "outer": "auto", "nesterov": True,
         "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03, "min_peers": 1,
         "start_peers": 1,
         "round_timeout": 600.0, "pause_timeout": 60.0,
@@ -173,7 +173,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "fcbf437b7d18d0b113af5558d6a5be6a"
+    assert RunConfig().fingerprint() == "0865e9c2b80ce9b039a5b3755726876d"
 
 
 @pytest.mark.parametrize(
@@ -278,16 +278,18 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"sync_every": 20, "overlap_steps": 6}, 1),
         ({"sync_every": 20, "overlap_steps": 19, "outer_momentum": 0.5}, 0),
         ({"stop_after_epochs": 50}, 0),
-        ({"stop_after_epochs": 49}, 1),
-        ({"stop_after_epochs": 49, "momentum_warmup": 20}, 0),
-        ({"stop_after_epochs": 19}, 2),
+        ({"stop_after_epochs": 49, "outer": "fixed"}, 1),
+        ({"stop_after_epochs": 20}, 0),
+        ({"stop_after_epochs": 19}, 1),
+        ({"stop_after_epochs": 19, "outer_momentum": 0.9}, 2),
         ({"stop_after_epochs": 20, "outer_momentum": 0.5}, 0),
         ({"stop_after_epochs": 20, "outer_optimizer": "Adam"}, 0),
         ({"stop_after_epochs": 9, "mode": "async", "dn_buffer_size": 3}, 0),
         ({"sync_every": 20, "overlap_steps": 20}, 1),
         ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 5}, 0),
         ({"codec": "topk"}, 1),
-        ({"mode": "async"}, 1),
+        ({"mode": "async"}, 0),
+        ({"mode": "async", "outer": "fixed"}, 1),
         ({"mode": "async", "dn_buffer_size": 3}, 0),
         ({"mode": "async", "outer_momentum": 0.5}, 0),
         ({"mode": "async", "outer_optimizer": "Adam"}, 0),
@@ -299,3 +301,40 @@ def test_settings_that_train_badly_cause_a_warning(values: dict[str, Any], doubt
     told = RunConfig(**values).doubts()
     assert len(told) == doubts
     assert all("measured" in text and "; use " in text for text in told)
+
+
+def test_a_rate_that_is_set_is_used_from_the_first_step_on() -> None:
+    """Only a run of which nobody has set a rate begins with averaging; `outer` itself decides before all else."""
+    assert RunConfig().outer == RunConfig(nesterov=False).outer == "auto"
+    for values in ({"outer_lr": 0.7}, {"outer_momentum": 0.9}, {"outer_optimizer": "adam"}):
+        assert RunConfig(**values).outer == "fixed"
+    assert RunConfig(outer="fixed").rates(0) == (0.7, 0.9)
+    chosen = RunConfig(outer="auto", outer_lr=0.5, outer_momentum=0.8)
+    assert (chosen.outer, chosen.rates(0), chosen.rates(1000)) == ("auto", (1.0, 0.0), (0.5, 0.8))
+    assert RunConfig.from_wire(chosen.to_wire()) == chosen
+    with pytest.raises(ConfigError, match="outer=auto is for outer_optimizer=sgd"):
+        RunConfig(outer="auto", outer_optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("values", "at"),
+    [
+        ({"sync_every": 20}, {0: (1.0, 0.0), 10: (1 - 0.3 * 0.5 / 0.9, 0.5), 90: (0.7, 0.9), 500: (0.7, 0.9)}),
+        (
+            {"sync_every": 5},
+            {0: (1.0, 0.0), 25: (1 - 0.3 * 0.5 / 0.9, 0.5), 224: (1 - 0.3 * 224 / 249 / 0.9, 224 / 249)},
+        ),
+        ({"sync_every": 100, "mode": "async"}, {0: (0.5, 0.0), 100: (0.5, 0.0)}),
+        ({"sync_every": 100, "mode": "async", "dn_buffer_size": 4}, {0: (1.0, 0.0), 8: (0.85, 0.25), 24: (0.7, 0.5)}),
+    ],
+    ids=str,
+)
+def test_the_rates_rise_from_averaging_to_those_of_the_run(
+    values: dict[str, Any], at: dict[int, tuple[float, float]]
+) -> None:
+    """The momentum is one half after 5 rounds and 100 inner steps; the learning rate falls as the momentum rises."""
+    config = RunConfig(**values)
+    for epoch, rates in at.items():
+        assert config.rates(epoch) == pytest.approx(rates)
+    momenta = [config.rates(epoch)[1] for epoch in range(300)]
+    assert momenta == sorted(momenta)

@@ -7,8 +7,8 @@ from pathlib import Path
 from lab import main
 
 NAMES = (
-    "parity", "averaging", "cold", "rounds", "replicas", "unlike", "streaming", "bits", "sparse", "drops", "churn",
-    "joining", "liars", "real", "unlike_real",
+    "defaults", "parity", "averaging", "cold", "rounds", "replicas", "unlike", "streaming", "bits", "sparse", "drops",
+    "churn", "joining", "liars", "real", "unlike_real",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ class Experiment:
     title: str
     settings: Mapping[str, Setting]
     against: str
-    """The setting that the others are compared with, seed by seed."""
+    """The setting that the others are compared with, seed by seed; in each group, if settings are named
+    "group: setting"."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """The highest loss that a setting should have, as a quotient; below 1: the lowest quotient is not above it."""
     least: Mapping[str, float] = field(default_factory=dict)
@@ -50,6 +51,11 @@ class Experiment:
     """Further columns: "time", "bytes"."""
     make: Callable[[Setting, int, Task], Result] = simulated
     task: Task = field(default_factory=Task)
+
+    def base_of(self, name: str) -> str:
+        """The setting that this one is compared with."""
+        group, colon, _ = name.rpartition(": ")
+        return group + colon + self.against
 
 
 Runs = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -85,7 +91,7 @@ def made(experiment: Experiment, folder: Path, seeds: int, names: Sequence[str],
 
 def quotients(experiment: Experiment, runs: Runs, name: str) -> list[float]:
     """A setting's losses relative to those of the setting that it is compared with, of the seeds that both have."""
-    base = runs.get(experiment.against, {})
+    base = runs.get(experiment.base_of(name), {})
     return [row["loss"] / base[seed]["loss"] for seed, row in sorted(runs[name].items()) if seed in base]
 
 
@@ -103,7 +109,7 @@ def table(experiment: Experiment, runs: Runs, seeds: int) -> Iterator[str]:
         cells = [_loss(rows[seed]["loss"]) if seed in rows else "" for seed in range(seeds)]
         cells.append(_loss(statistics.median(row["loss"] for row in rows.values())))
         found = sorted(quotients(experiment, runs, name))
-        cells.append("" if name == experiment.against else _spread([100 * (q - 1) for q in found]))
+        cells.append("" if name == experiment.base_of(name) else _spread([100 * (q - 1) for q in found]))
         if experiment.bounds or experiment.least:
             cells.append(_bound(experiment, name, found))
         first = experiment.settings[name]

@@ -34,7 +34,7 @@ class Setting:
     """One row of an experiment."""
 
     run: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the defaults of `RunConfig` and from H = 20."""
+    """What differs from the defaults of `RunConfig`, from H = 20, and from 0.7/0.9 as rates of the outer step."""
     peers: int = 2
     step_s: tuple[float, ...] = (1.0,)
     """The virtual seconds of an inner step, of each peer in turn."""
@@ -62,7 +62,7 @@ class Setting:
     @property
     def config(self) -> RunConfig:
         """The run's settings."""
-        fixed = {"sync_every": 20, "heartbeat_interval": HEARTBEAT_S, "heartbeat_timeout": DEAD_S}
+        fixed = {"sync_every": 20, "outer": "fixed", "heartbeat_interval": HEARTBEAT_S, "heartbeat_timeout": DEAD_S}
         return RunConfig(**{**fixed, "shard_elements": SHARD_ELEMENTS, "start_peers": self.peers, **self.run})
 
 

@@ -43,7 +43,8 @@ def set_values(
     """
     if not values:
         raise UsageError("there is nothing to set", mend="give e.g. --outer-lr 0.5; `p2p-diloco set --help` lists all")
-    checked = RunConfig.model_validate(dict(values)).given
+    given = RunConfig.model_validate(dict(values)).given
+    checked = {key: given[key] for key in values}
 
     async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
         from p2p_diloco.observe.revise import revise

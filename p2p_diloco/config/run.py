@@ -11,13 +11,17 @@ from pydantic import Field, StringConstraints, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.config.base import Seconds, Settings
+from p2p_diloco.config.rates import BUFFERED_MOMENTUM_MAX, EACH_ALONE, Rates, rising
 from p2p_diloco.errors import ConfigError, Refused
 
 Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
 
-LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
-"""Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. They, and
-also sync_every and min_peers, may change while the run goes on (`core/revision.py`)."""
+LIVE_KEYS = frozenset({"outer", "outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
+"""Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. All of them
+but `outer`, and also sync_every and min_peers, may change while the run goes on (`core/revision.py`)."""
+
+FIXES = frozenset({"outer_lr", "outer_momentum", "outer_optimizer"})
+"""Settings of which each makes `outer` "fixed", unless `outer` is set itself."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
@@ -33,6 +37,8 @@ MOMENTUM_HIGH = 0.9
 ROUNDS_FEW, MOMENTS = 20, 5
 """A run should have at least ROUNDS_FEW outer steps, and at least MOMENTS times as many as momentum averages over,
 which are 1 / (1 - momentum)."""
+EPOCH_LATE = 10**6
+"""An epoch at which the rates don't rise any more."""
 
 
 class RunConfig(Settings):
@@ -91,6 +97,11 @@ class RunConfig(Settings):
         default="nearest",
         description="How pseudo-gradients are rounded; stochastic: at random, right on average. For codec=bf16.",
     )
+    outer: Literal["auto", "fixed"] = Field(
+        default="auto",
+        description="auto: the run begins with plain averaging, and moves to outer_lr and outer_momentum as rounds are "
+        "made; fixed: these two from the first outer step on. If one of them or outer_optimizer is set: fixed.",
+    )
     outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = Field(
         default="sgd", description="The outer optimizer: sgd, or the name of an element-wise class of torch.optim."
     )
@@ -100,12 +111,6 @@ class RunConfig(Settings):
     outer_lr: float = Field(default=0.7, ge=0, allow_inf_nan=False, description="Learning rate of the outer optimizer.")
     outer_momentum: float = Field(
         default=0.9, ge=0, lt=1, allow_inf_nan=False, description="Momentum of the outer optimizer."
-    )
-    momentum_warmup: int = Field(
-        default=0,
-        ge=0,
-        description="Outer steps over which the outer momentum rises from 0 to outer_momentum; 0: it does not rise. "
-        "For outer_optimizer=sgd.",
     )
     nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
     weighting: Literal["steps", "samples", "uniform"] = Field(
@@ -196,6 +201,13 @@ class RunConfig(Settings):
         default=None, ge=1, description="Samples of all peers after which the run ends for all; unset: never."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _given_rates_are_fixed(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "outer" not in values and not FIXES.isdisjoint(values):
+            return {**values, "outer": "fixed"}
+        return values
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         interval = self.sync_every // self.num_fragments
@@ -216,8 +228,8 @@ class RunConfig(Settings):
         if self.rounding == "stochastic" and self.codec != "bf16":
             wrong = f"is for codec=bf16, and codec is {self.codec}"
             self._refuse("rounding", wrong, "choose codec=bf16, or leave it out")
-        if self.momentum_warmup and self.outer_optimizer != "sgd":
-            self._refuse("momentum_warmup", "is for outer_optimizer=sgd", "leave it out")
+        if self.outer == "auto" and self.outer_optimizer != "sgd":
+            self._refuse("outer", f"is for outer_optimizer=sgd, and that is {self.outer_optimizer}", "choose fixed")
         if 0 < self.step_limit < 1:
             self._refuse("step_limit", "would cut means of the usual length", "choose e.g. 1.25, or 0 for no limit")
         self._fits_the_mode()
@@ -248,15 +260,27 @@ class RunConfig(Settings):
             return self.merge_alpha
         return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
 
+    def rates(self, epoch: int) -> Rates:
+        """The learning rate and the momentum of the outer step that follows this epoch, as the run was founded."""
+        if self.outer == "fixed":
+            return self.outer_lr, self.outer_momentum
+        if self.mode == "sync":
+            return rising(epoch, self.sync_every, (self.outer_lr, self.outer_momentum))
+        if self.dn_buffer_size < 2:
+            return EACH_ALONE
+        full = (self.outer_lr, min(self.outer_momentum, BUFFERED_MOMENTUM_MAX))
+        return rising(epoch / self.dn_buffer_size, self.sync_every, full)
+
     @property
     def momentum(self) -> float:
-        """The outer momentum; 0 with an optimizer that has none."""
-        return self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
+        """The highest outer momentum of the run; 0 with an optimizer that has none."""
+        return self.rates(EPOCH_LATE)[1] if self.outer_optimizer == "sgd" else 0.0
 
     @property
     def rounds_wanted(self) -> float:
         """The fewest outer steps of the whole model that a run should have."""
-        return max(ROUNDS_FEW, round(MOMENTS / (1 - self.momentum), 9))
+        momentum = self.momentum if self.outer == "fixed" else 0.0  # rates that rise suit a run of any length
+        return max(ROUNDS_FEW, round(MOMENTS / (1 - momentum), 9))
 
     def doubts(self, rounds: float | None = None) -> list[str]:
         """Warnings, each with a mend, for settings with which training was measured to be worse than with others
@@ -269,12 +293,11 @@ class RunConfig(Settings):
                 f"sync_every={self.sync_every} leaves {rounds:.0f} outer steps, which is too few: 8 were measured to "
                 "keep half of the gain of 20; use a smaller sync_every, or train for longer"
             )
-        if rounds is not None and self.momentum and not self.momentum_warmup and rounds < self.rounds_wanted:
+        if rounds is not None and self.outer == "fixed" and self.momentum and rounds < self.rounds_wanted:
             found.append(
                 f"outer_momentum={self.momentum:g} averages over {1 / (1 - self.momentum):.0f} outer steps, and there "
                 f"are only {rounds:.0f}, which from random weights was measured to train worse than data-parallel "
-                "steps; use a model that has learnt a little (--warm-start or a checkpoint), momentum_warmup, or a "
-                "lower momentum"
+                "steps; use outer=auto, or a model that has learnt a little (--warm-start or a checkpoint)"
             )
         if self.sync_every / OVERLAP_MAX < self.overlap_steps < self.sync_every and self.momentum >= MOMENTUM_HIGH:
             found.append(
@@ -297,7 +320,7 @@ class RunConfig(Settings):
             found.append(
                 f"mode=async moves outer_momentum={self.momentum:g} with every submission, each of another staleness, "
                 "which was measured to make the model of three peers diverge; use dn_buffer_size with the number of "
-                "peers, or a lower momentum"
+                "peers, a lower momentum, or outer=auto"
             )
         return found
 

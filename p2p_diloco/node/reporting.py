@@ -49,7 +49,7 @@ class Reporter:
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
-        outer_lr, outer_momentum = run.rates(replica.revision)
+        outer_lr, outer_momentum = run.rates_at(replica.revision, replica.epoch)
         wall = time.time() - asyncio.get_running_loop().time()
         held_out = shared.held_out_loss
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions

@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.config.rates import Rates
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
@@ -38,9 +39,6 @@ STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
 """Limits of a contribution. Inner steps: at most STEPS_OVER times `sync_every`, or times STEPS_LEAST if that is more.
 Samples: at most SAMPLES_PER_STEP for each of these steps. Weight: as samples if it is in samples, else as steps. Honest
 contributions are far smaller."""
-
-Rates = tuple[float, float]
-"""The learning rate and the momentum of an outer step."""
 
 VERSION_BYTES = 64
 """The most bytes that the version of one shard takes in a header."""
@@ -115,19 +113,12 @@ class Run:
         size = config.dn_buffer_size
         return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
-    def rates(self, revision: Revision) -> Rates:
-        lr, momentum = revision.rates or (None, None)
-        config = self.config
-        return config.outer_lr if lr is None else lr, config.outer_momentum if momentum is None else momentum
-
-    def rates_at(self, revision: Revision, epoch: int) -> Rates | None:
-        """The rates of the outer step that follows this epoch of a shard; None if they are those of the settings. All
-        replicas compute the same bits: one division and one product of doubles."""
-        warmup = self.config.momentum_warmup
-        if epoch >= warmup:
-            return None if revision.rates is None else self.rates(revision)
-        lr, momentum = self.rates(revision)
-        return lr, momentum * (epoch / warmup)
+    def rates_at(self, revision: Revision, epoch: int) -> Rates:
+        """The rates of the outer step that follows this epoch of a shard. A rate that the revision names replaces the
+        run's own at once."""
+        lr, momentum = self.config.rates(epoch)
+        revised_lr, revised_momentum = revision.rates or (None, None)
+        return lr if revised_lr is None else revised_lr, momentum if revised_momentum is None else revised_momentum
 
     def timed(self, limits: Limits) -> Limits:
         """Copy the limits, with the run's timeouts in place of the default ones."""

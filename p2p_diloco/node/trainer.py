@@ -317,7 +317,7 @@ class TrainerSide:
             self._whole = replica.epoch, replica.roster.mine.model.digest
         self._shared.epoch = self._whole[0]
         self._shared.peers = 1 + len(replica.roster.alive())
-        outer_lr, outer_momentum = self._run.rates(replica.revision)
+        outer_lr, outer_momentum = self._run.rates_at(replica.revision, replica.epoch)
         self._shared.revision = replica.revision.number
         self._shared.outer_lr = outer_lr
         self._shared.outer_momentum = outer_momentum

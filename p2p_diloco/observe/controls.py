@@ -67,7 +67,8 @@ class Controls:
                 case {"do": "kick", "name": str(name)} if self._kick and name:
                     return await self._kick(name)
                 case {"do": "set", "values": dict(values)} if values.keys() <= set(CHANGEABLE) and values:
-                    checked = RunConfig.model_validate(values).given
+                    given = RunConfig.model_validate(values).given
+                    checked = {key: given[key] for key in values}
                     made = await self._asked(lambda dht, asker: revise(dht, self._run_id, asker, checked, WITHIN_S))
                     return _told(made, ", ".join(f"{key}={made.settings[key]}" for key in checked))
                 case {"do": "save"}:

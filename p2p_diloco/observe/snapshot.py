@@ -176,15 +176,15 @@ def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
 def _highest(
     record: RunRecord | None, peers: Iterable[PeerStatus]
 ) -> tuple[int | None, float | None, float | None, dict[str, float | None]]:
-    """The highest revision that any peer has adopted in all its shards, with its outer lr and momentum and all that it
-    changes. Without such a revision, 0 and the rates in the run's record."""
+    """The highest revision that any peer has adopted in all its shards, with all that it changes, and the outer lr and
+    momentum of the peer that has come furthest with it. If no peer tells them, those in the run's record."""
     told = [
-        (peer.revision, peer.outer_lr, peer.outer_momentum, peer)
+        (peer.revision, peer.epoch or 0, peer.outer_lr, peer.outer_momentum, peer)
         for peer in peers
-        if peer.revision and peer.outer_lr is not None and peer.outer_momentum is not None
+        if peer.revision is not None and peer.outer_lr is not None and peer.outer_momentum is not None
     ]
     if told:
-        number, lr, momentum, peer = max(told, key=lambda one: one[:3])
+        number, _, lr, momentum, peer = max(told, key=lambda one: one[:4])
         return number, lr, momentum, {clean(key): _whole(key, value) for key, value in peer.changed}
     if record is None:
         return None, None, None, {}

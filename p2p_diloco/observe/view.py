@@ -35,8 +35,8 @@ BETWEEN = 4
 LINES_BESIDE_ROWS = 13
 """Lines of the screen that are not for rows of peers: the headline, the heads of the table, the keys, sentences."""
 ROWS_LEAST = 3
-SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer_optimizer", "outer_lr", "outer_momentum",
-                  "min_peers", "stop_after_epochs", "stop_after_samples")  # fmt: skip
+SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer", "outer_optimizer", "outer_lr",
+                  "outer_momentum", "min_peers", "stop_after_epochs", "stop_after_samples")  # fmt: skip
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
 """Further settings, which are shown only in asynchronous mode."""
@@ -176,7 +176,11 @@ def _settings(run: RunStatus) -> list[str]:
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
     revised = f" (revision {run.revision})" if run.revision else ""
-    return [" ".join(f"{key}={value}" for key, value in settings) + revised] if settings else []
+    return [" ".join(f"{key}={_short(value)}" for key, value in settings) + revised] if settings else []
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
 def _compared(run: RunStatus) -> list[tuple[str, bool]]:
@@ -211,6 +215,8 @@ def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:
     """The lines about the peer that is shown alone: its id, addresses, revision, sentences and events."""
     told = [f"id {peer.peer_id}", *(f"address {address}" for address in peer.addresses)]
     if peer.revision is not None:
-        told.append(f"revision {peer.revision}: outer_lr={peer.outer_lr} outer_momentum={peer.outer_momentum}")
+        told.append(
+            f"revision {peer.revision}: outer_lr={_short(peer.outer_lr)} outer_momentum={_short(peer.outer_momentum)}"
+        )
     events = [f"{seconds(max(0.0, seen.time - event.time))} ago  {event.text}" for event in peer.events]
     return [*told, *told_of([peer]), *events]

@@ -111,7 +111,7 @@ class ShardStore:
         does not change.
 
         With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
-        buffer already holds. `rates` are (lr, momentum) if the run has revised them, else None. `meta` is the rest of
+        buffer already holds. `rates` are (lr, momentum); None: the optimizer's own. `meta` is the rest of
         the resulting state, for the digest. Raises ValueError for a wrong length, and if a value of the result isn't
         finite (no replica could load it).
         """
@@ -140,7 +140,7 @@ class ShardStore:
         return cut.of(second), cut
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
-        """Return the outer optimizer with these rates; None: those of the config. The last result is cached."""
+        """Return the outer optimizer with these rates; None: its own. The last result is cached."""
         if rates != self._revised[0]:
             self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
         return self._revised[1]

@@ -58,15 +58,14 @@ def test_the_runs_aggregation_decides_what_a_long_contribution_counts(aggregatio
     assert made.store.theta(0).tolist() == pytest.approx([1.0 - mean] * 4, abs=1e-5)
 
 
-def test_momentum_rises_with_the_epoch_on_every_replica() -> None:
-    """It is 0 at epoch 0, a quarter and a half of its value after that, and all of it from epoch 4 on; a revised one
-    rises, too. An aggregator and a peer that applies its commit compute the same bits, and no others at another
-    epoch."""
-    settings_ = {"outer_lr": 1.0, "outer_momentum": 0.8, "nesterov": False, "momentum_warmup": 4, "step_limit": 0.0}
-    for revision, full in ((FOUNDED, 0.8), (Revision(1, outer_momentum=0.4), 0.4)):
+def test_rates_rise_with_the_epoch_on_every_replica() -> None:
+    """An aggregator and a peer that applies its commit compute the same bits, and no others at another epoch, also
+    where a revision sets one of the rates."""
+    settings_ = {"outer": "auto", "sync_every": 100, "nesterov": False, "step_limit": 0.0}
+    for revision in (FOUNDED, Revision(1, outer_lr=0.25)):
         ours, theirs, elsewhere = work(**settings_), work(**settings_), work(**settings_)
         theta, moment, counted = 1.0, 0.0, (Counted("a", ID, 1.0, 1),)
-        for epoch in range(6):
+        for epoch in (0, 1, 2, 54, 60):
             base = Version(0, epoch, epoch, f"d{epoch}")
             part = Contribution(0, base, ID, ID, 1.0, 1, payload(torch.ones(4)))
             averaged = ours.average(Average(0, base, (("a", part),), b"meta", None, 0, revision))
@@ -76,13 +75,14 @@ def test_momentum_rises_with_the_epoch_on_every_replica() -> None:
             assert theirs.apply(Apply(commit, b"meta")).digest == averaged.digest
             other = replace(commit, base=replace(base, epoch=epoch + 1))
             same = elsewhere.apply(Apply(other, b"meta")).digest == averaged.digest
-            assert same == (epoch in (0, 4, 5))  # at epoch 0 there is no momentum yet
+            assert same == (epoch >= 54 or (not epoch and revision is not FOUNDED))  # else a rate rises in between
             for made in (ours, theirs):
                 made.accept([(0, averaged.digest)])
             elsewhere.apply(Apply(commit, b"meta"))
             elsewhere.accept([(0, averaged.digest)])
-            moment = moment * full * min(1.0, epoch / 4) + 1.0
-            theta -= moment
+            momentum = min(0.9, epoch / (epoch + 6))
+            moment = moment * momentum + 1.0
+            theta -= moment * (revision.outer_lr or 1 - 0.3 * momentum / 0.9)
             assert ours.store.theta(0).tolist() == pytest.approx([theta] * 4)
 
 

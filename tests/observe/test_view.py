@@ -210,12 +210,14 @@ def test_an_empty_run_says_so() -> None:
 
 
 def test_rates_that_were_set_since_are_shown() -> None:
-    """In place of those that the run was founded with, with the number of their revision."""
+    """In place of those that the run was founded with: with the number of their revision, or as the run's own rise."""
     run = run_with(outer_lr=0.7, outer_momentum=0.9, codec="bf16")
     peer = named("alice", epoch=2, revision=3, outer_lr=0.25, outer_momentum=0.5)
     _, settings, *_ = lines(snapshot("main", run, [peer], NOW))
     assert settings == "  codec=bf16 outer_lr=0.25 outer_momentum=0.5 (revision 3)"
-    _, settings, *_ = lines(snapshot("main", run, [replace(peer, revision=0)], NOW))
+    _, settings, *_ = lines(snapshot("main", run, [replace(peer, revision=0, outer_lr=1 - 0.1 / 3)], NOW))
+    assert settings == "  codec=bf16 outer_lr=0.967 outer_momentum=0.5"
+    _, settings, *_ = lines(snapshot("main", run, [replace(peer, outer_lr=None)], NOW))
     assert settings == "  codec=bf16 outer_lr=0.7 outer_momentum=0.9"
 
 
