@@ -47,9 +47,11 @@ def test_every_experiment_runs(
     """All its settings are valid, the first and the last make a run, and it leaves JSON and a plot."""
     experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.virtual.simulated)
     assert experiment.name == name
-    assert {experiment.against, *experiment.bounds, *experiment.least} <= experiment.settings.keys()
+    bases = {experiment.base_of(each) for each in experiment.settings}
+    assert {*bases, *experiment.bounds, *experiment.least} <= experiment.settings.keys()
     assert all(setting.config for setting in experiment.settings.values())
-    chosen = [experiment.against, list(experiment.settings)[-1]]
+    last = list(experiment.settings)[-1]
+    chosen = [experiment.base_of(last), last]
     lab.lab.main(experiment, ["--folder", str(tmp_path), "--seeds", "1", "--settings", *chosen])
     losses = json.loads((tmp_path / f"{name}.json").read_text())["losses"]
     assert [*losses] == chosen
