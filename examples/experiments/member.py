@@ -141,10 +141,8 @@ class Member:
         bases = self.work.bases
         self.local.merge(takes, bases.kept)
         bases.loaded(takes)
-        if self._measures and load.due:
-            self.local.write_delta(load.due, bases.kept)
-            if not self.local.may_be_sent(load.due):
-                raise Diverged
+        if self._measures and load.due and not self.local.write_delta(load.due, bases.kept):
+            raise Diverged
         self._load = load
         self._loaded.set()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.rank_n import Rank0Client
+from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import as_bytes, tensor_over
 
 PIECE_BYTES = 8 << 20
@@ -56,15 +57,13 @@ class FarModel:
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
         self._give("delta", self._delta, self._own.ranges(forgotten, spoken=True))
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
-        """Compute this rank's pseudo-gradients, and write them into the peer's memory."""
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
+        """Compute this rank's pseudo-gradients, and write them into the peer's memory. Returns whether they may be
+        sent."""
         del kept
-        self._own.write_delta(shards)
+        sound = self._own.write_delta(shards)
         self._give("delta", self._delta, self._own.ranges(shards, spoken=True))
-
-    def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether this rank's pseudo-gradients may be sent, as `LocalModel.may_be_sent` judges them."""
-        return self._own.may_be_sent(shards)
+        return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of this rank's part of the global parameters, as `LocalModel.global_values` makes it."""
@@ -132,4 +131,5 @@ def unpack(sent: bytes, values: Tensor, ranges: Iterable[Range]) -> None:
 
 def _copy(source: Tensor, target: Tensor, ranges: Iterable[Range]) -> None:
     for start, stop in ranges:
-        target[start:stop] = source[start:stop]
+        for piece, values in flats.blocks(target[start:stop], source[start:stop], size=flats.UNDIVIDED):
+            piece.copy_(values)

@@ -196,12 +196,9 @@ class Hook:
         while True:
             began = self._times.waiting_s
             with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
-                if due.shards:
-                    self._local.write_delta(due.shards, due.kept)
+                sound = not due.shards or self._local.write_delta(due.shards, due.kept)
             if not due.shards:
                 return False
-            with self._times.part(PSEUDO_GRADIENT):
-                sound = self._local.may_be_sent(due.shards)
             if not sound:
                 self._give_up_progress()
                 return False

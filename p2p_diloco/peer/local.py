@@ -1,14 +1,16 @@
 """Loads global values into the model's parameters, carries local progress over, and computes pseudo-gradients.
 
 Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
-thread. θ is written only once, before this peer enters its run, and read only while the node allows it. `staging`
-copies values from a device; `extents` says which values this process holds.
+thread: no piece is so long that torch would divide it among its threads. They wait for each other, which on busy cores
+takes many times as long as the work, and how many there are is the user's choice for training. θ is written only once,
+before this peer enters its run, and read only while the node allows it. `staging` copies values from a device;
+`extents` says which values this process holds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +20,10 @@ from torch import Tensor, nn
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
-from p2p_diloco.tensors.flat import pseudo_gradient
+from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.layout import Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-
-MERGED_AT_ONCE = 1 << 18
-"""The most elements merged at a time. Their fp32 copy takes extra memory, which malloc never returns to the kernel."""
+from p2p_diloco.tensors.raw import magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Span:
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """Cut the values into pieces of at most `MERGED_AT_ONCE` elements. Yields each piece with its span."""
-        for start in range(0, len(values), MERGED_AT_ONCE):
-            piece = values[start : start + MERGED_AT_ONCE]
+        """Cut the values into pieces of at most `flat.UNDIVIDED` elements. Yields each piece with its span."""
+        for start in range(0, len(values), flats.UNDIVIDED):
+            piece = values[start : start + flats.UNDIVIDED]
             first = self.place.start + start
             yield piece, Span(self.shard, slice(first, first + len(piece)), self.speaks)
 
@@ -52,9 +52,7 @@ class Local(Protocol):
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None: ...
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
-
-    def may_be_sent(self, shards: Collection[int]) -> bool: ...
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool: ...
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
 
@@ -93,7 +91,7 @@ class LocalModel:
     def write_theta(self) -> None:
         """Copy the model's parameters into θ before this peer enters the run. A founder's parameters become the run's
         first global ones."""
-        for values, span in self._through(self.shards, fetch=True, spoken=True):
+        for values, span in _cut(self._through(self.shards, fetch=True, spoken=True)):
             self._theta[span.place].copy_(values)
 
     @torch.no_grad()
@@ -104,54 +102,50 @@ class LocalModel:
             reshard(self._sharded)
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
         bare = {shard for shard, take in takes.items() if take in (Take.DROP, Take.FORGET)}
-        for values, span in self._through(bare, store=True):
+        for values, span in _cut(self._through(bare, store=True)):
             values.copy_(self._theta[span.place])
         for start, stop in self.ranges(forgotten):
-            self._delta[start:stop] = 0.0
-        fetched = self._through(takes.keys() - bare, fetch=True, store=True)
-        for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
-            local = values.to(torch.float32, copy=True)
-            self._take(local, values.dtype, span, takes[span.shard], kept)
-            values.copy_(local)
+            for delta in torch.split(self._delta[start:stop], flats.UNDIVIDED):
+                delta.zero_()
+        for values, span in _cut(self._through(takes.keys() - bare, fetch=True, store=True)):
+            self._take(values, span, takes[span.shard], kept)
 
-    def _take(self, local: Tensor, dtype: torch.dtype, span: Span, take: Take, kept: Collection[int]) -> None:
-        """Replace the values in `local` by the new ones that `take` asks for. `dtype`: the dtype of the model's
-        parameter."""
+    def _take(self, values: Tensor, span: Span, take: Take, kept: Collection[int]) -> None:
+        """Replace the values by the new ones that `take` asks for. Sums are fp32, whatever the values' dtype."""
         theta, delta = self._theta[span.place], self._delta[span.place]
+        if take is Take.SENT:
+            torch.sub(theta, delta, out=values)
+            return
+        local = values.to(torch.float32)  # without a copy if they are fp32
         if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
             torch.lerp(theta, local, self._local_share, out=local)
-            return
-        if take is Take.SENT:
-            torch.neg(delta.to(torch.float32), out=local)
         else:
-            local.sub_(self._anchor(span, kept).to(dtype))  # in the dtype in which it was loaded
-        match take:
-            case Take.SUBTRACT:
-                local.add_(delta)
-            case Take.RESTORE:
-                local.sub_(delta)
-        local.add_(theta)
+            local.sub_(self._anchor(span, kept).to(values.dtype))  # in the dtype in which it was loaded
+            match take:
+                case Take.SUBTRACT:
+                    local.add_(delta)
+                case Take.RESTORE:
+                    local.sub_(delta)
+            local.add_(theta)
+        if local is not values:
+            values.copy_(local)
 
     def _anchor(self, span: Span, kept: Collection[int]) -> Tensor:
         """The global values of this span that the model loaded last."""
         return (self._base if span.shard in kept else self._theta)[span.place]
 
     @torch.no_grad()
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
         """Write the pseudo-gradients of these shards, base − local, into the shared memory. A rank writes only its
-        part."""
-        for values, span in self._through(shards, fetch=True, spoken=True):
-            pseudo_gradient(self._anchor(span, kept), values, self._delta[span.place])
-
-    def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether the pseudo-gradients that were last written for these shards are finite and within
+        part. Returns whether they may be sent: whether all that were written are finite and within
         `MAGNITUDE_MAX`."""
-        for extent, pieces in self._touched(shards):
-            for _, start, stop in pieces if extent.speaks else ():
-                low, high = torch.aminmax(self._delta[start:stop])
-                if not (low.item() >= -MAGNITUDE_MAX and high.item() <= MAGNITUDE_MAX):  # NaN compares as false
-                    return False
-        return True
+        sound = True
+        for values, span in _cut(self._through(shards, fetch=True, spoken=True)):
+            written = self._delta[span.place]
+            flats.pseudo_gradient(self._anchor(span, kept), values, written)
+            # at once, while they are still in the cache; NaN compares as false
+            sound = magnitude(written) <= MAGNITUDE_MAX and sound
+        return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters by name, as the model loaded them last. Each has its parameter's shape,
@@ -242,6 +236,11 @@ class LocalModel:
                 position += 1
         for position, found in pieces.items():
             yield self._held[position], found
+
+
+def _cut(through: Iterable[tuple[Tensor, Span]]) -> Iterator[tuple[Tensor, Span]]:
+    """Yield what `LocalModel._through` yields in pieces so short that torch computes each in this thread."""
+    return (piece for values, span in through for piece in span.pieces(values))
 
 
 def _chunks(

@@ -140,18 +140,13 @@ class Rank0Model:
             told = [[shard, take.value] for shard, take in takes.items()]
             self._ranks.together("merge", lambda: self._own.merge(takes, kept), takes=told, kept=list(kept))
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
-        """Let every rank write its pseudo-gradients, as `LocalModel.write_delta` does."""
-        told = {"shards": list(shards), "kept": list(kept)}
-        self._ranks.together("write delta", lambda: self._own.write_delta(shards, kept), **told)
-
-    def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether the pseudo-gradients of every rank may be sent, as `LocalModel.may_be_sent` judges them."""
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
+        """Let every rank write its pseudo-gradients, as `LocalModel.write_delta` does. Returns whether those of all
+        ranks may be sent."""
         own: list[bool] = []
-        looked = self._ranks.together(
-            "look at delta", lambda: own.append(self._own.may_be_sent(shards)), shards=list(shards)
-        )
-        return all(own) and all(message["fine"] for message in looked)
+        told = {"shards": list(shards), "kept": list(kept)}
+        others = self._ranks.together("write delta", lambda: own.append(self._own.write_delta(shards, kept)), **told)
+        return all(own) and all(message["sound"] for message in others)
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """Let every rank read its part of the global parameters, as `LocalModel.global_values` does. Returns this

@@ -141,9 +141,7 @@ class RankNHook:
             case {"kind": "merge", "takes": takes, "kept": kept}:
                 self._local.merge({shard: Take(take) for shard, take in takes}, kept)
             case {"kind": "write delta", "shards": shards, "kept": kept}:
-                self._local.write_delta(shards, kept)
-            case {"kind": "look at delta", "shards": shards}:
-                return {"fine": self._local.may_be_sent(shards)}
+                return {"sound": self._local.write_delta(shards, kept)}
             case {"kind": "read", "kept": kept}:
                 assert into is not None, "ranks read global values only while all of them call global_state_dict()"
                 into.update(self._local.global_values(kept))

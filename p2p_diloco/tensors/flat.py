@@ -58,4 +58,4 @@ def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> None:
     2311.08105, Alg. 1, line 12).
     """
     for anchors, values, parts in blocks(base, local, out, size=UNDIVIDED):
-        parts.copy_(torch.sub(anchors.to(values.dtype).to(torch.float32), values.to(torch.float32)))
+        torch.sub(anchors.to(values.dtype).to(torch.float32), values.to(torch.float32), out=parts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -220,3 +223,37 @@ def test_global_values_of_kept_shards_are_those_that_were_loaded() -> None:
     arranged = layout.arrange(values)
     assert torch.equal(torch.cat([value.reshape(-1) for value in arranged]), expected)
     assert torch.equal(theta, torch.arange(numel).float())
+
+
+_EXCHANGE = """
+import os, torch
+from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+torch.set_num_threads(4)
+numel = 300_000
+model = torch.nn.Module()
+model.w = torch.nn.Parameter(torch.empty(numel, dtype={dtype}))
+layout = Layout.build(specs_of(model), 1, "contiguous", numel)
+local = LocalModel(model, layout, torch.empty(numel), torch.empty(numel), torch.empty(numel, dtype=torch.bfloat16), 0.5)
+before = len(os.listdir("/proc/self/task"))
+local.write_theta()
+local.write_delta([0])
+for take in Take:
+    local.merge({{0: take}})
+print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
+torch.zeros(numel).add_(1.0)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_exchange_leaves_torchs_threads_alone(dtype: torch.dtype) -> None:
+    """No work of an exchange is divided among torch's threads, and their number stays what the user has set. (Torch
+    starts its threads at the first work that it divides, here the addition at the end.)"""
+    done = subprocess.run(
+        [sys.executable, "-c", _EXCHANGE.format(dtype=dtype)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["0", "4", "3"]

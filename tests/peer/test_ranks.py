@@ -127,9 +127,8 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
         pair.base.copy_(pair.theta)
         pair.theta.fill_(5.0)
         pair.led.merge({0: Take.DROP, 1: Take.KEEP}, kept=[1])
-        pair.led.write_delta([0])
-        pair.led.write_delta([1], kept=[1])
-        assert pair.led.may_be_sent([0, 1])
+        assert pair.led.write_delta([0])
+        assert pair.led.write_delta([1], kept=[1])
 
     pair.played.does = exchange
     step = pair.other(pair.rank_n.step)
@@ -188,10 +187,10 @@ def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
 def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
     """Nothing is sent of which any rank says that it may not be."""
     answers: list[bool] = []
-    pair.played.does = lambda: answers.append(pair.led.may_be_sent([0]))
+    pair.played.does = lambda: answers.append(pair.led.write_delta([0]))
     for own, theirs in ((True, True), (True, False), (False, True)):
-        pair.locals[0].may_be_sent = lambda shards, own=own: own  # type: ignore[method-assign]
-        pair.locals[1].may_be_sent = lambda shards, theirs=theirs: theirs  # type: ignore[method-assign]
+        pair.locals[0].write_delta = lambda shards, kept, own=own: own  # type: ignore[method-assign]
+        pair.locals[1].write_delta = lambda shards, kept, theirs=theirs: theirs  # type: ignore[method-assign]
         step = pair.other(pair.rank_n.step)
         pair.leading.step()
         step.result(WITHIN_S)
