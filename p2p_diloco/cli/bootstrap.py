@@ -48,7 +48,7 @@ def serve(
     for address in peer.host_maddrs:
         check_free(address, key=None if listen else flag("host_maddrs"))
     check_initial_peers(peer.initial_peers)
-    from p2p_diloco.net.dht import DhtPeer  # it takes seconds, in which a loop would handle no signal
+    from p2p_diloco.net.dht import DhtPeer  # not in the loop, which would handle no signal meanwhile
 
     run(_serve(peer, runs, as_json, DhtPeer))
 
