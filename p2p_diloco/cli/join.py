@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from p2p_diloco.cli.openmp import sleeping_threads
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
@@ -65,6 +66,7 @@ def join_run(
     trainer = _trainer_config(trainer_flags)
     text = load_text(trainer.data)
     _check_network(peer)
+    os.environ.update(sleeping_threads(os.environ))  # before torch is loaded
     from p2p_diloco.trainer.train import main
 
     return main(run.given, peer, trainer, text)
@@ -78,7 +80,7 @@ def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> in
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
         joined = Path(folder) / "joined"
         environment = {**without_ours(os.environ), **to_environment(run, peer), JOINED_FILE: str(joined)}
-        status = run_command(command, environment)
+        status = run_command(command, environment | sleeping_threads(environment))
         if not joined.exists():
             log.warning(
                 "the command ended with exit code %d and never joined the run %s; if no error is shown above, it must "

@@ -1,0 +1,49 @@
+"""How the threads of a peer that trains wait for each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import join
+from p2p_diloco.cli.openmp import CHOSEN, sleeping_threads
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+
+
+def test_threads_sleep_unless_the_user_has_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    """One line says what was set; a choice of the user stands, and nothing is said."""
+    caplog.set_level("INFO")
+    assert sleeping_threads({"PATH": "/bin"}) == {"OMP_WAIT_POLICY": "PASSIVE"}
+    assert len(caplog.records) == 1
+    assert [sleeping_threads({name: "1"}) for name in CHOSEN] == [{}] * len(CHOSEN)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("chosen", "found"), [({}, "PASSIVE"), ({"OMP_NUM_THREADS": "3"}, "")])
+def test_a_command_gets_it(chosen: dict[str, str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of `join` finds it in its environment."""
+    for name in CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(join, "check_initial_peers", lambda *_: None)
+    told = tmp_path / "told"
+    command = ["sh", "-c", f"printf %s \"$OMP_WAIT_POLICY\" > '{told}'"]
+    assert join.join_run({"initial_peers": [ADDRESS]}, {}, None, command) == 0
+    assert told.read_text() == found
+
+
+def test_the_built_in_trainer_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is set in this process, before the trainer loads torch."""
+    for name in CHOSEN:
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(join, "check_initial_peers", lambda *_: None)
+    found: list[str | None] = []
+    monkeypatch.setattr("p2p_diloco.trainer.train.main", lambda *_: found.append(os.environ.get(CHOSEN[0])) or 0)
+    (tmp_path / "text.txt").write_text("words " * 20_000)
+    assert join.join_run({"initial_peers": [ADDRESS]}, {"data": tmp_path}, None, None) == 0
+    assert found == ["PASSIVE"]
