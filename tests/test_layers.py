@@ -157,3 +157,18 @@ def test_one_module_knows_what_a_gpu_needs() -> None:
     assert [str(path.relative_to(PACKAGE)) for path in modules() if "torch.cuda" in path.read_text()] == [
         "peer/devices.py"
     ]
+
+
+MAKERS = frozenset({"arange", "empty", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros"})
+"""Functions of torch whose result is on the default device, if the call names none."""
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if layer(path) in {"node", "peer", "tensors"}], ids=str)
+def test_every_buffer_names_its_device(path: Path) -> None:
+    """A script may choose another default device (`torch.set_default_device("cuda")`); this package's memory is where
+    it says."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=maker)) if maker in MAKERS:
+                named = {keyword.arg for keyword in call.keywords}
+                assert named & {"device", "out"}, f"line {call.lineno}: torch.{maker} without a device"

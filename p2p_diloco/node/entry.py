@@ -199,7 +199,7 @@ async def take_part(
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     if setup.specs is None:
-        work = TensorWork(run, torch.zeros(run.layout.numel))
+        work = TensorWork(run, torch.zeros(run.layout.numel, device="cpu"))
     else:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"

@@ -54,7 +54,7 @@ class Observer(Handler):
     def __init__(self, transport: Transport, joined: Joined, tell: Callable[[str], None]) -> None:
         """`tell` is called with the reason of each wait."""
         self.run, self.card = joined.run, joined.card
-        self.theta = torch.zeros(self.run.layout.numel)
+        self.theta = torch.zeros(self.run.layout.numel, device="cpu")
         self.versions: list[Version | None] = [None for _ in self.run.layout.shards]
         self._final = [False for _ in self.run.layout.shards]  # whether the run ends for the shard at its version
         self._founding = Founding.of(joined.run.run_id, RunRecord.unpack(joined.record))

@@ -155,7 +155,7 @@ class SharedMemory(Header):
 
     def _vector(self, offset: int) -> Tensor:
         if not self.numel:
-            return torch.empty(0)
+            return torch.empty(0, device="cpu")
         return torch.frombuffer(self._map, dtype=torch.float32, count=self.numel, offset=offset)
 
 

@@ -156,7 +156,7 @@ class LocalModel:
         """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
         `global_values` may be called; its `kept` has no effect then."""
         self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
-        self._theta = self._base = self._delta = torch.empty(0)
+        self._theta = self._base = self._delta = torch.empty(0, device="cpu")
 
     @property
     def has_values(self) -> bool:

@@ -221,7 +221,7 @@ def _broadcast(group: Group, place: Place | None) -> Place | None:
     """Send the `place` that rank 0 gives to all ranks, and return it on each of them. Every rank calls this at the same
     time; other ranks give None. The result is None if rank 0 could not listen."""
     text = json.dumps(None if place is None else asdict(place))
-    message = torch.tensor(list(text.encode().ljust(PLACE_BYTES)), dtype=torch.uint8).to(group.device)
+    message = torch.tensor(list(text.encode().ljust(PLACE_BYTES)), dtype=torch.uint8, device=group.device)
     torch.distributed.broadcast(message, src=0)
     told = json.loads(bytes(message.cpu().tolist()))
     return None if told is None else Place(**told)
@@ -230,7 +230,7 @@ def _broadcast(group: Group, place: Place | None) -> Place | None:
 def _all_have_come(group: Group, here: bool, place: Place) -> None:
     """Let all ranks know which of them have not met rank 0. If there are any, all ranks raise the same error. Every
     rank calls this at the same time. `here`: whether this rank has met rank 0."""
-    missing = torch.zeros(group.rank.count, dtype=torch.int32)
+    missing = torch.zeros(group.rank.count, dtype=torch.int32, device="cpu")
     missing[group.rank.index] = int(not here)
     missing = missing.to(group.device)
     torch.distributed.all_reduce(missing)

@@ -38,7 +38,9 @@ class DeviceStaging:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=copies.pinned) for _ in range(SLOTS)]
+        self._buffers = [
+            torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=copies.pinned, device="cpu") for _ in range(SLOTS)
+        ]
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
         """Yield each chunk's values in a buffer, with the chunk's tag. The arguments are those of `InPlace.through`."""

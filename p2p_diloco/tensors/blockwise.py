@@ -137,11 +137,11 @@ class Blockwise:
         step = flats.BLOCK
         assert step % BLOCK == 0, "a block of work must consist of whole blocks of a codec"
         if not numel:
-            yield torch.empty(0)  # `flat.blocks` yields one empty block, too
+            yield torch.empty(0, device="cpu")  # `flat.blocks` yields one empty block, too
         for start in range(0, numel, step):
             length = min(step, numel - start)
             here = codes[start * self.shares.bits // 8 : ((start + length) * self.shares.bits + 7) // 8]
-            values = torch.zeros(_blocks(length) * BLOCK) if length % BLOCK else torch.empty(length)
+            values = (torch.zeros if length % BLOCK else torch.empty)(_blocks(length) * BLOCK, device="cpu")
             self._points(here, values[: len(here) * 8 // self.shares.bits])
             units = peaks[start // BLOCK : start // BLOCK + _blocks(length)].to(torch.float32) * self.shares.unit
             values.view(-1, BLOCK).mul_(units.unsqueeze(1))
@@ -157,7 +157,7 @@ class Blockwise:
     @cached_property
     def _pairs(self) -> Tensor:
         """The two fp32 points that each byte stands for, viewed as one float64: [256]."""
-        points = torch.tensor(self.shares.points)
+        points = torch.tensor(self.shares.points, device="cpu")
         return torch.stack((points.repeat(16), points.repeat_interleave(16)), 1).view(torch.float64).reshape(-1)
 
     def _parts(self, raw: Tensor, numel: int) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,7 @@ class Cast:
         pieces = torch.split(raw.view(self.dtype), flats.BLOCK)
         if self.dtype == torch.float32:
             return iter(pieces)
-        decoded = torch.empty(min(numel, flats.BLOCK))
+        decoded = torch.empty(min(numel, flats.BLOCK), device="cpu")
         return (decoded[: piece.numel()].copy_(piece) for piece in pieces)
 
 

@@ -97,7 +97,7 @@ def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
     row, raw = _codec(codec), tensor_over(buffer)
     if isinstance(row, Cast):
         return row.decode(raw)
-    values = torch.empty(numel)
+    values = torch.empty(numel, device="cpu")
     for (part,), block in zip(blocks(values), row.decode_blocks(raw, numel), strict=True):
         part.copy_(block)
     return values

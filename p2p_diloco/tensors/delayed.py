@@ -73,7 +73,7 @@ class DelayedNesterov:
 
     def init_state(self, numel: int) -> State:
         """Return the state before the first submission: zeros."""
-        return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
+        return {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(numel).items()}
 
     @unheeded
     def step(

@@ -51,8 +51,10 @@ class Feedback:
     """Keeps the residual of one shard, fp32 [numel]. It starts at 0, and stays in memory as long as the node runs."""
 
     def __init__(self, numel: int) -> None:
-        self.residual = torch.zeros(numel)
-        self._other = torch.zeros(numel)  # the residual for the other fate (counted or not) of the last contribution
+        self.residual = torch.zeros(numel, device="cpu")
+        self._other = torch.zeros(
+            numel, device="cpu"
+        )  # the residual for the other fate (counted or not) of the last contribution
         self._counted = True  # whether the last contribution is counted
         self._apart = True  # whether the last contribution was sent without the residual
         self._oldest: ContributionId | None = None  # first contribution that included the present residual

@@ -46,7 +46,7 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def _sample(tensor: Tensor) -> bytes:
     count = min(SAMPLED, tensor.numel())
-    places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64).long().to(tensor.device)
+    places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64, device="cpu").long().to(tensor.device)
     try:
         values = torch.take(tensor.detach(), places).to("cpu", torch.float32).to(torch.bfloat16)
     except (NotImplementedError, RuntimeError, TypeError):  # a quantised tensor: only its name and shape are compared

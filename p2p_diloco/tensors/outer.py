@@ -109,7 +109,7 @@ class OuterOptimizer:
     def init_state(self, numel: int) -> State:
         """Return the state before the first step: zeros. (A torch optimizer uses its own initial state while `step` is
         0.)"""
-        return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
+        return {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(numel).items()}
 
     def step(
         self,
@@ -196,8 +196,8 @@ def _torch_class(name: str) -> type[torch.optim.Optimizer]:
 def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
     """Make one step on a small tensor to find out which state tensors the optimizer keeps. Return (name, whether it is
     as long as the shard) for each, sorted."""
-    param = torch.nn.Parameter(torch.zeros(_PROBE))
-    param.grad = torch.ones(_PROBE)
+    param = torch.nn.Parameter(torch.zeros(_PROBE, device="cpu"))
+    param.grad = torch.ones(_PROBE, device="cpu")
     try:
         optimizer = kind([param], **arguments)
         optimizer.step()

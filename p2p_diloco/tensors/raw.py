@@ -32,7 +32,7 @@ def tensor_over(buffer: Buffer) -> Tensor:
     bytes."""
     view = memoryview(buffer)
     if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)  # `torch.frombuffer` refuses an empty buffer
+        return torch.empty(0, dtype=torch.uint8, device="cpu")  # `torch.frombuffer` refuses an empty buffer
     writable = np.asarray(_Lent(np.frombuffer(view, dtype=np.uint8))) if view.readonly else view
     tensor = torch.frombuffer(writable, dtype=torch.uint8)
     return tensor if tensor.data_ptr() % 4 == 0 else tensor.clone()

@@ -65,7 +65,7 @@ def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapp
         return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state
     if LENGTHS in state and not forget:
         return state
-    return {**state, LENGTHS: torch.zeros(LENGTHS_MAX)}
+    return {**state, LENGTHS: torch.zeros(LENGTHS_MAX, device="cpu")}
 
 
 @unheeded
@@ -80,7 +80,7 @@ def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cu
     length = min(norm, max(times, GROWTH) * median)
     if length == 0 or not math.isfinite(length):  # NaN also: then the factor is 1, and the caller refuses the result
         return Cut(factor, lengths)
-    return Cut(factor, torch.cat([lengths[1:], torch.tensor([length], dtype=torch.float32)]))
+    return Cut(factor, torch.cat([lengths[1:], torch.tensor([length], dtype=torch.float32, device="cpu")]))
 
 
 def _scaled(mean: Iterable[Tensor], factor: np.float32) -> Iterator[Tensor]:

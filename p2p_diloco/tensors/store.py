@@ -64,7 +64,7 @@ class ShardStore:
         self._theta = theta
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [
-            {name: torch.zeros(length) for name, length in self._state_lengths(shard.index).items()}
+            {name: torch.zeros(length, device="cpu") for name, length in self._state_lengths(shard.index).items()}
             for shard in layout.shards
         ]
         self._spare: list[Tensor] = []

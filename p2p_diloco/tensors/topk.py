@@ -62,12 +62,12 @@ class TopK:
 def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
     assert flats.BLOCK % CHUNK == 0, "a block of work must consist of whole chunks"
     if not numel:
-        yield torch.empty(0)  # `flat.blocks` yields one empty block, too
+        yield torch.empty(0, device="cpu")  # `flat.blocks` yields one empty block, too
     for start in range(0, numel, flats.BLOCK):
         length = min(flats.BLOCK, numel - start)
         here = slice(_kept(start), _kept(start + length))
-        chunks = torch.arange(here.stop - here.start).div_(KEPT, rounding_mode="floor").mul_(CHUNK)
-        out = torch.zeros(length)
+        chunks = torch.arange(here.stop - here.start, device="cpu").div_(KEPT, rounding_mode="floor").mul_(CHUNK)
+        out = torch.zeros(length, device="cpu")
         out[places[here] + chunks] = values[here].to(torch.float32)
         yield out
 

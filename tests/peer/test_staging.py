@@ -227,3 +227,24 @@ def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(staging_for(torch.device("meta"))._copies, Copies)  # type: ignore[attr-defined]
     monkeypatch.setattr(devices, "CudaCopies", lambda device: Copies())
     assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that creates its tensors on another device by default exchanges as any other does."""
+    model = nn.Linear(3, 2, bias=False)
+    layout = Layout.build(specs_of(model))
+    theta, delta = torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        assert torch.zeros(1).is_meta
+        if staged:
+            monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(Copies()))
+        local = LocalModel(model, layout, theta, torch.zeros(0), delta)
+        local.write_theta()
+        values = theta.clone()
+        theta += 1.0
+        assert local.write_delta(local.shards)
+        local.merge(dict.fromkeys(local.shards, Take.DROP))
+        local.keep_values()
+    assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
+    assert torch.equal(model.weight.detach().view(-1), values + 1.0)
