@@ -83,11 +83,10 @@ class TensorWork:
     def _mean(self, shard: int, contributions: Sequence[Given]) -> memoryview:
         """Raises ValueError if the contributions can't be averaged."""
         config, codec, numel = self._run.config, self._run.reply_codec, self._numel(shard)
-        mean = torch.zeros(numel)
-        if contributions:
-            dtype = codecs.written_in(codec, "nearest")
-            mean = weighted_mean(contributions, config.codec, numel, dtype, config.aggregation)
-        return codecs.encode(mean, codec)
+        if not contributions:
+            return codecs.encode(torch.zeros(numel, device="cpu"), codec)
+        dtype = codecs.written_in(codec, "nearest")
+        return codecs.encode(weighted_mean(contributions, config.codec, numel, dtype, config.aggregation), codec)
 
     def _proposed(
         self, shard: int, payload: memoryview, submissions: int, of: Average | Apply, by: Revision, base: Version
@@ -190,7 +189,7 @@ class TensorWork:
         payload = self._encoded(values, shard, id)
         if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
             log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
-            payload = memoryview(bytearray(codecs.encode(torch.zeros(numel), codec)))
+            payload = memoryview(bytearray(codecs.encode(torch.zeros(numel, device="cpu"), codec)))
             if feedback is not None:
                 feedback.sent_nothing(id)
         elif feedback is not None and weighs:
