@@ -25,6 +25,9 @@ from p2p_diloco.tensors.layout import Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 from p2p_diloco.tensors.raw import magnitude
 
+_READS_NO_LOCAL = (Take.DROP, Take.FORGET, Take.SENT)
+"""Takes for which the model's values are only written, so they need not come over from a device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -101,18 +104,21 @@ class LocalModel:
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
-        bare = {shard for shard, take in takes.items() if take in (Take.DROP, Take.FORGET)}
-        for values, span in _cut(self._through(bare, store=True)):
-            values.copy_(self._theta[span.place])
+        unread = {shard for shard, take in takes.items() if take in _READS_NO_LOCAL}
+        for values, span in _cut(self._through(unread, store=True)):
+            self._take(values, span, takes[span.shard], kept)
         for start, stop in self.ranges(forgotten):
             for delta in torch.split(self._delta[start:stop], flats.UNDIVIDED):
                 delta.zero_()
-        for values, span in _cut(self._through(takes.keys() - bare, fetch=True, store=True)):
+        for values, span in _cut(self._through(takes.keys() - unread, fetch=True, store=True)):
             self._take(values, span, takes[span.shard], kept)
 
     def _take(self, values: Tensor, span: Span, take: Take, kept: Collection[int]) -> None:
         """Replace the values by the new ones that `take` asks for. Sums are fp32, whatever the values' dtype."""
         theta, delta = self._theta[span.place], self._delta[span.place]
+        if take in (Take.DROP, Take.FORGET):
+            values.copy_(theta)
+            return
         if take is Take.SENT:
             torch.sub(theta, delta, out=values)
             return

@@ -248,3 +248,16 @@ def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest
         local.keep_values()
     assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
     assert torch.equal(model.weight.detach().view(-1), values + 1.0)
+
+
+@pytest.mark.parametrize("take", list(Take))
+def test_only_values_that_a_merge_reads_are_fetched(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the bytes stay off the bus where a merge only loads values."""
+    copies = LateCopies()
+    monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(copies))
+    model = Model(torch.float32)
+    layout = Layout.build(specs_of(model))
+    local = LocalModel(model, layout, *torch.zeros(3, layout.numel))
+    local.merge(dict.fromkeys(local.shards, take))
+    fetches = any(line.startswith("fetch") for line in copies.log)
+    assert fetches == (take not in (Take.DROP, Take.FORGET, Take.SENT))
