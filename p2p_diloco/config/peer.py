@@ -87,6 +87,13 @@ class PeerConfig(Settings):
         default=None,
         description="URL of an OpenTelemetry collector for the metrics, such as http://127.0.0.1:4318; unset: none.",
     )
+    node_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Threads with which this peer's node computes means and outer steps; unset: a quarter of the "
+        "cores, 8 at most.",
+    )
     checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
     save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
     keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")

@@ -44,6 +44,7 @@ from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.remembered import remembered
+from p2p_diloco.tensors.threads import Threads, usual
 
 CLOSE_S = 2.0
 """Deadline for closing the transport."""
@@ -198,12 +199,13 @@ async def take_part(
         log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    threads = Threads(setup.local.node_threads or usual())
     if setup.specs is None:
-        work = TensorWork(run, torch.zeros(run.layout.numel, device="cpu"))
+        work = TensorWork(run, torch.zeros(run.layout.numel, device="cpu"), threads=threads)
     else:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
-        work = TensorWork(run, shared.theta, shared.base)
+        work = TensorWork(run, shared.theta, shared.base, threads)
     common = Common(setup.local, joined, transport, shared, work, inbox.refusals)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 

@@ -79,6 +79,7 @@ class Reporter:
             waiting_s=round(shared.waiting_s, 3),
             waits_for=self._waits_for(),
             memory_bytes=self._memory_bytes(),
+            node_threads=common.work.threads.count,
             last_round=shared.last_round,
             bandwidth=int(replica.roster.mine.bandwidth) or None,
             ways=Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),

@@ -192,6 +192,8 @@ class PeerStatus:
     """What the peer waits for now, as a sentence."""
     memory_bytes: int | None = None
     """The memory of the trainer's process and of the node's."""
+    node_threads: int = 1
+    """Threads with which the peer's node computes."""
     last_round: LastRound | None = None
     """None before the first round is over."""
     bandwidth: int | None = None

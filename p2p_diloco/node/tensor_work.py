@@ -28,6 +28,7 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
 from p2p_diloco.tensors.store import Proposal, ShardStore
+from p2p_diloco.tensors.threads import ALONE, Threads
 
 NO_DIGEST = ""
 FINITE_MAX = torch.finfo(torch.float32).max
@@ -38,12 +39,13 @@ log = logging.getLogger(__name__)
 class TensorWork:
     """The outer state of one replica, and the proposals for its next state."""
 
-    def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None) -> None:
+    def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None, threads: Threads = ALONE) -> None:
         """`theta` [numel] fp32 is used in place, as θ. `base` [numel] fp32 is memory for the bases of a trainer; None
-        if there is no trainer."""
+        if there is no trainer. `threads` compute means and outer steps."""
         self._run = run
+        self.threads = threads
         self.bases = Bases(run.layout, theta, theta if base is None else base)
-        self.store = ShardStore(run.layout, run.outer, theta, run.config.step_limit)
+        self.store = ShardStore(run.layout, run.outer, theta, run.config.step_limit, threads)
         self._proposals: dict[tuple[int, str], Proposal] = {}
         self._feedback: dict[int, Feedback] = {}  # by shard; made when a contribution first needs it
 
@@ -86,7 +88,8 @@ class TensorWork:
         if not contributions:
             return codecs.encode(torch.zeros(numel, device="cpu"), codec)
         dtype = codecs.written_in(codec, "nearest")
-        return codecs.encode(weighted_mean(contributions, config.codec, numel, dtype, config.aggregation), codec)
+        mean = weighted_mean(contributions, config.codec, numel, dtype, config.aggregation, self.threads)
+        return codecs.encode(mean, codec)
 
     def _proposed(
         self, shard: int, payload: memoryview, submissions: int, of: Average | Apply, by: Revision, base: Version

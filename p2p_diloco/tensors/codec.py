@@ -110,6 +110,17 @@ def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
     return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 
 
+def is_cast(codec: str) -> bool:
+    """Return whether each element is encoded by itself, so that the bytes of a range encode that range (`part`)."""
+    return isinstance(_codec(codec), Cast)
+
+
+def part(buffer: Buffer, codec: str, place: slice) -> memoryview:
+    """Return the bytes of the elements in `place`, as a view. Only for a codec that `is_cast`."""
+    size = nbytes(codec, 1)
+    return memoryview(buffer).cast("B")[place.start * size : place.stop * size]
+
+
 def peak(buffer: Buffer, codec: str, numel: int) -> float:
     """Return an upper bound of the magnitudes of the values in `buffer`; NaN or infinite if any value isn't finite.
     Raises ValueError for an invalid buffer."""

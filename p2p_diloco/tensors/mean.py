@@ -34,6 +34,7 @@ from p2p_diloco.tensors import limits
 from p2p_diloco.tensors.flat import unheeded
 from p2p_diloco.tensors.limits import Aggregation
 from p2p_diloco.tensors.raw import Buffer
+from p2p_diloco.tensors.threads import ALONE, Threads
 
 MAGNITUDE_MAX = 2.0**30
 """The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
@@ -52,8 +53,9 @@ def weighted_mean(
     numel: int,
     dtype: torch.dtype = torch.float32,
     aggregation: Aggregation = "mean",
+    threads: Threads = ALONE,
 ) -> Tensor:
-    """Mean [numel] of contributions in fp32, then rounded to `dtype`.
+    """Mean [numel] of contributions in fp32, then rounded to `dtype`; `threads` compute it.
 
     Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a buffer of
     the wrong length. The caller refuses values that aren't finite (`codec.peak`).
@@ -69,11 +71,16 @@ def weighted_mean(
         weights = limits.bounded([weight for _, weight, _ in ordered])
         ordered = [(peer, weight, buffer) for (peer, _, buffer), weight in zip(ordered, weights, strict=True)]
         factors = limits.factors(aggregation, _decoded(ordered, codec, numel), weights)
-    return _mean(ordered, factors, codec, numel, dtype)
+    return _mean(ordered, factors, codec, numel, dtype, threads)
 
 
 def _mean(
-    ordered: Sequence[Given], factors: Sequence[float] | None, codec: str, numel: int, dtype: torch.dtype
+    ordered: Sequence[Given],
+    factors: Sequence[float] | None,
+    codec: str,
+    numel: int,
+    dtype: torch.dtype,
+    threads: Threads,
 ) -> Tensor:
     """The mean of contributions in this order, each multiplied by its factor; `factors` None: all are 1."""
     first = np.float32(ordered[0][1])
@@ -84,21 +91,37 @@ def _mean(
         total = np.float32(total + ratio)
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is not finite")
+    mean = torch.empty(numel, dtype=dtype, device="cpu")
+    if threads.count == 1 or not codecs.is_cast(codec):
+        _average(_decoded(ordered, codec, numel), counted, total, mean)
+        return mean
+
+    def average(place: slice) -> None:
+        parts = [(peer, weight, codecs.part(buffer, codec, place)) for peer, weight, buffer in ordered]
+        _average(_decoded(parts, codec, place.stop - place.start), counted, total, mean[place])
+
+    threads.over(numel, average)
+    return mean
+
+
+@unheeded
+def _average(
+    decoded: Sequence[Iterator[Tensor]], ratios: Sequence[np.float32], total: np.float32, mean: Tensor
+) -> None:
+    """Write the sum of the contributions, each multiplied by its ratio, over `total` into `mean`."""
     # dividing by a power of two and multiplying by its inverse round the same, and the second takes half the time
     halves, inverse = math.frexp(total)[0] == 0.5, np.float32(1.0) / total
-    mean = torch.empty(numel, dtype=dtype, device="cpu")
-    sums, products = torch.empty(2, min(numel, flats.BLOCK), device="cpu")
-    for part, *values in zip(torch.split(mean, flats.BLOCK), *_decoded(ordered, codec, numel), strict=True):
+    sums, products = torch.empty(2, min(mean.numel(), flats.BLOCK), device="cpu")
+    for part, *values in zip(torch.split(mean, flats.BLOCK), *decoded, strict=True):
         acc, product = sums.numpy()[: len(part)], products.numpy()[: len(part)]
-        summed = _times(values[0], counted[0], acc)
-        for value, ratio in zip(values[1:], counted[1:], strict=True):
+        summed = _times(values[0], ratios[0], acc)
+        for value, ratio in zip(values[1:], ratios[1:], strict=True):
             summed = np.add(summed, _times(value, ratio, product), out=acc)
         if halves:
             np.multiply(summed, inverse, out=acc)
         else:
             np.divide(summed, total, out=acc)
         part.copy_(sums[: len(part)])
-    return mean
 
 
 def _times(values: Tensor, ratio: np.float32, out: flats.Array) -> flats.Array:

@@ -73,7 +73,7 @@ class OuterOptimizer:
         """Check every argument. Then make one step on a small tensor to find out which state the optimizer keeps."""
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
-        if self._is_sgd:
+        if self.is_sgd:
             if not 0 <= self.momentum < 1:
                 raise ConfigError(
                     "must be at least 0 and less than 1",
@@ -94,7 +94,8 @@ class OuterOptimizer:
         object.__setattr__(self, "_kinds", kinds)
 
     @property
-    def _is_sgd(self) -> bool:
+    def is_sgd(self) -> bool:
+        """Whether this is "sgd", each of whose elements is computed by itself, state included."""
         return self.name.lower() == SGD
 
     def revised(self, lr: float, momentum: float) -> OuterOptimizer:
@@ -127,7 +128,7 @@ class OuterOptimizer:
         memory for the result.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
-        if self._is_sgd:
+        if self.is_sgd:
             return self._step_sgd(theta, state["m"], parts, seen, like)
         new_theta, new_state = self._step_torch(theta, state, torch.cat([part.clone() for part in parts]))
         if seen is not None:

@@ -25,6 +25,7 @@ from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
 from p2p_diloco.tensors.step_limit import LENGTHS
+from p2p_diloco.tensors.threads import ALONE, Threads
 
 SPARE = 6
 """The most tensors kept for reuse in the next proposals: θ and two state tensors, for each of two shard lengths."""
@@ -52,15 +53,21 @@ class ShardStore:
     """θ and the outer optimizer's state of all shards; with a limit, also the lengths of each shard's last means."""
 
     def __init__(
-        self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor, limit: float = 0.0
+        self,
+        layout: Layout,
+        outer: OuterOptimizer | DelayedNesterov,
+        theta: Tensor,
+        limit: float = 0.0,
+        threads: Threads = ALONE,
     ) -> None:
         """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: a mean is
-        cut to at most this many times the median length of the last means (`step_limit`); 0: no mean is cut."""
+        cut to at most this many times the median length of the last means (`step_limit`); 0: no mean is cut.
+        `threads`: compute the steps."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
         self.layout = layout
         self.outer = outer
-        self._limit, self._room = limit, Room()
+        self._limit, self._room, self._threads = limit, Room(), threads
         self._theta = theta
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [
@@ -120,12 +127,33 @@ class ShardStore:
         held, outer = (self.theta(shard), self._states[shard]), self._at(rates)
         if isinstance(outer, DelayedNesterov):
             theta, state = outer.step(*held, grad, submissions, buffered, seen, self._like)
+        elif self._threads.count > 1 and outer.is_sgd and codecs.is_cast(codec):
+            theta, state = self._spread(shard, mean, codec, cut, outer, seen)
         else:
             theta, state = outer.step(*held, grad, seen, self._like)
         if cut is None:
             return _proposal(theta, state, seen, meta)
         seen(f"state.{LENGTHS}", cut.lengths.numpy())
         return _proposal(theta, {**state, LENGTHS: cut.lengths}, seen, meta, cut.factor)
+
+    def _spread(
+        self, shard: int, mean: Buffer, codec: str, cut: step_limit.Cut | None, outer: OuterOptimizer, seen: Look
+    ) -> tuple[Tensor, State]:
+        """Make the step of `sgd` in several threads, each on its own range of the shard."""
+        theta, m = self.theta(shard), self._states[shard]["m"]
+        new_theta, new_m = self._like(theta), self._like(m)
+
+        def step(place: slice) -> None:
+            decoded = codecs.decode_blocks(codecs.part(mean, codec, place), codec, place.stop - place.start)
+            grad = decoded if cut is None else cut.of(decoded)
+            room = iter((new_theta[place], new_m[place]))
+            outer.step(theta[place], {"m": m[place]}, grad, None, lambda _: next(room))
+
+        self._threads.over(theta.numel(), step)
+        self._threads.all(
+            lambda: seen("theta", new_theta.numpy()), lambda: seen("state.m", new_m.numpy(), follows=True)
+        )
+        return new_theta, {"m": new_m}
 
     def _limited(self, shard: int, mean: Buffer, codec: str) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
         """Return the blocks of a mean after the limit is applied, and the `Cut`; without a limit the `Cut` is None."""

@@ -180,11 +180,15 @@ async def test_publishing_ends_when_it_is_cancelled_at_the_moment_of_an_event(mo
 
 
 def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Its status has the sentence, and how much memory it takes; a peer that has waited for a moment says nothing."""
+    """Its status has the sentence, how much memory it takes, and how many threads its node has; a peer that has waited
+    for a moment says nothing."""
 
     async def life() -> list[PeerStatus]:
         network = MemoryNetwork()
-        peer, watcher = memory_peer(network, "anna-1", {**quick, "start_peers": 2}), network.join("w", Inbox())
+        peer, watcher = (
+            memory_peer(network, "anna-1", {**quick, "start_peers": 2}, node_threads=3),
+            network.join("w", Inbox()),
+        )
         await peer.enter()
         exchange = asyncio.create_task(peer.exchange(1.0))
         found = []
@@ -205,6 +209,7 @@ def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[
     assert "1 of 2 (start_peers) have contributed" in long.waits_for
     assert long.memory_bytes is not None
     assert long.memory_bytes > 10**7
+    assert long.node_threads == 3
 
 
 def test_a_refused_message_is_told_in_the_status(memory_peer: Any, quick: dict[str, Any]) -> None:

@@ -1,0 +1,105 @@
+"""Several threads compute the same bits as one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.mean import weighted_mean
+from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.step_limit import LENGTHS
+from p2p_diloco.tensors.store import ShardStore
+from p2p_diloco.tensors.threads import Threads, usual
+
+NUMEL = 1000
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small shard has several."""
+    monkeypatch.setattr("p2p_diloco.tensors.flat.BLOCK", 128)
+    monkeypatch.setattr("p2p_diloco.tensors.store.BLOCK", 128)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64])
+@pytest.mark.parametrize("numel", [1, 128, 129, NUMEL])
+def test_ranges_cover_all_elements_once(count: int, numel: int) -> None:
+    """Each element is in one range, whatever the number of threads; no more ranges than threads."""
+    seen, ranges = torch.zeros(numel), []
+
+    def work(place: slice) -> None:
+        seen[place] += 1
+        ranges.append(place)
+
+    Threads(count).over(numel, work)
+    assert bool((seen == 1).all())
+    assert len(ranges) <= count
+    assert all(place.start % 128 == 0 for place in ranges)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp32", "int8"])
+@pytest.mark.parametrize("aggregation", ["mean", "clip", "centered_clip"])
+def test_a_mean_has_the_same_bits(codec: str, aggregation: str) -> None:
+    """Also with a codec whose bytes can't be divided."""
+    torch.manual_seed(0)
+    given = [(f"p{i}", 1.0 + i, codecs.encode(torch.randn(NUMEL) * (1 + i), codec)) for i in range(4)]
+    alone, together = (
+        weighted_mean(given, codec, NUMEL, torch.bfloat16, aggregation, Threads(count))  # type: ignore[arg-type]
+        for count in (1, 3)
+    )
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_outer_steps_have_the_same_bits(codec: str, optimizer: str, limit: float) -> None:
+    """θ, state and digest over several steps, of which a limit cuts the last."""
+    layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
+    torch.manual_seed(0)
+    first, outer = torch.randn(NUMEL), OuterOptimizer(optimizer)
+    stores = [ShardStore(layout, outer, first.clone(), limit, Threads(count)) for count in (1, 3)]
+    for times in (1.0, 1.0, 1.0, 5.0):
+        mean = codecs.encode(times * torch.randn(NUMEL), codec)
+        one, other = (store.propose(0, mean, codec, b"") for store in stores)
+        assert one.digest == other.digest
+        assert (one.factor < 1) == (limit > 0 and times > 1)
+        for store, proposal in zip(stores, (one, other), strict=True):
+            store.accept(0, proposal)
+    assert torch.equal(stores[0].theta(0), stores[1].theta(0))
+    assert stores[0].state(0).keys() - {LENGTHS} == stores[1].state(0).keys() - {LENGTHS}
+
+
+def test_values_that_are_not_finite_are_found() -> None:
+    """In any thread's range."""
+    layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
+    store = ShardStore(layout, OuterOptimizer(), torch.zeros(NUMEL), threads=Threads(3))
+    mean = torch.zeros(NUMEL)
+    mean[-1] = float("inf")
+    with pytest.raises(ValueError, match="not finite"):
+        store.propose(0, codecs.encode(mean, "bf16"), "bf16", b"")
+
+
+def test_an_error_of_any_thread_comes_after_all_are_done() -> None:
+    """No thread goes on using memory that the caller takes back."""
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("here")
+
+    with pytest.raises(RuntimeError, match="here"):
+        Threads(2).all(lambda: done.append(1), fail, lambda: done.append(2))
+    assert done == [1, 2]
+
+
+def test_a_quarter_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on small machines, eight at most."""
+    found = []
+    for cores in (1, 2, 7, 8, 16, 256):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)), raising=False)
+        found.append(usual())
+    assert found == [1, 1, 1, 2, 4, 8]
