@@ -1,8 +1,8 @@
 """Train a small causal language model from random weights, in a loop of your own with Accelerate. It is the same script
-in a run or alone, in one process or in several:
+in a run or alone, in one process or in several. The first peer waits for a second one:
 
 python examples/causal_lm.py
-p2p-diloco join --initial-peers ADDRESS --sync-every 20 -- python examples/causal_lm.py
+p2p-diloco join --initial-peers ADDRESS --sync-every 20 --start-peers 2 -- python examples/causal_lm.py
 p2p-diloco join --initial-peers ADDRESS -- torchrun --nproc-per-node 2 examples/causal_lm.py
 """
 

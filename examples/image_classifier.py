@@ -1,7 +1,8 @@
-"""Train an image classifier with BatchNorm in Lightning. It is the same script in a run or alone:
+"""Train an image classifier with BatchNorm in Lightning. It is the same script in a run or alone; in
+a run the first peer waits for a second one:
 
 python examples/image_classifier.py
-p2p-diloco join --initial-peers ADDRESS --sync-every 20 -- python examples/image_classifier.py
+p2p-diloco join --initial-peers ADDRESS --sync-every 20 --start-peers 2 -- python examples/image_classifier.py
 """
 
 import math

@@ -1,8 +1,8 @@
 """Fine-tune a frozen model with LoRA adapters in Transformers' Trainer. Only the adapters are exchanged. It is the same
-script in a run or alone:
+script in a run or alone; in a run the first peer waits for a second one:
 
 python examples/lora.py
-p2p-diloco join --initial-peers ADDRESS --sync-every 20 -- python examples/lora.py
+p2p-diloco join --initial-peers ADDRESS --sync-every 20 --start-peers 2 -- python examples/lora.py
 """
 
 import sys

@@ -1,7 +1,10 @@
 """A training loop that works in a run or alone. It is the same script either way:
 
 python examples/minimal.py
-p2p-diloco join --initial-peers ADDRESS --sync-every 50 -- python examples/minimal.py
+
+or on two machines or in two terminals, of which the first waits for the second:
+
+p2p-diloco join --initial-peers ADDRESS --sync-every 50 --start-peers 2 -- python examples/minimal.py
 """
 
 import sys

@@ -1,9 +1,12 @@
-"""A model sharded over several processes, which together are one peer of a run.
+r"""A model sharded over several processes, which together are one peer of a run.
 
 The script is the same with and without a run, on one host or several (torchrun's `--nnodes`):
 
     torchrun --nproc-per-node 2 examples/sharded.py
-    p2p-diloco join --initial-peers ADDRESS --sync-every 50 -- torchrun --nproc-per-node 2 examples/sharded.py
+    p2p-diloco join --initial-peers ADDRESS --sync-every 50 --start-peers 2 -- \
+        torchrun --nproc-per-node 2 examples/sharded.py
+
+In a run the first peer waits for a second one.
 """
 
 import os

@@ -135,7 +135,11 @@ class PeerConfig(Settings):
         description="What becomes of inner steps that no commit counts when this peer leaves normally. sync: a last "
         "exchange; warn: a warning; drop: nothing.",
     )
-    exit_timeout: Seconds = Field(default=60.0, description="Seconds that leaving waits for that last exchange.")
+    exit_timeout: Seconds = Field(
+        default=60.0,
+        description="Seconds that leaving waits for that last exchange; then, if this peer has trained alone, for a "
+        "peer that takes over the run's state.",
+    )
 
     @field_validator("initial_peers")
     @classmethod

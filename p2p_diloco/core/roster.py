@@ -97,6 +97,10 @@ class Roster:
         summary = self.summary(peer)
         return summary is not None and bool(summary.epochs)
 
+    def shared(self) -> bool:
+        """Whether another peer, live or not yet forgotten, has held a state."""
+        return any(member.came for member in self.members.values())
+
     def may_aggregate(self, peer: str) -> bool:
         """Whether the peer may aggregate: it is live and holds a state, or a commit names it and it has not sent a
         Summary yet."""

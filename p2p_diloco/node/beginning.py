@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
@@ -23,6 +23,13 @@ from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.node.trainer import TrainerSide
 
 LOOK_EVERY_S = 0.2
+LOST = "has begun, and no peer holds its state now"
+"""What is wrong with a run whose record is there, but whose state is not."""
+MENDS = (
+    "start a peer that has a checkpoint of it (checkpoint_dir), found it anew with found=True (--found), "
+    "or choose another run_id (--run-id)"
+)
+"""What brings such a run back."""
 
 log = logging.getLogger(__name__)
 
@@ -62,43 +69,48 @@ class Beginning:
         meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
-    async def find_state(self, ending: Ending) -> None:
-        """Wait for the run's state. Found the run again if the run's record exists but no peer has the state: the
-        founder died too soon, or all peers died. This call doesn't return: only an error or a cancellation ends it.
+    async def find_state(self, ending: Ending, tell: Callable[[str], None]) -> None:
+        """Wait for the run's state. If no peer has it, say so with `tell` and go on waiting; only a peer that is told
+        to (`found`) founds the run anew. This call doesn't return: only an error or a cancellation ends it.
 
-        The waiting worker with the lowest id founds the run. Waiting peers find each other by probes; `_patience_s`
-        must be longer than the time for this. If a peer's DHT record says that it holds the state, that peer is only
+        A run that has begun may have been trained for hours, and a peer that began it again by itself would make a
+        second result under the same name. If a peer's DHT record says that it holds the state, that peer is only
         unreachable from here, and founding again would make two runs. A run that has ended is not founded either:
         `ending` waits for its last state.
 
         Raises:
             GaveUpWaiting: no state came within `wait_timeout`.
         """
-        common, replica, give_up_s = self._common, self._common.replica, self._common.local.wait_timeout
-        roster = replica.roster
+        common, replica, local = self._common, self._common.replica, self._common.local
+        roster, run_id, give_up_s = replica.roster, common.run.run_id, local.wait_timeout
         began = alone_since = time.monotonic()
         while not replica.has_state:
-            now, alive = time.monotonic(), roster.alive()
-            if any(roster.holds_state(peer) for peer in alive):
+            now = time.monotonic()
+            if any(roster.holds_state(peer) for peer in roster.alive()):
                 alone_since = now
-            waiting = [peer for peer in alive if (s := roster.summary(peer)) is not None and s.role == "worker"]
-            mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
             late = now - began >= give_up_s
-            if late or (mine and now - alone_since >= self._patience_s):
+            if late or now - alone_since >= self._patience_s:
                 # in this order: a peer that came to the end and left between the two looks has stored the end
-                known, over = _told(await holders_of(common.transport, common.run.run_id)), await ending.look()
+                known, over = _told(await holders_of(common.transport, run_id)), await ending.look()
                 if None not in replica.versions:  # the state has come
                     break
-                if late and not over:
+                if late and not over and known:
                     mend = "check that its peers can be reached from here, or raise wait_timeout"
-                    whose = f"; by their records these peers hold it: {known}" if known else ""
-                    raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
-                if not known and not over:
-                    log.warning("no peer holds the run's state now: founding the run anew with this peer's model")
-                    common.events.post(self.founding(0))
-                    break
+                    whose = f"by their records these peers hold it: {known}"
+                    raise GaveUpWaiting(
+                        f"no peer handed over the run's state within {give_up_s:g} s; {whose}", mend=mend
+                    )
+                if late and not over:
+                    wrong = f"is over: the run {run_id} {LOST}"
+                    raise GaveUpWaiting(wrong, key="wait_timeout", value=f"{give_up_s:g}", mend=MENDS)
                 if known:
                     log.warning("the run's state is held by peers that can't be reached from here: %s", known)
+                elif not over and local.found:
+                    log.warning("the run %s %s: founding it anew, as found (--found) says", run_id, LOST)
+                    common.events.post(self.founding(0))
+                    break
+                elif not over:
+                    tell(f"the run {run_id} {LOST}; waiting for a peer that does, for {give_up_s:g} s; or {MENDS}")
                 alone_since = now
             await asyncio.sleep(LOOK_EVERY_S)
         await asyncio.Event().wait()

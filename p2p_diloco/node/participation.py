@@ -82,7 +82,7 @@ class Participation:
             self._trainer.watch_progress(),
             self._trainer.tell_waiting(),
             self._measure(),
-            self._beginning.find_state(self._ending),
+            self._beginning.find_state(self._ending, self._trainer.hold_for),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
             self._audits.serve(),
             self._ending.keep(),
@@ -144,7 +144,7 @@ class Participation:
 
     async def _announce_leaving(self) -> None:
         """Store this peer's last record in the DHT; before it the run's end, because a newcomer that finds neither a
-        holder of the state nor an end founds the run anew."""
+        holder of the state nor an end takes the state for lost."""
         await self._ending.leave(LEAVE_S)
         key, value = records.key_of(self._run.run_id, self._transport.peer_id), self._reporter.status().pack()
         storing = self._transport.store(key, self._transport.peer_id, value, records.PEER_TTL_S)

@@ -160,6 +160,7 @@ class TrainerSide:
             "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),
+            "shared": replica.roster.shared(),
         }
 
     def _nudge_others(self, goal: int) -> None:

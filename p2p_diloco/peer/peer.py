@@ -28,7 +28,7 @@ from p2p_diloco.peer.fitness import check
 from p2p_diloco.peer.leaving import broken_off, leave
 from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.meeting import meeting
-from p2p_diloco.peer.metrics import Metrics
+from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of
 from p2p_diloco.peer.refilling import open_shard
@@ -36,6 +36,7 @@ from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_throu
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.slices import Slices, open_slices
+from p2p_diloco.peer.staying import stay
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
@@ -178,6 +179,8 @@ class Peer:
             if session is not None and session.hook is not None:
                 leave(session.hook, self._local_config, why)
                 self._left = Left.after(session)
+                if session.node is not None and not why:
+                    self._stay(session.node, self._left.standing)
             elif session is not None and session.following is not None and session.parameters is not None:
                 session.parameters.keep_values()
                 self._left = Left.after(session)
@@ -188,6 +191,12 @@ class Peer:
         finally:
             atexit.unregister(self._end)
             self._stack.close()
+
+    def _stay(self, node: NodeProcess, standing: Standing) -> None:
+        """If others can still come and the run has not ended, keep the state of a run that this peer trained alone."""
+        local = self._local_config
+        if local.initial_peers and local.on_exit == "sync" and standing.epoch and not standing.finished:
+            stay(node.client, local.run_id, local.exit_timeout)
 
     # -- while training
 

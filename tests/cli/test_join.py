@@ -102,9 +102,8 @@ def test_a_command_that_sets_up_no_logging_shows_ours(swarm: Swarm) -> None:
     """`join -- python examples/minimal.py` logs from INFO on to stderr, and nothing says that it didn't join. It ends
     before its second exchange is due, and its last steps are exchanged."""
     example = str(Path(__file__).parents[2] / "examples" / "minimal.py")
-    _, err = (peer := swarm.start("join", "--sync-every", "400", "--", sys.executable, example)).communicate(
-        timeout=120
-    )
+    peer = swarm.start("join", "--sync-every", "400", "--exit-timeout", "5", "--", sys.executable, example)
+    _, err = peer.communicate(timeout=120)
     assert peer.returncode == 0, err
     assert "INFO p2p_diloco.node.joining: founded the run" in err
     assert "INFO p2p_diloco: leaving: a last exchange for this peer's 200 uncounted inner steps" in err

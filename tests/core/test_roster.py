@@ -154,6 +154,19 @@ def test_a_live_peer_that_names_its_epochs_holds_a_state() -> None:
     assert [r.holds_state(p) for p in ("a", "b", "stranger")] == [True, False, False]
 
 
+def test_the_state_is_shared_once_another_peer_has_held_it() -> None:
+    """A peer without a state does not count; one that has held it counts also after it has left."""
+    r = roster()
+    assert not r.shared()
+    r.heard("a")
+    r.summarized("a", says(epochs=()))
+    assert not r.shared()
+    r.summarized("a", says())
+    assert r.shared()
+    r.departed("a", 1)
+    assert r.shared()
+
+
 def test_a_summary_with_a_lesser_model_is_an_older_one() -> None:
     """A life never goes back to a lesser model. A Summary of another life is always newer."""
     r = roster("b")

@@ -215,16 +215,38 @@ async def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str,
     await a.stop()
 
 
+@pytest.mark.parametrize("settings", [{}, {"outer_lr": 1.0}])
 @awaited
-async def test_a_run_whose_peers_are_all_gone_is_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """If only the record is left, the lowest of those that wait founds the run after a while; the others follow."""
+async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(
+    memory_peer: Any, quick: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
+    with one sentence that names the mends."""
+    network = MemoryNetwork()
+    first = memory_peer(network, "first", quick)
+    await first.enter()
+    await first.exchange(1.0)
+    await first.stop()
+    later = memory_peer(network, "later", settings, wait_timeout=4 * quick["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2 is over: the run r has begun.*checkpoint.*--found.*--run"):
+        await later.enter(theta=1.0)
+    assert any("the run r has begun" in message.get("text", "") for message in later.said)
+    await later.stop()
+
+
+@awaited
+async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_is_told_to(
+    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`found` founds it, and those that wait take over that peer's model."""
     network = MemoryNetwork()
     first = memory_peer(network, "first", quick)
     await first.enter()
     await first.stop()
-    a, b = memory_peer(network, "a"), memory_peer(network, "b")
+    a, b = memory_peer(network, "a"), memory_peer(network, "b", found=True)
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
-    assert [peer.memory.theta[0].item() for peer in (a, b)] == [1.0, 1.0]
+    assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
+    assert "founding it anew" in caplog.text
     await b.stop()
     await a.stop()
 

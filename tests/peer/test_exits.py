@@ -66,3 +66,23 @@ def test_a_last_exchange_that_cannot_be_made_is_given_up(swarm: Any, run_config:
     b = swarm.start("b", 1000.0, steps=7, **options)
     assert b.status() == 1
     assert "7 of this peer's inner steps are in no commit, so the run goes on without them: RuntimeError" in b.log()
+
+
+def test_a_peer_that_trained_alone_leaves_its_state_to_the_next(swarm: Any, run_config: dict[str, Any]) -> None:
+    """The script of the first peer is over before the second one starts. The node of the first keeps the state and says
+    so; the second goes on from it. Both end normally, and neither result is from a model begun twice."""
+    swarm.bootstrap()
+    first = swarm.start("first", config=run_config, steps=6, local={"exit_timeout": 200.0})
+    first.wait_for_log("has trained the run")
+    second = swarm.start("second", config=run_config, steps=6)
+    ends = [after(peer) for peer in (first, second)]
+    assert [line["epoch"] for line in ends] == [3, 6]
+    assert "founded the run" not in second.log()
+    assert "has trained the run" not in second.log()
+
+
+def test_a_peer_does_not_stay_where_nobody_can_come(swarm: Any, run_config: dict[str, Any]) -> None:
+    """A peer that began a swarm of its own takes the swarm with it, so it leaves at once."""
+    alone = swarm.start("alone", config=run_config, steps=4)
+    after(alone)
+    assert "has trained the run" not in alone.log()
