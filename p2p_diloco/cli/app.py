@@ -167,7 +167,9 @@ def dashboard(
     identity_path: Path | None = Option(
         None, help="Identity file of the run's founder; with it the page can set, save and stop.", metavar="PATH"
     ),
-    key: Path | None = Option(None, help="File of the run's key; with it the page can put peers out.", metavar="PATH"),
+    key: Path | None = Option(
+        None, help="File of the run's key; with it the page can do that and put peers out.", metavar="PATH"
+    ),
     metrics_port: int | None = METRICS_PORT,
     metrics_host: str = METRICS_HOST,
     otlp_endpoint: str | None = OTLP_ENDPOINT,

@@ -137,7 +137,11 @@ def save(
 
 
 def kick(
-    name: str = typer.Argument(..., help="The name in an invitation, its grant's id, or a peer id.", metavar="NAME|ID"),
+    name: str = typer.Argument(
+        ...,
+        help="A name that `status` shows or that is in an invitation, a grant's id, or a peer id.",
+        metavar="NAME|ID",
+    ),
     key: Path | None = KEY,
     initial_peers: list[str] | None = INITIAL_PEERS,
     as_json: bool = OUTCOME,
@@ -146,7 +150,8 @@ def kick(
 ) -> None:
     """Put peers out of a private run, and say which other invitations may still let them in. Needs the run's key.
 
-    Revokes the invitation of that name or grant's id, or the one that was made for that peer id.
+    Revokes the invitation of that name or grant's id, the one that was made for that peer id, or the one with which
+    the peer of that name has come, if no other peer uses it.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.invite import kick as put_out

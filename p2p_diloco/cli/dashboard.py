@@ -54,7 +54,8 @@ def show(
 ) -> None:
     """Serve the page until an interrupt. It shows what `compare` makes of each snapshot. With the founder's identity
     file in the flags the page can change the run's settings, save and stop. `key`: the file of the run's key, with
-    which the page can put peers out. `metrics`: the address and port at which Prometheus gets metrics; None: nowhere.
+    which the page can do so, too, and put peers out. `metrics`: the address and port at which Prometheus gets metrics;
+    None: nowhere.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -81,12 +82,17 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     from p2p_diloco.net.identity import read_key
     from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.net.issued import Issued
+    from p2p_diloco.net.membership import RunKey
     from p2p_diloco.observe.look import observer
+    from p2p_diloco.observe.revise import Asker
 
     invitation = None if peer.invite is None else read_invitation(peer)
     if key is not None:
         Issued.beside(key)
-    asker = None if founder is None else read_key(founder)
+    run_key = b"" if invitation is None else invitation.grant.run
+    asker = None if founder is None else Asker(read_key(founder), run_key)
+    if asker is None and key is not None and (own := RunKey.load(key)).public == run_key:
+        asker = Asker(own, run_key)
     kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 

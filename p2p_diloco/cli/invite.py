@@ -21,7 +21,7 @@ import typer
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
 from p2p_diloco.net.invited import read_invitation
 from p2p_diloco.net.issued import Entry, Issued
 from p2p_diloco.net.membership import Invitation, Membership, RunKey, is_run_key
@@ -100,6 +100,8 @@ def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as
 async def put_out(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
     """Do the work of `kick` in the running event loop; returns the outcome as a sentence."""
     shared, issued = shared_invitation(key_file), Issued.beside(key_file)
+    if not _known(issued, name):
+        name = await _invitation_of(name, key_file, initial_peers)
     ids = [id for target in _targets(issued, name) for id in _ids_of(issued, target)]
     await _revoke(RunKey.load(key_file), shared, issued, ids, initial_peers or shared.addresses)
     others = _other_ways_in(issued, name)
@@ -118,17 +120,25 @@ def _ids_of(issued: Issued, name: str) -> Sequence[bytes]:
 
 
 def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
-    """Put out the peers that use an invitation. `name`: the invitation's name, its grant's id, or the id of the peer
-    that it was made for. Then name the invitations that other peers may still use.
+    """Put out the peers that use an invitation. `name`: the invitation's name, its grant's id, the id of the peer
+    that it was made for, or the name of a peer as `status` shows it. Then name the invitations that other peers may
+    still use.
 
     Raises:
-        UsageError: there is no run key, or it has issued no such invitation. Otherwise as `revoke`.
+        UsageError: there is no run key, it has issued no such invitation, or that would put out other peers, too.
+            Otherwise as `revoke`.
     """
     if key_file is None and not any(is_run_key(path) for path in Path().glob("*.key")):
         wrong = "can be kicked from private runs only, and this folder has no run key: an open run takes every peer, "
         wrong += "also one that comes back under another id"
         raise UsageError(f"{name} {wrong}", mend="name the .key file with --key, or found the run without --open")
     path = key_file or only_key()
+    if not _known(Issued.beside(path), name):
+        try:
+            check_initial_peers(initial_peers or shared_invitation(path).addresses)
+            name = run(_invitation_of(name, path, initial_peers))
+        except NoBootstrapReached:
+            _ids_of(Issued.beside(path), name)  # raises UsageError: without peers there are only the names in the file
     for target in _targets(Issued.beside(path), name):
         revoke(target, path, initial_peers, as_json=as_json)
     if left := _other_ways_in(Issued.beside(path), name):
@@ -137,6 +147,40 @@ def kick(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_j
             "give its other holders a new one",
             left,
         )
+
+
+def _known(issued: Issued, name: str) -> bool:
+    """Whether `name` is an invitation's name, a grant's id, or a peer that an invitation was made for."""
+    return bool(issued.ids_of(name) or _as_id(name)) or any(entry.peer == name for entry in issued.entries)
+
+
+async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]) -> str:
+    """The name of the invitation with which the peer came that `status` shows under this name, or this id. Such a peer
+    has come with an invitation that any peer may use; there must be one such invitation, and no other peer that uses
+    it.
+
+    Raises:
+        UsageError: there is no such peer, or which invitation it used is uncertain, or others use it, too.
+    """
+    from p2p_diloco.net.invited import founders_own
+    from p2p_diloco.observe.look import look, observer, run_record
+
+    shared, issued = shared_invitation(key_file), Issued.beside(key_file)
+    async with observer(initial_peers or shared.addresses, founders_own(shared.run_id, RunKey.load(key_file))) as dht:
+        seen, record = await look(dht, shared.run_id), await run_record(dht, shared.run_id)
+    peers, founder = [p for p in seen.peers if p.state != "leaving"], None if record is None else record.founder
+    if not any(name in (peer.name, peer.peer_id) for peer in peers):
+        _ids_of(issued, name)  # raises UsageError
+    open_ones = sorted({entry.name for entry in issued.entries if _lets_anyone_in(entry)})
+    others = [p for p in peers if name not in (p.name, p.peer_id) and p.peer_id != founder]
+    others = [peer for peer in others if not issued.ids_of(peer.name)]  # these have come with invitations of their own
+    if len(open_ones) == 1 and not others:
+        return open_ones[0]
+    wrong = f"has come with one of these invitations: {', '.join(open_ones) or 'none that is valid'}"
+    if others:
+        wrong += f"; these peers may have, too: {', '.join(sorted(peer.name for peer in others))}"
+    mend = "put out all that use one with `p2p-diloco revoke`, and give those who stay one each (p2p-diloco invite)"
+    raise UsageError(wrong, key="NAME", value=name, mend=mend)
 
 
 def _targets(issued: Issued, name: str) -> list[str]:

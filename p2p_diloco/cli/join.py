@@ -92,20 +92,25 @@ def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> in
 
 
 def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[RunConfig, PeerConfig]:
-    """Read the settings from flags, environment and file, and check that they name an initial peer.
+    """Read the settings from flags, environment and file, and check that they name an initial peer. If they don't, use
+    the invitation that lies in this folder.
 
     Raises:
         UsageError, ConfigError: the settings can't be used, or name no initial peer.
     """
     run, peer = read_settings(flags, os.environ, config_file)
-    from p2p_diloco.net.invited import with_invitation
+    from p2p_diloco.net.invited import invitation_here, with_invitation
 
     peer = with_invitation(peer)
+    if not peer.initial_peers and not peer.open and (found := invitation_here()) is not None:
+        log.info("using the invitation %s", found)
+        peer = with_invitation(PeerConfig(**{**peer.given, "invite": str(found)}))
     if not peer.initial_peers:
         raise UsageError(
             "names no address of a peer",
             key=flag("initial_peers"),
-            mend="start a bootstrap with `p2p-diloco bootstrap` and run the line that it prints",
+            mend="start a bootstrap with `p2p-diloco bootstrap` and run the line that it prints; or name an invitation "
+            "to a private run with --invite",
         )
     return run, peer
 

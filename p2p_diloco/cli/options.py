@@ -15,7 +15,9 @@ CONFIG = Option(None, help="TOML file with settings; flags and environment come 
 INVITE = Option(None, help="Invitation to a private run; names the run and addresses.", metavar="PATH")
 KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
 RUN_ID = Option(None, help="The run to change.", show_default="main", metavar="NAME")
-FOUNDER = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH")
+FOUNDER = Option(
+    None, help="Identity file of the run's founder; unset: the run's key, beside the invitation.", metavar="PATH"
+)
 WAIT = Option(60.0, help="Seconds to wait until the peers know of the change.", metavar="X")
 OUTCOME = Option(False, "--json", help="Print the outcome as one JSON object.")
 BASELINE = Option(None, help="Losses of another run, to compare at equal samples (docs/metrics.md).", metavar="PATH")

@@ -19,15 +19,16 @@ from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.net.invited import key_of, read_invitation
+from p2p_diloco.net.membership import Invitation
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
-    from p2p_diloco.net.signing import SigningKey
-    from p2p_diloco.observe.revise import Outcome
+    from p2p_diloco.observe.revise import Asker, Outcome
 
-Ask = Callable[["Records", str, "SigningKey"], Awaitable["Outcome"]]
-"""Makes a change: called with the DHT, the name of the run and the asker's identity."""
+Ask = Callable[["Records", str, "Asker"], Awaitable["Outcome"]]
+"""Makes a change: called with the DHT, the name of the run and its asker."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def set_values(
     given = RunConfig.model_validate(dict(values)).given
     checked = {key: given[key] for key in values}
 
-    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
         from p2p_diloco.observe.revise import revise
 
         return await revise(dht, run_id, asker, checked, wait_s)
@@ -66,7 +67,7 @@ def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, w
         As `set_values`.
     """
 
-    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
         from p2p_diloco.observe.revise import stop
 
         return await stop(dht, run_id, asker, wait_s, save=save)
@@ -84,7 +85,7 @@ def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float
         As `set_values`.
     """
 
-    async def ask(dht: Records, run_id: str, asker: SigningKey) -> Outcome:
+    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
         from p2p_diloco.observe.revise import save
 
         return await save(dht, run_id, asker, wait_s)
@@ -101,21 +102,33 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, wai
     if wait_s < 0:
         raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
     _, peer = settings_of(flags, config_file)
-    if peer.identity_path is None:
-        mend = "give the file that the run's founder was started with"
-        raise UsageError("names no key to sign with", key=flag("identity_path"), mend=mend)
-    from p2p_diloco.net.identity import read_key
-
-    asker = read_key(peer.identity_path)
+    invitation = None if peer.invite is None else read_invitation(peer)
+    asker = asker_of(peer, invitation)
+    if asker is None:
+        wrong, mend = "names no key to sign with", "give the identity file that the run's founder was started with"
+        if invitation is not None:
+            mend += f", or do this in the founder's folder, which has the run's key {invitation.run_id}.key"
+        raise UsageError(wrong, key=flag("identity_path"), mend=mend)
     check_initial_peers(peer.initial_peers)
-    return peer.run_id, run(_ask(ask, peer, asker))
+    return peer.run_id, run(_ask(ask, peer, asker, invitation))
 
 
-async def _ask(ask: Ask, peer: PeerConfig, asker: SigningKey) -> Outcome:
-    from p2p_diloco.net.invited import read_invitation
+def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:
+    """Who may change the run with these settings: the owner of the identity file, or else of the run key beside the
+    `invitation`; None: nobody."""
+    from p2p_diloco.net.identity import read_key
+    from p2p_diloco.observe.revise import Asker
+
+    run_key = b"" if invitation is None else invitation.grant.run
+    if peer.identity_path is not None:
+        return Asker(read_key(peer.identity_path), run_key)
+    key = None if invitation is None else key_of(peer, invitation)
+    return None if key is None else Asker(key, run_key)
+
+
+async def _ask(ask: Ask, peer: PeerConfig, asker: Asker, invitation: Invitation | None) -> Outcome:
     from p2p_diloco.observe.look import observer
 
-    invitation = None if peer.invite is None else read_invitation(peer)
     async with observer(peer.initial_peers, invitation) as dht:
         return await ask(dht, peer.run_id, asker)
 

@@ -15,7 +15,7 @@ from p2p_diloco.addresses import is_loopback
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.issued import Issued
-from p2p_diloco.net.membership import Invitation, RunKey
+from p2p_diloco.net.membership import Invitation, RunKey, is_run_key
 from p2p_diloco.net.private_files import open_to_others, read, write_new
 
 SHARED_FOR_S = 365 * 86_400
@@ -51,6 +51,15 @@ def with_invitation(local: PeerConfig) -> PeerConfig:
         )
     name = {} if invitation.grant.name == SHARED_NAME else {"name": invitation.grant.name}
     return PeerConfig(**{"initial_peers": invitation.addresses, **name, **given, "run_id": invitation.run_id})
+
+
+def invitation_here() -> Path | None:
+    """The only invitation in this folder. Among several, the only one that lies beside its run key, which is the one
+    that the founder of a run wrote. None: there is none, or a choice."""
+    found = sorted(Path().glob("*.invite"))
+    if len(found) > 1:
+        found = [path for path in found if is_run_key(path.with_suffix(".key"))]
+    return found[0] if len(found) == 1 else None
 
 
 def read_invitation(local: PeerConfig) -> Invitation:

@@ -45,6 +45,7 @@ class Beginning:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
         self._common, local, run = common, common.local, joined.run
+        self._may_begin_again = joined.may_begin_again
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
@@ -70,8 +71,9 @@ class Beginning:
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending, tell: Callable[[str], None]) -> None:
-        """Wait for the run's state. If no peer has it, say so with `tell` and go on waiting; only a peer that is told
-        to (`found`) founds the run anew. This call doesn't return: only an error or a cancellation ends it.
+        """Wait for the run's state. If no peer has it, say so with `tell` and go on waiting, or found the run anew if
+        this peer may do that (`Joined.may_begin_again`). This call doesn't return: only an error or a cancellation ends
+        it.
 
         A run that has begun may have been trained for hours, and a peer that began it again by itself would make a
         second result under the same name. If a peer's DHT record says that it holds the state, that peer is only
@@ -81,8 +83,8 @@ class Beginning:
         Raises:
             GaveUpWaiting: no state came within `wait_timeout`.
         """
-        common, replica, local = self._common, self._common.replica, self._common.local
-        roster, run_id, give_up_s = replica.roster, common.run.run_id, local.wait_timeout
+        common, replica, give_up_s = self._common, self._common.replica, self._common.local.wait_timeout
+        roster, run_id = replica.roster, common.run.run_id
         began = alone_since = time.monotonic()
         while not replica.has_state:
             now = time.monotonic()
@@ -105,8 +107,8 @@ class Beginning:
                     raise GaveUpWaiting(wrong, key="wait_timeout", value=f"{give_up_s:g}", mend=MENDS)
                 if known:
                     log.warning("the run's state is held by peers that can't be reached from here: %s", known)
-                elif not over and local.found:
-                    log.warning("the run %s %s: founding it anew, as found (--found) says", run_id, LOST)
+                elif not over and self._may_begin_again:
+                    log.warning("the run %s %s: founding it anew with this peer's model", run_id, LOST)
                     common.events.post(self.founding(0))
                     break
                 elif not over:

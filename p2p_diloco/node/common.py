@@ -24,8 +24,6 @@ from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.seals import Seals
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.tensor_work import TensorWork
@@ -51,7 +49,7 @@ class Common:
         """Seconds since 1970."""
         self.incarnation = incarnation(int(self.started_at * 1000), secrets.randbits(SALT_BITS))
         """The incarnation at the start; the replica's own may rise later."""
-        self.founding = Founding.of(run.run_id, RunRecord.unpack(joined.record))
+        self.founding = joined.founding
         self.describing = Describing(run.layout, joined.card)
         """This peer's description of the run's model, with the model's card."""
         self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)

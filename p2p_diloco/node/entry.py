@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, P2PDilocoError
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, NodeDied, P2PDilocoError
 from p2p_diloco.net.hivemind import HivemindTransport
-from p2p_diloco.net.interface import Limits, Transport
+from p2p_diloco.net.interface import Limits, Transport, Unreachable
 from p2p_diloco.net.invited import (
     check_role,
     founders_key,
@@ -30,7 +30,7 @@ from p2p_diloco.net.invited import (
     write_files,
 )
 from p2p_diloco.net.membership import Invitation, RunKey
-from p2p_diloco.node import revoking
+from p2p_diloco.node import ends, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
@@ -39,6 +39,7 @@ from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.observing import Observer
 from p2p_diloco.node.participation import Participation, until_one_ends
 from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice
+from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
@@ -46,6 +47,8 @@ from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.remembered import remembered
 from p2p_diloco.tensors.threads import Threads, usual
 
+PEERS_S, LOOK_EVERY_S = 5.0, 0.5
+"""The most seconds for which `observing` looks for a peer of the run, and the seconds between two looks."""
 CLOSE_S = 2.0
 """Deadline for closing the transport."""
 LIMITS = Limits(header_bytes_max=2**20)
@@ -261,11 +264,40 @@ async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIter
     transport, access = await enter_swarm(setup, inbox, tell, dead)
     inbox.knows(transport)
     try:
+        if access is not None:
+            await _refuse_if_out(transport, local.run_id, access)
+        await _refuse_without_peers(transport, local.run_id)
         yield await _observer(setup, transport, inbox, tell, access)
     finally:
         if dead.done():
             dead.exception()
         await close(transport)
+
+
+async def _refuse_if_out(transport: Transport, run_id: str, access: Access) -> None:
+    """Raises Refused if this peer's invitation was revoked or has expired: no member would answer it."""
+    with contextlib.suppress(Unreachable):
+        await revoking.read(transport, run_id, access.member)
+    revoking.refuse_if_out(access.member)
+
+
+async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
+    """Look for a peer of the run, for `PEERS_S` seconds at most.
+
+    Raises:
+        Refused: there is none, because the run has ended. GaveUpWaiting: there is none.
+    """
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + PEERS_S
+    while not any(status.state != "leaving" for status in (await read_peers(transport, run_id)).values()):
+        if clock() < give_up_at:
+            await asyncio.sleep(LOOK_EVERY_S)
+            continue
+        with contextlib.suppress(Unreachable):
+            if (end := await ends.read_any(transport, run_id)) is not None:
+                raise ends.unreadable(run_id, end)
+        mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
+        raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)
 
 
 async def _observer(

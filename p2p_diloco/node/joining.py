@@ -21,6 +21,7 @@ from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
+from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, RunRecord, cut_of, record_key, token
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.unowned import name_of
@@ -47,7 +48,7 @@ UNCHANGEABLE = (
     "this run can't be changed, stopped for all or saved on demand (p2p-diloco set, stop, save): these commands need "
     "the identity file of its founder"
 )
-"""What a founder without an identity file gives up."""
+"""What the founder of an open run gives up without an identity file."""
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +56,20 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A run that was found or founded, and its record. `founder`: whether this peer has just founded the run, so that
-    this peer's model is epoch 0. `card`: the packed card of the run's model; empty if this peer knows none."""
+    this peer's model is epoch 0. `card`: the packed card of the run's model; empty if this peer knows none. `key`: the
+    public run key of a private run; empty in an open run. `may_begin_again`: whether this peer may found the run anew
+    if no peer holds its state: it is told to (`found`), has the run key, or is the founder, started again."""
 
     run: Run
     record: bytes
     founder: bool
     card: bytes = b""
+    key: bytes = b""
+    may_begin_again: bool = False
+
+    @property
+    def founding(self) -> Founding:
+        return Founding.of(self.run.run_id, RunRecord.unpack(self.record), self.key)
 
 
 class Joining:
@@ -119,16 +128,27 @@ class Joining:
         value = found[min(found)]
         if value == own:
             log.info("founded the run %s, because this swarm has no peer and no record of it", self._run_id)
-            if founded is None and self._setup.local.identity_path is None:
+            if founded is None and self._setup.local.identity_path is None and self._access is None:
                 log.info("without identity_path, %s", UNCHANGEABLE)
         run = await self._fit(RunRecord.unpack(value))
         run.check(self._transport.limits)
-        return Joined(run, value, founder=value == own, card=self._card)
+        return Joined(
+            run,
+            value,
+            founder=value == own,
+            card=self._card,
+            key=b"" if self._access is None else self._access.member.run,
+            may_begin_again=self._may_begin_again(RunRecord.unpack(value)),
+        )
 
     @property
     def _may_found(self) -> bool:
         """Whether this peer can found the run: it has a model, and for a private run the run key."""
         return self._setup.can_found and (self._access is None or self._access.key is not None)
+
+    def _may_begin_again(self, record: RunRecord) -> bool:
+        own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
+        return own or self._setup.local.found
 
     @property
     def _founder(self) -> str:

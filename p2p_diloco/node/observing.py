@@ -28,8 +28,6 @@ from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.tensor_work import TensorWork
 
 LOOK_EVERY_S = 1.0
@@ -57,7 +55,7 @@ class Observer(Handler):
         self.theta = torch.zeros(self.run.layout.numel, device="cpu")
         self.versions: list[Version | None] = [None for _ in self.run.layout.shards]
         self._final = [False for _ in self.run.layout.shards]  # whether the run ends for the shard at its version
-        self._founding = Founding.of(joined.run.run_id, RunRecord.unpack(joined.record))
+        self._founding = joined.founding
         self._transport, self._tell = transport, tell
         self._work = TensorWork(self.run, self.theta)
         self._donor = ""

@@ -1,7 +1,8 @@
 """Revisions change settings of a run while it goes on. This file checks the founder's signature on them, and keeps the
 newest revision in the DHT.
 
-Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
+Law: a revision is valid if the run's founder, or the run key of a private run, has signed it for this founding; any
+peer may pass it on. No peer owns its
 record (see `unowned`); the highest valid revision wins. In an open run anyone may store records of revisions. If there
 are more than `TRIED_MAX`, each look tries a new random choice of them, so false ones can't hide the founder's for long.
 """
@@ -17,7 +18,7 @@ from random import sample
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Records, Unreachable
-from p2p_diloco.net.statements import pack
+from p2p_diloco.net.statements import from_text, pack, signed
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run import RunRecord
 
@@ -41,21 +42,33 @@ class Founding:
     run_id: str
     founder: str
     time: float
+    key: bytes = b""
+    """A private run's identity: the public half of the run key. Empty in an open run."""
 
     @classmethod
-    def of(cls, run_id: str, record: RunRecord) -> Founding:
+    def of(cls, run_id: str, record: RunRecord, key: bytes = b"") -> Founding:
         """Read the founding from the run's record."""
-        return cls(run_id, record.founder, record.time)
+        return cls(run_id, record.founder, record.time, key)
 
     def statement(self, revision: Revision) -> bytes:
         """The bytes that the founder signs for a revision."""
         return pack(self.run_id, float(self.time), *revision.covered)
 
     def proven(self, dht: Records, revision: Revision) -> bool:
-        """Whether the founder has signed the revision. The settings that a run began with need no signature."""
+        """Whether the founder or the run key has signed the revision. The settings that a run began with need no
+        signature."""
         if not revision.number:
             return True
-        return revision.sound and dht.signed_by(self.founder, revision.proof, KIND, self.statement(revision))
+        if not revision.sound:
+            return False
+        said = self.statement(revision)
+        return dht.signed_by(self.founder, revision.proof, KIND, said) or self._by_the_run_key(revision.proof, said)
+
+    def _by_the_run_key(self, proof: str, said: bytes) -> bool:
+        try:
+            return bool(self.key) and signed(self.key, from_text(proof), KIND, said)
+        except ValueError:
+            return False
 
 
 async def read(dht: Records, founding: Founding) -> Revision:

@@ -36,6 +36,14 @@ async def read(dht: Records, run_id: str, member: Membership) -> bool:
     return member.revocations in found
 
 
+def refuse_if_out(member: Membership) -> None:
+    """Raises Refused if this peer's own grant was revoked, or has expired."""
+    if member.revoked:
+        raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
+    if time.time() >= member.own.expires:
+        raise Refused("has expired", key="invite", value=member.own.name, mend="ask for a new invitation")
+
+
 async def store(dht: Records, run_id: str, packed: bytes) -> bool:
     """Store a list in the DHT, or renew it. Returns False if it wasn't stored."""
     return await unowned.store(dht, _key(run_id), packed, RECORD_TTL_S)
@@ -59,10 +67,7 @@ async def watch(dht: Records, run_id: str, member: Membership) -> None:
             log.debug("the DHT gave no answer about revocations: %s", error)
         except Exception:  # the other members look too
             log.warning("revocations in the DHT can't be read or renewed", exc_info=True)
-        if member.revoked:
-            raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
-        if time.time() >= member.own.expires:
-            raise Refused("has expired", key="invite", value=member.own.name, mend="ask for a new invitation")
+        refuse_if_out(member)
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -10,16 +10,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.interface import Records
-from p2p_diloco.observe.revise import Outcome, revise, save, stop
-
-if TYPE_CHECKING:
-    from p2p_diloco.net.signing import SigningKey
+from p2p_diloco.observe.revise import Asker, Outcome, revise, save, stop
 
 WITHIN_S = 30.0
 """The most seconds to wait until the peers know of a change."""
@@ -32,7 +28,7 @@ class Controls:
 
     Args:
         run_id: the run to change.
-        asker: the founder's key. If None, the dashboard can't change, save or stop the run.
+        asker: the founder's identity, or the run key. If None, the dashboard can't change, save or stop the run.
         records: opens the DHT for one change.
         kick: revokes an invitation, which disconnects the peers that use it. Its argument is the invitation's name, its
             grant's id, or the id of the peer that it was made for. If `kick` is None, the dashboard can't revoke any.
@@ -41,7 +37,7 @@ class Controls:
     def __init__(
         self,
         run_id: str,
-        asker: SigningKey | None,
+        asker: Asker | None,
         records: Callable[[], AbstractAsyncContextManager[Records]],
         kick: Callable[[str], Awaitable[str]] | None,
     ) -> None:
@@ -79,7 +75,7 @@ class Controls:
                     return _told(made, f"the run ends for all peers at epoch {made.settings['stop_after_epochs']}")
         raise UsageError("can't be read", key="wish", value=wish, mend="reload the page")
 
-    async def _asked(self, ask: Callable[[Records, SigningKey], Awaitable[Outcome]]) -> Outcome:
+    async def _asked(self, ask: Callable[[Records, Asker], Awaitable[Outcome]]) -> Outcome:
         assert self._asker is not None, "it is not offered otherwise"
         async with self._records() as dht:
             return await ask(dht, self._asker)

@@ -26,6 +26,7 @@ from p2p_diloco.observe.look import look, run_record
 from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from p2p_diloco.net.membership import RunKey
     from p2p_diloco.net.signing import SigningKey
 
 T = TypeVar("T")
@@ -38,6 +39,20 @@ ARRIVES_S = 6.0
 """Seconds that a stop may take to reach all peers of a run whose rounds are short."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks for a change. `key`: the key that signs it: the identity of the founder, or the run key of a private
+    run. `run`: the public run key of that run; empty in an open run."""
+
+    key: SigningKey | RunKey
+    run: bytes = b""
+
+    @property
+    def peer_id(self) -> str | None:
+        """The peer whose identity signs; None if the run key does."""
+        return getattr(self.key, "peer_id", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,7 @@ def settings_at(config: RunConfig, revision: Revision) -> dict[str, float | None
 
 
 async def revise(
-    dht: Records, run_id: str, asker: SigningKey, changes: Mapping[str, float | None], within_s: float
+    dht: Records, run_id: str, asker: Asker, changes: Mapping[str, float | None], within_s: float
 ) -> Outcome:
     """Change settings of a run. Then wait until all live peers know of the change and one has adopted it, for
     `within_s` seconds at most. A setting that is not in `changes` stays as it is.
@@ -105,7 +120,7 @@ async def revise(
     return await _revised(dht, present, asker, _bare(present, wanted), within_s)
 
 
-async def stop(dht: Records, run_id: str, asker: SigningKey, within_s: float, *, save: bool = False) -> Outcome:
+async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save: bool = False) -> Outcome:
     """End a run for all its peers: two epochs after the present one, or later if more epochs may pass before all peers
     know of the stop. `save`: True: refuse the stop if no live peer keeps checkpoints.
 
@@ -124,7 +139,7 @@ async def stop(dht: Records, run_id: str, asker: SigningKey, within_s: float, *,
     return await _revised(dht, present, asker, bare, within_s)
 
 
-async def save(dht: Records, run_id: str, asker: SigningKey, within_s: float) -> Outcome:
+async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outcome:
     """Let all peers that have a checkpoint folder save the run's state, at the epoch at which the last shard adopts the
     order. Then wait until these peers have begun to save.
 
@@ -137,7 +152,7 @@ async def save(dht: Records, run_id: str, asker: SigningKey, within_s: float) ->
     return await _revised(dht, present, asker, bare, within_s, saving=True)
 
 
-async def look_at(dht: Records, run_id: str, asker: SigningKey) -> Present:
+async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
     """Read the run's settings and its highest revision.
 
     Raises:
@@ -149,13 +164,13 @@ async def look_at(dht: Records, run_id: str, asker: SigningKey) -> Present:
         wrong = "is no run that these peers know, or a run of another version"
         mend = "check that its peers are up, and the spelling; `p2p-diloco status` shows a run"
         raise Refused(wrong, key="run_id", value=run_id, mend=mend)
-    if record.founder != asker.peer_id:
+    if asker.peer_id not in (None, record.founder):
         raise Refused(
             f"holds the identity {asker.peer_id}, but the run {run_id} was founded by {record.founder}",
             key="identity_path",
             mend="only its founder may change it: name the file that this peer was started with",
         )
-    founding = Founding.of(run_id, record)
+    founding = Founding.of(run_id, record, asker.run)
     found = await _until(lambda: _revision(dht, founding), FOUND_S)
     if found is None:
         wrong = f"peers know of a revision of the run {run_id} that can't be read from here"
@@ -214,11 +229,11 @@ def _check_that_one_saves(present: Present, otherwise: str) -> None:
 
 
 async def _revised(
-    dht: Records, present: Present, asker: SigningKey, bare: Revision, within_s: float, *, saving: bool = False
+    dht: Records, present: Present, asker: Asker, bare: Revision, within_s: float, *, saving: bool = False
 ) -> Outcome:
     """Sign the revision, store it in the DHT, and wait until it has arrived."""
     founding = present.founding
-    revision = dataclasses.replace(bare, proof=as_text(asker.sign(revising.KIND, founding.statement(bare))))
+    revision = dataclasses.replace(bare, proof=as_text(asker.key.sign(revising.KIND, founding.statement(bare))))
     if not await _until(lambda: revising.store(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
     return await _arrived(dht, present, revision, within_s, saving=saving)

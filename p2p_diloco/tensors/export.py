@@ -132,10 +132,10 @@ def write(
 def _check_hf(model: Exported) -> None:
     if CONFIG not in model.files:
         raise ConfigError(
-            f"needs the model's {CONFIG}, which no peer of this run has told",
+            f"needs the model's {CONFIG}, which only models of Transformers have: no peer of this run has told one",
             key="--format",
             value="hf",
-            mend="use --format safetensors; the peers' model must be one of Transformers",
+            mend="use --format safetensors, which writes any model",
         )
     if model.missing:
         raise ConfigError(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from p2p_diloco.cli import invite as module
 from p2p_diloco.cli import main
 from p2p_diloco.cli.invite import seconds
+from p2p_diloco.cli.join import settings_of
+from p2p_diloco.cli.revise import asker_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.invited import read_invitation, write_files
 from p2p_diloco.net.issued import Issued
 from p2p_diloco.net.membership import RunKey
+from p2p_diloco.net.signing import SigningKey
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
 PEER = "12D3KooW" + "B" * 44
@@ -115,6 +123,53 @@ def test_a_peer_is_kicked_by_the_invitation_that_was_made_for_it(
     assert "can come back with it: bob, shared; revoke that one," in " ".join(capsys.readouterr().err.split())
 
 
+def seen(*peers: tuple[str, str]) -> Snapshot:
+    """A run of these peers: (name, id)."""
+    same = {"role": "worker", "state": "training", "time": time.time()}
+    told = (PeerStatus(name=name, peer_id=id, **same) for name, id in peers)
+    return snapshot("r", None, told, time.time())
+
+
+@pytest.mark.parametrize(
+    ("peers", "sentence"),
+    [
+        ([("alice", "a-id"), ("bob", "b-id")], ""),
+        ([("alice", "a-id"), ("bob", "b-id"), ("carol", "c-id")], ""),  # carol has an invitation of her own
+        ([("alice", "a-id"), ("bob", "b-id"), ("dan", "d-id")], "these peers may have, too: dan"),
+        ([("alice", "a-id"), ("dan", "d-id")], "NAME=bob is no invitation that this key has issued"),
+    ],
+)
+def test_a_peer_is_kicked_by_the_name_that_status_shows(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    peers: list[tuple[str, str]],
+    sentence: str,
+) -> None:
+    """Bob has come with the founder's invitation for all. It is revoked if no other peer but the founder may have come
+    with it; else a sentence names those peers."""
+    assert call("invite", "--name", "carol", "--peer", PEER) == 0
+
+    @contextlib.asynccontextmanager
+    async def observer(*_: object) -> AsyncIterator[None]:
+        yield
+
+    async def look(*_: object) -> Snapshot:
+        return seen(*peers)
+
+    async def record(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(founder="a-id")
+
+    for name, value in (("observer", observer), ("look", look), ("run_record", record)):
+        monkeypatch.setattr(f"p2p_diloco.observe.look.{name}", value)
+    revoked: list[str] = []
+    monkeypatch.setattr(module, "check_initial_peers", lambda addresses: None)
+    monkeypatch.setattr(module, "revoke", lambda name, *_, **__: revoked.append(name))
+    assert call("kick", "bob") == (2 if sentence else 0)
+    assert revoked == ([] if sentence else ["shared"])
+    assert sentence in capsys.readouterr().err
+
+
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With two, or none, it must be named. A peer's identity in the folder is none."""
     (folder / "identity.key").write_bytes(b"\x08\x00\x12 an identity")
@@ -144,3 +199,30 @@ def test_another_text_is_no_time(text: str) -> None:
     """The error shows an example."""
     with pytest.raises(UsageError, match="write it like 7d"):
         seconds(text)
+
+
+def test_the_run_key_beside_the_invitation_changes_the_run(folder: Path) -> None:
+    """The founder needs no identity file; a member without the key can change nothing. An identity file comes first."""
+    invitation = read_invitation(PeerConfig(invite="r.invite"))
+    asker = asker_of(PeerConfig(invite="r.invite"), invitation)
+    assert asker is not None
+    assert isinstance(asker.key, RunKey)
+    assert (asker.run, asker.key.public, asker.peer_id) == (invitation.grant.run, asker.run, None)
+    (folder / "alice.identity").write_bytes((own := SigningKey.create()).content)
+    given = PeerConfig(invite="r.invite", identity_path="alice.identity")
+    assert (named := asker_of(given, invitation)) is not None
+    assert named.peer_id == own.peer_id
+    (folder / "r.key").unlink()
+    assert asker_of(PeerConfig(invite="r.invite"), invitation) is None
+
+
+def test_commands_find_the_invitation_in_their_folder(folder: Path) -> None:
+    """The only one, or that which the founder wrote; with several others they find none."""
+    assert settings_of({}, None)[1].run_id == "r"
+    assert call("invite", "--name", "alice") == 0
+    assert settings_of({}, None)[1].initial_peers == (FAR,)
+    (folder / "r.invite").rename(folder / "s.invite")
+    with pytest.raises(UsageError, match=r"names no address of a peer.*--invite"):
+        settings_of({}, None)
+    (folder / "s.invite").unlink()
+    assert settings_of({}, None)[1].name == "alice"

@@ -251,6 +251,17 @@ async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_is_
     await a.stop()
 
 
+@awaited
+async def test_the_founder_that_starts_again_begins_its_run_again(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """The same identity has founded the run, so it needs no `found`."""
+    network = MemoryNetwork()
+    for theta in (1.0, 2.0):
+        founder = memory_peer(network, "founder", quick)
+        await founder.enter(theta=theta)
+        assert founder.memory.theta[0].item() == theta
+        await founder.stop()
+
+
 def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody founds the run, or nobody hands over its state: an error after `wait_timeout`, naming it."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)

@@ -11,10 +11,12 @@ import msgpack
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.membership import Invitation, Membership, RunKey
 from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.node import entry, records, revoking
 from p2p_diloco.node.access import Access
+from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import store_record
 from p2p_diloco.node.run import Run, RunRecord, signature_of
 from p2p_diloco.node.unowned import store
@@ -58,9 +60,9 @@ async def test_members_train_together_and_the_dht_shows_nothing() -> None:
     digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
     assert digests[0] == digests[1]
     assert len(network.records) >= 2
-    for key, records in network.records.items():
+    for key, stored in network.records.items():
         assert not key.startswith("r/")
-        for (_, _), (value, _) in records.items():
+        for (_, _), (value, _) in stored.items():
             assert b"sync_every" not in value
             assert b"training" not in value
     for peer in (a, b):
@@ -139,3 +141,37 @@ def test_the_token_is_a_secret_of_the_members() -> None:
     salted = Run("r", RunConfig(), layout, member("a").token_salt)
     assert salted.token == Run("r", RunConfig(), layout, member("b").token_salt).token
     assert salted.token != Run("r", RunConfig(), layout).token
+
+
+@awaited
+async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
+    """The list of revocations in the DHT is read before anything is waited for, whether or not a peer is there."""
+    network = MemoryNetwork()
+    a = PrivatePeer(network, "a", founds=True)
+    reader = PrivatePeer(network, "reader")
+    access = reader.access
+    assert access is not None
+    await entry._refuse_if_out(reader.transport, "r", access)
+    revoked = KEY.sign_revocations(1, [access.member.own.grant_id])
+    assert await revoking.store(a.transport, "r", revoked)
+    with pytest.raises(Refused, match="invite=reader was revoked"):
+        await entry._refuse_if_out(reader.transport, "r", access)
+    for peer in (a, reader):
+        await peer.transport.close()
+
+
+@awaited
+async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with one sentence, soon; a run that a peer takes part in is read."""
+    monkeypatch.setattr(entry, "PEERS_S", 0.1)
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
+    network = MemoryNetwork()
+    reader = network.join("reader", Inbox())
+    with pytest.raises(GaveUpWaiting, match=r"no peer of the run r is there; start one, .*--checkpoint"):
+        await entry._refuse_without_peers(reader, "r")
+    a = MemoryPeer(network, "a", dict(QUICK))
+    await a.enter()
+    monkeypatch.setattr(entry, "PEERS_S", 30.0)
+    await entry._refuse_without_peers(reader, "r")
+    await a.stop()
+    await reader.close()

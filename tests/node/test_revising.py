@@ -18,6 +18,8 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.membership import RunKey
+from p2p_diloco.net.statements import as_text
 from p2p_diloco.node import ends, revising, wire
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
@@ -422,6 +424,17 @@ def test_an_end_counts_only_with_the_founders_signature_on_its_stop() -> None:
         end = ends.signed(transport, founding, model, 2, 5.0, dataclasses.replace(stop, proof=proof))
         assert ends.holds(end, transport, founding, rules) is counts
     assert not ends.holds(ends.signed(transport, founding, model, 2, 5.0), transport, founding, rules)
+
+
+def test_the_run_key_of_a_private_run_signs_revisions() -> None:
+    """It counts as the founder's signature. Another run's key does not, nor any key in an open run."""
+    key, stop = RunKey(b"k" * 32), Revision(1, stop_after_epochs=3)
+    transport = MemoryNetwork().join("x", Inbox())
+    for signer, public, counts in ((key, key.public, True), (RunKey(b"o" * 32), key.public, False), (key, b"", False)):
+        founding = Founding("r", "founder", 1.0, public)
+        proof = as_text(signer.sign(revising.KIND, founding.statement(stop)))
+        assert founding.proven(transport, dataclasses.replace(stop, proof=proof)) is counts
+    assert not Founding("r", "founder", 1.0, key.public).proven(transport, dataclasses.replace(stop, proof="no base64"))
 
 
 def test_a_record_of_an_end_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:

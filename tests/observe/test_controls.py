@@ -12,6 +12,7 @@ import pytest
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.controls import Controls
+from p2p_diloco.observe.revise import Asker
 from tests.net.memory import MemoryTransport
 from tests.observe.test_revise import Identity, Swarm
 
@@ -31,7 +32,7 @@ def controls(swarm: Swarm, *, founder: bool = True, key: bool = True) -> Control
     async def records() -> AsyncIterator[MemoryTransport]:
         yield swarm.eyes
 
-    asker: Any = Identity("alice-id") if founder else None
+    asker: Any = Asker(Identity("alice-id")) if founder else None
     return Controls("main", asker, records, kicked if key else None)
 
 

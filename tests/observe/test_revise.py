@@ -21,7 +21,7 @@ from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe import revise as module
-from p2p_diloco.observe.revise import Outcome, revise
+from p2p_diloco.observe.revise import Asker, Outcome, revise
 from tests.net.clocks import by_hand
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport, signed
 
@@ -70,7 +70,7 @@ class Swarm:
         await self.alice.store(key_of("main", "alice-id"), "alice-id", status.pack(), 30.0)
 
     async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 30.0) -> Outcome:
-        return await revise(self.eyes, "main", Identity(who), rates, within_s)
+        return await revise(self.eyes, "main", Asker(Identity(who)), rates, within_s)
 
     async def there(self) -> Revision:
         return await revising.read(self.eyes, self.founding)
@@ -228,7 +228,7 @@ async def founder_asks(what: Any, swarm: Swarm, told: list[dict[str, Any]]) -> t
     first, *later = told
     await swarm.begin()
     await swarm.publish([0, 0.7, 0.9, 0], **first)
-    asking = asyncio.create_task(what(swarm.eyes, "main", Identity("alice-id"), 30.0))
+    asking = asyncio.create_task(what(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0))
     while await swarm.there() == FOUNDED and not asking.done():
         await asyncio.sleep(0.01)
     for more in later:
@@ -257,7 +257,7 @@ def test_a_stop_that_is_set_already_stays() -> None:
     async def life() -> Outcome:
         swarm = Swarm(stop_after_epochs=8)
         await swarm.begin([0, 0.7, 0.9, 0])
-        return await module.stop(swarm.eyes, "main", Identity("alice-id"), 30.0)
+        return await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
 
     outcome = asyncio.run(asyncio.wait_for(life(), 100.0))
     assert (outcome.news, outcome.settings["stop_after_epochs"]) == (False, 8)
@@ -293,7 +293,7 @@ def test_a_run_without_live_peers_is_not_stopped() -> None:
     async def life() -> None:
         await swarm.begin()
         try:
-            await module.stop(swarm.eyes, "main", Identity("alice-id"), 30.0)
+            await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
         finally:
             assert await swarm.there() == FOUNDED
 
