@@ -192,7 +192,7 @@ def test_the_reading_path_is_short() -> None:
 
 @pytest.mark.real
 def test_the_readmes_example_runs() -> None:
-    """As it stands, it founds a run, trains to its end and prints the result."""
+    """As it stands, it founds a run, trains to its end and prints the right result."""
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", example],
@@ -203,7 +203,9 @@ def test_the_readmes_example_runs() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert "weight" in done.stdout
+    weights = re.search(r"'weight': tensor\(\[\[(\S+), (\S+)\]\]\)", done.stdout)
+    assert weights is not None, done.stdout
+    assert [float(weight) for weight in weights.groups()] == pytest.approx([1.0, 1.0], abs=0.02)
 
 
 if __name__ == "__main__":
