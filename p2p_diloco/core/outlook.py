@@ -97,4 +97,6 @@ def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
 
 def _waiting_for_commits(replica: Replica, logs: list[ShardLog]) -> str:
     _, holder = logs[0].lead.target()
+    if holder == replica.me:
+        return f"making the commit of this round from the contributions; shards left: {len(logs)}"
     return f"waiting for a commit from {holder}; shards left: {len(logs)}"

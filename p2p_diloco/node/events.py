@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from p2p_diloco.core.events import Effect, Event, Note
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.signing import PEER_ID
 from p2p_diloco.node.status import printable
 
 NOTES_KEPT = 50
@@ -21,6 +22,9 @@ SHARDS_NAMED = 8
 LOUD = ("mismatch", "fork", "passed", "missed", "expelled")
 """Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
 waiting."""
+
+_ID = re.compile(rf"(?<![/\w]){PEER_ID.pattern}")
+"""A peer's id that is no part of an address."""
 
 Fed = asyncio.Future[None]
 """A future that is done once an event's effects are carried out."""
@@ -134,8 +138,8 @@ class EventLog:
 
     def named(self, text: str) -> str:
         """Replace the ids of peers in a text by their names. The last letters of the id are kept, because two peers may
-        have the same name."""
+        have the same name. Of a peer without a known name only they are kept. An id in an address stays."""
         for peer, name in self._names.items():
             if name:
                 text = text.replace(peer, name if peer == self._me else f"{name} (…{peer[-6:]})")
-        return text
+        return _ID.sub(lambda found: f"…{found[0][-6:]}", text)

@@ -78,6 +78,7 @@ class Reporter:
             checkpoint=None if local.checkpoint_dir is None else shared.saved,
             waiting_s=round(shared.waiting_s, 3),
             waits_for=self._waits_for(),
+            cpu=self._cpu(),
             memory_bytes=self._memory_bytes(),
             node_threads=common.work.threads.count,
             last_round=shared.last_round,
@@ -112,6 +113,13 @@ class Reporter:
         if self._state() != "joining" and not (since and time.monotonic() - since > WAITS_S):
             return ""
         return self._common.event_log.named(self._common.replica.waiting())
+
+    def _cpu(self) -> float | None:
+        """The cores that node and trainer have kept busy since the last call; None: the trainer has ended."""
+        try:
+            return round(sum(process.cpu_percent() for process in self._processes) / 100, 1)
+        except psutil.Error:  # the trainer has just ended
+            return None
 
     def _memory_bytes(self) -> int | None:
         """The memory of the node and the trainer together, shared memory counted once; None: the trainer has ended."""

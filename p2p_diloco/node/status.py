@@ -190,6 +190,8 @@ class PeerStatus:
     """Total seconds for which training has stood still for exchanges."""
     waits_for: str = ""
     """What the peer waits for now, as a sentence."""
+    cpu: float | None = None
+    """The cores that the peer's trainer and node keep busy, over the time since its last record."""
     memory_bytes: int | None = None
     """The memory of the trainer's process and of the node's."""
     node_threads: int = 1

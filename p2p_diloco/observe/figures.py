@@ -22,7 +22,7 @@ def bytes_of(amount: float | None, gap: str = "") -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A time as text: 599s, 10min, 3h. A dash for None."""
+    """A time as text: 119s, 10min, 3h. A dash for None."""
     if value is None:
         return UNKNOWN
-    return f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min" if value < 36_000 else f"{value / 3600:.0f}h"
+    return f"{value:.0f}s" if value < 120 else f"{value / 60:.0f}min" if value < 7200 else f"{value / 3600:.0f}h"

@@ -63,10 +63,11 @@ SECTIONS = (
             "steps/s": lambda _, peer: figure(peer.steps_per_second, ".2f"),
             "loss": lambda _, peer: figure(peer.loss, ".4f"),
             "held-out": lambda _, peer: figure(peer.held_out_loss, ".4f"),
+            "cpu": lambda _, peer: figure(peer.cpu, ".1f"),
             "memory": lambda _, peer: bytes_of(peer.memory_bytes),
             "seen": lambda seen, peer: seconds(seen.last_seen_s(peer)),
         },
-        ("held-out", "host", "memory", "role", "seen", "step", "steps/s"),
+        ("cpu", "held-out", "host", "memory", "role", "seen", "step", "steps/s"),
     ),
     Section(
         "exchanges",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -25,9 +25,9 @@ MAX_EVENTS = 20
 TRAINING = ("training", "waiting", "paused")
 """The states of peers that take part now. A paused peer does too: it evaluates or saves, and then goes on."""
 LETTERS = 6
-DEAD = re.compile(r"\(…(\w{6})\)|^\w+(\w{6}) ")
+DEAD = re.compile(r"\(…(\w{6})\)|^(?:…|\w+)(\w{6}) ")
 """Finds the last letters of the dead peer's id in the text of a death, which names the peer by its name and these
-letters, or by its id."""
+letters, or by these alone, or by its id."""
 SILENT_S = 15.0
 """Seconds after which a peer that has written no record is probably dead: a live one writes a record every 10 s."""
 
@@ -89,6 +89,9 @@ class RunStatus:
     """The settings that this revision changes, with their values. None in place of a value: no stop."""
     config: dict[str, object] | None
     """The run config as published; None if it isn't published yet or can't be read."""
+    ends_in_s: float | None
+    """About how many seconds of inner steps are left until the run stops after its epochs. None without such a stop, in
+    asynchronous mode, and while no peer tells its speed."""
     round: RoundProgress | None
     events: tuple[RunEvent, ...]
     """The newest events, oldest first."""
@@ -147,6 +150,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         outer_momentum=outer_momentum,
         changed=changed,
         config=config,
+        ends_in_s=_ends_in_s(config, changed, epoch, training),
         round=_round(peer for peer in newest if (peer.epoch or 0) == epoch),
         events=_events(newest),
     )
@@ -191,6 +195,20 @@ def _highest(
     founded = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))
     first_lr, first_momentum = (value if isinstance(value, float) else None for value in founded)
     return 0, first_lr, first_momentum, {}
+
+
+def _ends_in_s(
+    config: Mapping[str, object] | None, changed: Mapping[str, float | None], epoch: int, training: Sequence[PeerStatus]
+) -> float | None:
+    """The inner steps that are left, divided by the speed of the peer that the others wait for: the slowest; with
+    pace=time the fastest, because it makes all steps of a round."""
+    now = {**(config or {}), **changed}
+    stop, steps = now.get("stop_after_epochs"), now.get("sync_every")
+    speeds = [peer.steps_per_second for peer in training if peer.steps_per_second]
+    if not (isinstance(stop, int) and isinstance(steps, int) and speeds) or now.get("mode") == "async":
+        return None
+    speed = max(speeds) if now.get("pace") == "time" else min(speeds)
+    return round(max(0, stop - epoch) * steps / speed, 1)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

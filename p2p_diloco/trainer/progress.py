@@ -50,6 +50,7 @@ class Progress:
         self._clock = clock
         self._started = self._shown_at = clock()
         self._steps_shown = 0
+        self._rate: float | None = None  # steps a second, up to the last line
         self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
         self._rows = _opened(rows_path)
 
@@ -99,11 +100,13 @@ class Progress:
 
     def _show(self, peer: Participant) -> None:
         now = self._clock()
-        rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
-        self._shown_at, self._steps_shown = now, self.steps
+        if self.steps > self._steps_shown:  # an evaluation may follow the last line at once
+            self._rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
+            self._shown_at, self._steps_shown = now, self.steps
         losses = f"loss {figure(self.loss, '.3f')}  held-out {figure(self.val_loss, '.3f')}"
         step, epoch = self._at
-        log.info("step %d  epoch %d  %s  steps/s %.1f  peers %d", step, epoch, losses, rate, peer.metrics.peers)
+        speed = figure(self._rate, ".1f")
+        log.info("step %d  epoch %d  %s  steps/s %s  peers %d", step, epoch, losses, speed, peer.metrics.peers)
 
 
 def _opened(rows_path: Path | None) -> TextIO | None:

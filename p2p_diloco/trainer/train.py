@@ -9,7 +9,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -30,6 +30,9 @@ from p2p_diloco.trainer.text import Batches, held_out_batches, own_part, trainin
 
 BETAS = (0.9, 0.95)
 """AdamW's betas, as usual for GPT-like models."""
+
+WARM_LINE_EVERY_S = 5.0
+"""Seconds between two log lines of the warm start."""
 
 Windows = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets, each int64 [batch, context]."""
@@ -133,18 +136,24 @@ def train(
     return "finished"
 
 
-def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
+def warm_start(
+    model: GPT, batches: Batches, steps: int, config: TrainerConfig, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Train `model` alone for `steps` inner steps, with an optimizer of its own, which is dropped at the end.
 
     In short runs a high outer momentum harms a model near its random start, and helps later. So the founder may train a
     little before it founds the run; the others fetch its model.
     """
     optimizer = new_optimizer(model, config)
+    told_at = clock()
     for step in range(steps):
         _follow_schedule(optimizer, step, step, None, config)
-        _backward(model, next(batches), config.clip)
+        loss = _backward(model, next(batches), config.clip)
         optimizer.step()
         optimizer.zero_grad()
+        if clock() - told_at >= WARM_LINE_EVERY_S:
+            told_at = clock()
+            log.info("warm start: step %d of %d  loss %.3f", step + 1, steps, loss)
 
 
 def new_optimizer(model: GPT, config: TrainerConfig) -> AdamW:

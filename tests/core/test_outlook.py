@@ -61,11 +61,12 @@ def test_the_sentence_names_the_setting_that_too_few_peers_meet(peer: Any) -> No
     assert done.replica.waiting() == ""
 
 
-def test_the_sentence_names_the_missing_commit_while_the_mean_is_computed(peer: Any) -> None:
-    """A shard aggregated by another peer does not hide one that this peer aggregates."""
+def test_the_sentence_does_not_say_that_a_peer_waits_for_itself(peer: Any) -> None:
+    """While the mean is computed, the aggregator says what it does. A shard aggregated by another peer does not hide
+    one that this peer aggregates."""
     a = solo(peer)
     a.contribute()
-    assert a.replica.waiting() == "waiting for a commit from a; shards left: 1"
+    assert a.replica.waiting() == "making the commit of this round from the contributions; shards left: 1"
     b = peer("b", group="ab", fragments=((0, 1),))
     b.replica.logs[1].lead.holder = "b"
     b.contribute(0, 1)

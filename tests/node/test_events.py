@@ -12,8 +12,8 @@ from p2p_diloco.node.events import EventLog, gathered
 
 
 def test_peers_of_one_name_are_told_apart() -> None:
-    """All peer ids begin alike, so a note shows the last letters of an id beside the peer's name. A peer without a name
-    is shown by its whole id, and this peer as such."""
+    """All peer ids begin alike, so a note shows the last letters of an id beside the peer's name. Of a peer
+    without a name only they are shown, and this peer as such. An address keeps its id."""
     me, a, b, unnamed = (SigningKey(bytes([number]) * 32).peer_id for number in range(4))
     log = EventLog(me)
     for peer in (a, b):
@@ -22,7 +22,8 @@ def test_peers_of_one_name_are_told_apart() -> None:
     assert texts[me] == "this peer joined"
     assert texts[a].startswith("box (")
     assert len(set(texts.values())) == 4
-    assert texts[unnamed] == f"{unnamed} joined"
+    assert texts[unnamed] == f"…{unnamed[-6:]} joined"
+    assert log.named(f"dial /ip4/1.2.3.4/tcp/1/p2p/{unnamed}") == f"dial /ip4/1.2.3.4/tcp/1/p2p/{unnamed}"
 
 
 def test_a_note_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

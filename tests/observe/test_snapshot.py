@@ -34,7 +34,7 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600, "bytes_sent": 1000,
         "bytes_received": 2000, "revision": 1,
         "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
-        "waits_for": "waiting for bob", "memory_bytes": 812, "node_threads": 4,
+        "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
         "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
         "reach": "public",
         "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
@@ -64,6 +64,7 @@ def test_the_schema_is_the_documented_one() -> None:
             "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8,
             "changed": {"outer_lr": 0.5, "min_peers": 2, "stop_after_epochs": None},
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
+            "ends_in_s": None,
             "round": {"fragment": 1, "got": 2, "want": 3},
             "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
             "compared": None,
@@ -75,7 +76,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "loss": 2.25, "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600,
                 "last_seen_s": 1.5, "seen_as": "training", "bytes_sent": 1000, "bytes_received": 2000,
                 "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
-                "waits_for": "waiting for bob", "memory_bytes": 812, "node_threads": 4,
+                "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
                 "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
                 "last_round": {
                     "inner": 9.0, "encode": 0.2, "group": 0.4, "transfer": 0.3, "outer_step": 0.08, "merge": 0.02,
@@ -93,6 +94,29 @@ def test_the_schema_is_the_documented_one() -> None:
             }
         ],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "expected"),
+    [
+        ({"stop_after_epochs": 20}, [], 8 * 100 / 2.0),  # the slowest peer makes 2 steps a second
+        ({"stop_after_epochs": 20, "pace": "time"}, [], 8 * 100 / 4.0),
+        ({}, [["stop_after_epochs", 14.0], ["sync_every", 10.0]], 2 * 10 / 2.0),
+        ({"stop_after_epochs": 20}, [["stop_after_epochs", None]], None),
+        ({"stop_after_epochs": 20, "mode": "async"}, [], None),
+        ({"stop_after_epochs": 11}, [], 0.0),
+        ({}, [], None),
+    ],
+)
+def test_the_end_is_as_far_as_the_steps_that_are_left(
+    config: dict[str, Any], changed: list[Any], expected: float | None
+) -> None:
+    """At the speed of the peer that the others wait for, by the settings that hold now. Peers that are gone don't
+    count."""
+    peers = [record(name, changed=changed, steps_per_second=speed) for name, speed in (("a", 2.0), ("b", 4.0))]
+    gone = record("c", changed=changed, steps_per_second=0.1, time=NOW - 1000)
+    seen = snapshot("main", run_with(**{"mode": "sync", "sync_every": 100, **config}), [*peers, gone], NOW)
+    assert seen.run.ends_in_s == expected
 
 
 @pytest.mark.parametrize("odd", [None, [], [0.5] * 7, [0.5] * 9, [math.inf] * 8, [-1] * 8, ["x"] * 8, "spent"])

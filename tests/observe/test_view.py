@@ -41,8 +41,8 @@ def named(name: str, **told: Any) -> PeerStatus:
 def seen() -> Snapshot:
     alice = named(
         "alice", host="box1", role="worker", state="training", epoch=12, step=6100, steps_per_second=3.5, loss=2.25,
-        held_out_loss=2.5, samples=48800, memory_bytes=1_500_000_000, bytes_sent=1_500_000, bytes_received=999,
-        waiting_s=700.0, bandwidth=11_900_000,
+        held_out_loss=2.5, samples=48800, cpu=1.84, memory_bytes=1_500_000_000, bytes_sent=1_500_000,
+        bytes_received=999, waiting_s=700.0, bandwidth=11_900_000,
         ways=Ways(4, 3, 0), reach="private", aggregates=(0,), aggregates_count=1, sync_every=500,
         round=RoundProgress(0, 1, 2), time=NOW - 2, events=(Event(NOW, "bob has [joined]"),),
     )  # fmt: skip
@@ -103,18 +103,24 @@ def test_names_are_no_markup() -> None:
     assert "bob has [joined]" in text
 
 
+def test_the_first_line_says_when_the_run_ends() -> None:
+    """With a stop after epochs: from epoch 12 to 20, 500 steps each, at 3.5 steps a second, it takes 19 minutes."""
+    run = run_with(mode="sync", sync_every=500, stop_after_epochs=20)
+    alice = named("alice", state="training", epoch=12, steps_per_second=3.5)
+    assert lines(snapshot("main", run, [alice], NOW))[0].endswith("ends in about 19min")
+
+
 def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  0s ago  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions"
-    assert (
-        bob == "  [red]bob state=joining role=worker host=- epoch=- step=- steps/s=- loss=- held-out=- memory=- seen=0s"
-    )
+    nothing = "host=- epoch=- step=- steps/s=- loss=- held-out=- cpu=- memory=- seen=0s"
+    assert bob == f"  [red]bob state=joining role=worker {nothing}"
     assert alice == (
         "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 held-out=2.5000 "
-        "memory=1.5GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private "
+        "cpu=1.8 memory=1.5GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private "
         "bandwidth=11.9MB/s direct=4/7"
     )
 

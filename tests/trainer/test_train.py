@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -272,6 +273,15 @@ def test_a_warm_start_teaches_the_model_and_leaves_no_trace() -> None:
     assert not first.optimizer.state
 
 
+def test_the_warm_start_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """With a simulated clock of one second a step: a line each five seconds."""
+    caplog.set_level("INFO")
+    at, ticks = _setting(), itertools.count()
+    warm_start(at.model, at.batches, 12, TINY, lambda: float(next(ticks)))
+    lines = [message.partition("  loss")[0] for message in caplog.messages]
+    assert lines == ["warm start: step 5 of 12", "warm start: step 10 of 12"]
+
+
 def test_the_warm_start_is_made_before_the_run_is_founded(text_file: Path, fake_network: SimpleNamespace) -> None:
     """The model that the run is founded with is the warm one, the same from every peer that is asked to."""
     config = TINY.model_copy(update={"data": text_file, "warm_start": 5})
@@ -476,3 +486,8 @@ def test_lines_come_every_few_seconds_and_say_how_fast(
     assert len(caplog.messages) == lines
     assert caplog.messages[0] == "step 0  epoch 0  loss 2.000  held-out -  steps/s 8.0  peers 1"
     assert progress.summary("steps")["seconds"] == 31.0
+    progress.stepped(peer, 2.0)
+    now[0] += 20.0
+    progress.evaluated(peer, 1, 2.0)
+    progress.evaluated(peer, 1, 2.0)  # no step since the last line: the speed is the one before
+    assert "steps/s 0.0" not in caplog.messages[-1]
