@@ -175,11 +175,14 @@ class HivemindTransport:
             await serve_streams(protocol, serve)
             await relay.start()
             circuits.register(local.initial_peers if finder.now.private else ())
-            _tell(finder.now)
         except BaseException:
             await transport.close()
             raise
         return transport
+
+    def tell_reach(self) -> None:
+        """Log whether other peers can dial this one. A change is logged without this call."""
+        _tell(self.reach)
 
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed

@@ -38,7 +38,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.observing import Observer
 from p2p_diloco.node.participation import Participation, until_one_ends
-from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice
+from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice, refuse_if_private
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
@@ -100,6 +100,15 @@ async def enter_swarm(
         Refused: the run is private, and this peer has no invitation. ConfigError: an invitation or a run key can't be
         used. `_open_transport` raises further errors.
     """
+    transport, access = await _entered(setup, inbox, tell, dead)
+    transport.tell_reach()  # only of the transport that is kept
+    return transport, access
+
+
+async def _entered(
+    setup: Setup, inbox: Inbox, tell: Callable[[str], None], dead: asyncio.Future[None]
+) -> tuple[HivemindTransport, Access | None]:
+    """Do the work of `enter_swarm`."""
     local = setup.local
     if local.invite is not None:
         invitation, packed = read_invitation(local), None
@@ -266,6 +275,8 @@ async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIter
     try:
         if access is not None:
             await _refuse_if_out(transport, local.run_id, access)
+        elif not local.open:
+            await refuse_if_private(transport, local.run_id)
         await _refuse_without_peers(transport, local.run_id)
         yield await _observer(setup, transport, inbox, tell, access)
     finally:

@@ -106,6 +106,7 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     for end in ("key", "invite", "issued"):
         assert (founder.folder / f"{RUN}.{end}").stat().st_mode & 0o777 == 0o600
     assert f"p2p-diloco join --invite {RUN}.invite" in founder.log()
+    assert founder.log().count("other peers dial this peer at") <= 1  # the transport that only looked says nothing
 
     code, _, log = stranger.run("join", "--name", "stranger", *QUICK)
     assert code == 5, log
