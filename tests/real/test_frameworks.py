@@ -172,7 +172,7 @@ def test_a_killed_trainer_resumes_from_both_checkpoints(swarm: Swarm) -> None:
     script, again = swarm.folder / "first.py", swarm.folder / "again.py"
     script.write_text(text)
     again.write_text(text.replace("trainer.train()", "trainer.train(resume_from_checkpoint=True)"))
-    local = {"checkpoint_dir": str(swarm.folder / "run"), "save_every": 1, "restart_wait": 0.0}
+    local = {"checkpoint_dir": str(swarm.folder / "run"), "save_every": 1, "restart_wait": 0.0, "exit_timeout": 5.0}
     options = {**options_of(swarm, "peer", "lora"), "local": local, "config": {**CONFIG, "start_peers": 1}}
     first = swarm.start("first", "example.py", **{**options, "path": str(script), "holds_at": 6})
     first.wait_for("holds")
