@@ -18,6 +18,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import CODECS, decode, encode, nbytes
@@ -109,11 +110,11 @@ def test_values_that_every_peer_would_refuse_are_not_sent(codec: str, value: flo
     bad = made.encode(0, torch.tensor([1.0, value, 1.0, 1.0]), ID)
     assert bad.nbytes == made.nbytes(message)
     assert decode(bad, codec, 4).tolist() == [0.0] * 4
-    assert made.objection(message, bad) == ""
+    assert objection(made._run, message, bad) == ""
     most = torch.tensor([1.0, 2.0**30 - 64, -(2.0**30), 1.0])
     largest = made.encode(0, most, ID)
     assert 0.98 * 2.0**30 < decode(largest, codec, 4).abs().max() <= 2.0**30
-    assert made.objection(message, largest) == ""
+    assert objection(made._run, message, largest) == ""
 
 
 @settings(deadline=None, max_examples=200)
@@ -123,7 +124,7 @@ def test_garbage_is_objected_to_or_averaged(codec: str, raw: bytes) -> None:
     made = work(codec, reply_codec="fp32", outer_lr=1.0, outer_momentum=0.0)
     message = Contribution(0, V, ID, ID, 1.0, 1)
     payload = memoryview(raw)[: made.nbytes(message)]
-    if not made.objection(message, payload):
+    if not objection(made._run, message, payload):
         averaged = made.average(Average(0, V, (("a", replace(message, payload=payload)),), b"meta", None))
         assert isinstance(averaged, Averaged)
         made.accept([(0, averaged.digest)])
@@ -189,7 +190,7 @@ def test_rounding_at_random_is_each_contributions_own() -> None:
     assert once == bytes(made.encode(0, delta, ID))
     assert len({once, *map(bytes, others)}) == 4
     assert decode(once, "bf16", 2000).mean().item() == pytest.approx(1.0 + 2.0**-9, abs=3e-4)
-    assert made.objection(Contribution(0, V, ID, ID, 1.0, 1), memoryview(once)) == ""
+    assert objection(made._run, Contribution(0, V, ID, ID, 1.0, 1), memoryview(once)) == ""
 
 
 @pytest.mark.parametrize(
@@ -217,10 +218,10 @@ def test_a_states_values_need_only_be_finite() -> None:
     state = State(0, V, 0, Plan(("a",), ("a",)), {}, {0: "d"})
     commit = Commit(0, V, V, 0, "a", (), state.plan)
     contribution = Contribution(0, V, ID, ID, 1.0, 1)
-    assert made.objection(state, large) == made.objection(commit, large[:16]) == ""
-    assert "too large" in made.objection(contribution, large[:16])
+    assert objection(made._run, state, large) == objection(made._run, commit, large[:16]) == ""
+    assert "too large" in objection(made._run, contribution, large[:16])
     for message in (state, commit, replace(contribution, weight=2.0)):
-        assert "not finite" in made.objection(message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
+        assert "not finite" in objection(made._run, message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
 
 
 def flip(values: Tensor, element: int, bit: int) -> None:
