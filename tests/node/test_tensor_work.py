@@ -289,3 +289,42 @@ def test_a_commit_of_empty_contributions_alone_moves_nothing() -> None:
     assert isinstance(averaged, Averaged)
     made.accept([(0, averaged.digest)])
     assert not torch.equal(made.store.theta(0), before)
+
+
+def buffers_of(values: Tensor) -> TensorWork:
+    """The work of a model of one parameter and two buffers, at these values."""
+    layout = Layout.build((ParamSpec("p", (4,), "float32"),), buffers=(ParamSpec("var", (2,), "float32"),))
+    return TensorWork(Run("r", RunConfig(codec="bf16"), layout), torch.cat([torch.ones(4), values]))
+
+
+def test_buffers_stay_where_nothing_can_be_averaged(caplog: pytest.LogCaptureFixture) -> None:
+    """A mean of 0 would be no step of parameters, but the end of a variance. So in what is sent of a spoilt memory."""
+    made = buffers_of(torch.tensor([3.0, 4.0]))
+    part = Contribution(1, V, ID, ID, 1.0, 1, payload(torch.tensor([1.0, float("nan")])))
+    averaged = made.average(Average(1, V, (("a", part),), b"meta", None))
+    assert isinstance(averaged, Averaged)
+    made.accept([(1, averaged.digest)])
+    assert made.store.theta(1).tolist() == [3.0, 4.0]
+    assert "can't be averaged" in caplog.text
+    spoilt = torch.cat([torch.ones(4), torch.tensor([float("inf"), 1.0])])
+    assert decode(made.encode(1, spoilt, ID), "fp32", 2).tolist() == [3.0, 4.0]
+    assert "without progress" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "peers", "then"), [("sync", 4, 7.0), ("async", 4, 4.0), ("async", 1, 7.0)])
+def test_buffers_step_alike_on_all_replicas(mode: str, peers: int, then: float) -> None:
+    """From 3 towards 7: in the asynchronous mode by the share of one of the peers that the plan names."""
+    config = RunConfig(mode=mode)
+    group = tuple("abcd"[:peers])
+    ours, theirs = buffers_of(torch.full((2,), 3.0)), buffers_of(torch.full((2,), 3.0))
+    for work_ in (ours, theirs):
+        work_._run = Run("r", config, work_._run.layout)
+    part = Contribution(1, V, ID, ID, 1.0, 1, payload(torch.full((2,), 7.0)))
+    averaged = ours.average(Average(1, V, (("a", part),), b"meta", None, peers=peers))
+    assert isinstance(averaged, Averaged)
+    counted = (Counted("a", ID, 1.0, 1),)
+    commit = Commit(1, V, Version(0, 1, 1, averaged.digest), 0, "a", counted, Plan(group, ("a",)), averaged.payload)
+    assert theirs.apply(Apply(commit, b"meta")).digest == averaged.digest
+    theirs.accept([(1, averaged.digest)])
+    assert theirs.store.theta(1).tolist() == [then, then]
+    assert theirs.store.theta(0).tolist() == [1.0] * 4
