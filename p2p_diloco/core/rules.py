@@ -48,7 +48,7 @@ class Rules:
     weight_max: float = math.inf  # the largest weight of a contribution
     samples_max: int = 2**40  # the most samples of a contribution
     misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many rounds in a row
-    small: frozenset[int] = frozenset()  # shards so small that it hardly matters which peer aggregates them
+    small: tuple[int, ...] = ()  # shards so small that it hardly matters which peer aggregates them
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property

@@ -90,7 +90,7 @@ def test_an_aggregator_is_waited_for_longer_than_it_may_wait_itself() -> None:
 def test_small_shards_are_divided_apart() -> None:
     """So each of four peers aggregates six of 24 large shards, whoever has the two small ones."""
     large, small = tuple(range(24)), (24, 25)
-    run = Rules(run="r", fragments=((*large, *small), (26, 27)), small=frozenset((*small, 27)))
+    run = Rules(run="r", fragments=((*large, *small), (26, 27)), small=(*small, 27))
     assert all(run.divided(0, shard) == large for shard in large)
     assert all(run.divided(0, shard) == small for shard in small)
     assert (run.divided(1, 26), run.divided(1, 27)) == ((26,), (27,))

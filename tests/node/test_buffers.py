@@ -102,6 +102,7 @@ def test_all_peers_have_the_same_statistics_to_the_bit(
     assert "lie" not in caplog.text
     assert "wrong mean" not in caplog.text
     assert "contribute the same bytes" not in caplog.text
+    assert "history ends" not in caplog.text
 
 
 def test_statistics_are_the_mean_by_steps_whatever_the_outer_step_is(
