@@ -29,7 +29,7 @@ def images(count: int, generator: torch.Generator) -> TensorDataset:
 
 
 class Classifier(LightningModule):
-    """Two convolutions. BatchNorm's parameters are exchanged; its statistics stay this peer's own."""
+    """Two convolutions. BatchNorm's parameters are exchanged, and its statistics are averaged."""
 
     def __init__(self) -> None:
         super().__init__()

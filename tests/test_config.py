@@ -26,7 +26,8 @@ def test_defaults_are_the_documented_ones() -> None:
         "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
         "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9,
         "outer": "auto", "nesterov": True,
-        "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03, "min_peers": 1,
+        "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03,
+        "buffers": "average", "min_peers": 1,
         "start_peers": 1,
         "round_timeout": 600.0, "pause_timeout": 60.0,
         "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
@@ -173,7 +174,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "0865e9c2b80ce9b039a5b3755726876d"
+    assert RunConfig().fingerprint() == "fb4bc69f07a141d5940c4f53197759fe"
 
 
 @pytest.mark.parametrize(

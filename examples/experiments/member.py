@@ -42,8 +42,9 @@ class LyingWork(TensorWork):
     times = 1.0
 
     def _mean(self, shard: int, contributions: Sequence[Any]) -> memoryview:
-        mean = codecs.decode(super()._mean(shard, contributions), self._run.reply_codec, self._numel(shard))
-        return codecs.encode(mean * self.times, self._run.reply_codec)
+        _, codec = self._run.codecs(shard)
+        mean = codecs.decode(super()._mean(shard, contributions), codec, self._numel(shard))
+        return codecs.encode(mean * self.times, codec)
 
 
 class Member:

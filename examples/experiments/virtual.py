@@ -26,9 +26,9 @@ from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Receive
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.local_progress import Take
-from p2p_diloco.node.run import Run
+from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.tensors.layout import Layout, specs_of
+from p2p_diloco.tensors.layout import specs_of
 
 LATENCY_S = 0.02
 SETTLES_S = 20.0
@@ -67,8 +67,7 @@ class Swarm:
         self._start = task.started(seed, round(setting.warm * task.warm))
         self._judge = task.model(seed)
         config = RunConfig(**{**setting.config.to_wire(), "stop_after_samples": self.samples})
-        cut = config.num_fragments, config.fragment_layout, config.shard_elements
-        self.run = Run("experiment", config, Layout.build(specs_of(self._judge), *cut))
+        self.run = Run("experiment", config, layout_of(config, specs_of(self._judge)))
         self.live: dict[str, Member] = {}
         self._cut_until: dict[str, float] = {}
         self.drawn, self.noise = random.Random(seed), torch.Generator().manual_seed(seed)

@@ -104,8 +104,8 @@ def _tell(told: Mapping[str, Any]) -> None:
     log.info("wrote %d parameters of the run %s at epoch %d%s", told["parameters"], told["run_id"], told["epoch"], last)
     if not told["described"]:
         log.warning(
-            "no peer has described more of the model than its trained parameters: buffers, frozen parameters and "
-            "further names of tied ones are not in the files"
+            "no peer has described more of the model than what the run exchanges: local buffers, frozen parameters "
+            "and further names of tied ones are not in the files"
         )
     if missing := told["missing"]:
         more = "" if len(missing) <= NAMES_MAX else f" and {len(missing) - NAMES_MAX} more"

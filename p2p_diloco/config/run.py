@@ -140,6 +140,11 @@ class RunConfig(Settings):
         "that lies or whose machine is faulty; more in fragments of fewer than 24 shards. 0: contributions and commits "
         "aren't signed, and no commit is audited.",
     )
+    buffers: Literal["average", "local"] = Field(
+        default="average",
+        description="What becomes of the model's buffers, such as BatchNorm's running statistics. average: each commit "
+        "averages them, and takes the greatest of integer ones; local: each peer keeps its own.",
+    )
     min_peers: int = Field(
         default=1,
         ge=1,

@@ -222,7 +222,8 @@ class AsynchronousLog(ShardLog):
         able = {p: s for p, s in summaries.items() if p == self.me or not self.roster.passed(p)}
         members = {p: s.eligible for p, s in able.items() if s.epochs and not s.unlike} or {self.me: True}
         reachable, private = ([p for p in members if members[p] is which] for which in (True, False))
-        order = elected(self.rules.run, self.rules.fragments[self.fragment], reachable, private)[self.shard]
+        shards = self.rules.divided(self.fragment, self.shard)
+        order = elected(self.rules.run, shards, reachable, private)[self.shard]
         stay = may_stay(self.me, self.state.plan, reachable, private, room)
         since = now if self.assigned is None else self.assigned
         hand_over = hands_over(self.me, order, now - since, self.rules.assigned_for)

@@ -253,7 +253,8 @@ class Average:
     its tensors. held: the same for the base, whose tensors are first checked against the base's digest; if they do not
     match, the answer is Damaged instead. held None: no check. buffered: submissions in the Delayed Nesterov buffer
     before this step. revision: it sets the learning rate and the momentum of this step. number: distinguishes this
-    Average from the shard's earlier ones, whose answers may still come.
+    Average from the shard's earlier ones, whose answers may still come. peers: how many peers the plan of the commit
+    has in its group.
     """
 
     shard: int
@@ -264,6 +265,7 @@ class Average:
     buffered: int = 0
     revision: Revision = FOUNDED
     number: int = 0
+    peers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

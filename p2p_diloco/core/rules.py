@@ -48,6 +48,7 @@ class Rules:
     weight_max: float = math.inf  # the largest weight of a contribution
     samples_max: int = 2**40  # the most samples of a contribution
     misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many rounds in a row
+    small: tuple[int, ...] = ()  # shards so small that it hardly matters which peer aggregates them
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
@@ -72,6 +73,11 @@ class Rules:
     def shards(self) -> int:
         """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
+
+    def divided(self, fragment: int, shard: int) -> tuple[int, ...]:
+        """Return the shards of a fragment whose aggregation is divided evenly among the peers, together with that of
+        this shard. Small shards are divided apart, because one of them would count as much as a large one."""
+        return tuple(other for other in self.fragments[fragment] if (other in self.small) == (shard in self.small))
 
     def fits(self, weight: float, samples: int, revision: Revision = FOUNDED) -> bool:
         """Whether a contribution may have this weight and this many samples. The limits grow with H."""

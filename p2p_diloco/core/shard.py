@@ -170,7 +170,7 @@ class ShardLog(ABC):
         after = meta_of(append(state, draft, self.rules))
         self.averages += 1
         of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision, self.averages
-        round.working = work = Average(*of)
+        round.working = work = Average(*of, len(draft.plan.group))
         return [work]
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:

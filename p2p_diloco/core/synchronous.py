@@ -120,7 +120,7 @@ class SynchronousLog(ShardLog):
                 (reachable if s.eligible else private)[s.unlike][peer] = s.bandwidth
         tiers = [like or unlike for like, unlike in (reachable, private)]
         tiers = tiers if any(tiers) else [{self.me: 0.0}]  # this peer does not hold all shards yet
-        plan = in_tiers(self.rules.run, epoch + 1, self.rules.fragments[self.fragment], tiers, group)
+        plan = in_tiers(self.rules.run, epoch + 1, self.rules.divided(self.fragment, self.shard), tiers, group)
         return Plan(tuple(group), plan[self.shard])
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:

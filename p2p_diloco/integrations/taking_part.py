@@ -18,6 +18,7 @@ from p2p_diloco.integrations.shared_data import SharedLoader
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import OptimizerOrWrapper, Peer
 from p2p_diloco.peer.ranks import Replicated, bare
+from p2p_diloco.tensors.buffers import candidates
 
 
 class TakingPart:
@@ -32,7 +33,7 @@ class TakingPart:
         `ahead`: the number of batches of shared data that the library fetches before the step on the first of them."""
         self._settings, self._ahead = dict(settings), ahead
         self._peer: Peer | AbsentPeer | None = None
-        self._params: dict[str, nn.Parameter] = {}
+        self._model: nn.Module
         self._own: dict[str, Tensor] = {}
         self._pause = ExitStack()
         self.loaders: list[SharedLoader] = []
@@ -59,7 +60,7 @@ class TakingPart:
         self._peer = made.__enter__()
         inner = bare(model)
         assert inner is not None
-        self._params = {name: param for name, param in inner.named_parameters() if param.requires_grad}
+        self._model = inner
         self.inside = True
         return self._peer
 
@@ -74,15 +75,15 @@ class TakingPart:
         return any(loader.complete for loader in self.loaders)
 
     def show_global(self) -> None:
-        """Pause, and put the global parameters into the model, until `show_own`."""
+        """Pause, and put the global parameters and buffers into the model, until `show_own`."""
         if not self.inside or self._own or isinstance(self.peer, AbsentPeer):
             return
         self._pause.enter_context(self.peer.pause())
-        self._own = {name: param.detach().clone() for name, param in self._params.items()}
+        self._own = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
         self._load(self.peer.global_state_dict())
 
     def show_own(self) -> None:
-        """Put this peer's own parameters back, and end the pause."""
+        """Put this peer's own parameters and buffers back, and end the pause."""
         self._load(self._own)
         self._own = {}
         self._pause.close()
@@ -100,8 +101,13 @@ class TakingPart:
 
     @torch.no_grad()
     def _load(self, values: Mapping[str, Tensor]) -> None:
-        for name, param in self._params.items() if values else ():
-            param.copy_(values[name])
+        for name, tensor in self._tensors().items() if values else ():
+            tensor.copy_(values[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The model's tensors that runs exchange, by name. A model may replace a buffer, so they are looked up anew."""
+        trained = {name: param for name, param in self._model.named_parameters() if param.requires_grad}
+        return {**trained, **dict(candidates(self._model))}
 
 
 class OfARun:

@@ -20,6 +20,7 @@ from torch import Tensor
 from p2p_diloco.core.events import Average
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 from p2p_diloco.tensors.raw import Buffer, tensor_over
 
@@ -46,14 +47,15 @@ class Alike:
 
     def __init__(self, named: Callable[[str], str], run: Run) -> None:
         self._named, self._codec = named, run.config.codec
-        self._numels = [shard.numel for shard in run.layout.shards]
+        self._shards = run.layout.shards
         self._shard = -1  # the shard whose contributions' directions are compared
         self._rounds: dict[tuple[str, str], int] = {}  # by pair: rounds in a row with the same way
         self._warned = False
 
     def look(self, effect: Average) -> None:
-        """Compare the contributions of this average, except those without progress, whose weight is `WEIGHT_MIN`."""
-        if self._warned:
+        """Compare the contributions of this average, except those without progress, whose weight is `WEIGHT_MIN`.
+        Those to buffers are not compared: counters are equal on all peers, and so are buffers that never change."""
+        if self._warned or self._shards[effect.shard].kind != PARAMETER:
             return
         made = [(peer, memoryview(c.payload)) for peer, c in effect.contributions if c.weight > WEIGHT_MIN]
         if pair := _same_bytes(made):
@@ -74,7 +76,7 @@ class Alike:
         """Two peers whose contributions have pointed the same way in the last `ROUNDS` rounds; None if there are none.
         Only one shard is compared: the first that this peer has averaged."""
         self._shard = shard if self._shard < 0 else self._shard
-        numel = self._numels[shard]
+        numel = self._shards[shard].numel
         if shard != self._shard or numel < SAMPLE or len(made) < 2:
             return None
         samples = [_sample(codecs.decode_blocks(payload, self._codec, numel), numel // SAMPLE) for _, payload in made]

@@ -64,7 +64,7 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
         P2PDilocoError: this peer can't take part in the run, or can't go on.
     """
     setup = Setup.from_wire((await messages.get())["setup"])
-    shared = SharedMemory(memory_fd, sum(spec.numel for spec in setup.specs or ()))
+    shared = SharedMemory(memory_fd, setup.numel)
     inbox = Inbox()
     dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     transport, access = await enter_swarm(setup, inbox, partial(_tell, channel), dead)
@@ -217,7 +217,8 @@ async def take_part(
     else:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
-        work = TensorWork(run, shared.theta, shared.base, threads)
+        numel = run.layout.numel  # the memory is longer if the run keeps buffers local
+        work = TensorWork(run, shared.theta[:numel], shared.base[:numel], threads)
     common = Common(setup.local, joined, transport, shared, work, inbox.refusals)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 
@@ -238,7 +239,7 @@ async def follow(
 
     async def refreshed() -> dict[str, Any]:
         came = await observer.refresh(wait_s)
-        shared.theta.copy_(observer.theta)
+        shared.theta[: run.layout.numel].copy_(observer.theta)
         peers, traffic = await observer.peers(), transport.traffic
         shared.peers, shared.bytes_sent, shared.bytes_received = len(peers), traffic.bytes_sent, traffic.bytes_received
         return {

@@ -14,6 +14,7 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.wire import Audit
 
@@ -29,6 +30,7 @@ class Examiner:
 
     def __init__(self, common: Common, cases: Cases, wait_s: float) -> None:
         self._work, self._outbox, self._seals = common.work, common.outbox, common.seals
+        self._run = common.run
         self._roster, self._token, self._me = common.replica.roster, common.run.token, common.transport.peer_id
         self._cases, self._wait_s, self._clock = cases, wait_s, asyncio.get_running_loop().time
         self.contact = Contact(LOOK * wait_s)
@@ -58,7 +60,7 @@ class Examiner:
         base = Version(0, 0, case.epoch - 1, case.base)
         for counted in case.counted:
             as_sent = Contribution(case.shard, base, counted.id, counted.id, counted.weight, counted.samples)
-            if why := self._work.objection(as_sent, case.copies[counted.peer]):
+            if why := objection(self._run, as_sent, case.copies[counted.peer]):
                 case.proves = True
                 return f"its commit of shard {case.shard} counts an impossible contribution of {counted.peer}: {why}"
         # computed again before the commit is called wrong: a bit may change in this machine's memory

@@ -22,7 +22,7 @@ from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run, RunRecord, cut_of, record_key, token
+from p2p_diloco.node.run import Run, RunRecord, cut_of, layout_of, record_key, token
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.tensors.layout import Layout
@@ -211,7 +211,7 @@ class Joining:
     def _own_layout(self, config: RunConfig) -> Layout:
         """The layout of this peer's model by these settings."""
         assert self._setup.specs is not None
-        return Layout.build(self._setup.specs, config.num_fragments, config.fragment_layout, config.shard_elements)
+        return layout_of(config, self._setup.specs, self._setup.buffers)
 
     async def _fit(self, record: RunRecord) -> Run:
         """Check that this peer fits into the run, and return the run."""
@@ -235,7 +235,7 @@ class Joining:
             described = await self._described(run_token)
             layout = None if described is None else described.layout
             if own is not None and own.fingerprint() != record.model:
-                lines = layout.difference(own.params) if layout is not None else []
+                lines = layout.difference(own) if layout is not None else []
                 raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
             if described is not None and layout is not None and cut_of(layout) == record.cut:
                 self._card = self._card or described.card

@@ -15,7 +15,7 @@ from enum import Enum
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Carry
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.layout import PARAMETER, Layout
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 
@@ -23,7 +23,7 @@ class Take(Enum):
     """What a trainer's process does with one shard when it merges.
 
     θ: the shard's new global values. base: the global values that were loaded before them. Δ: the pseudo-gradient that
-    was last sent.
+    was last sent. Buffers are never mixed: they keep what they gained since the sending.
     """
 
     KEEP = "keep"  # local ← θ + (local − base)
@@ -52,6 +52,7 @@ class LocalProgress:
     def __init__(self, config: RunConfig, layout: Layout, bases: Bases) -> None:
         self._weighting, self._mixes, self._share = config.weighting, config.merge == "mix", config.local_share
         self._bases = bases
+        self._buffers = {shard.index for shard in layout.shards if shard.kind != PARAMETER}
         self._parts = [shard.numel / layout.numel for shard in layout.shards]
         self._trained = 0, 0  # steps and samples since the start, as of the last merge
         self._sent_at = 0  # steps at the last sending, even if that exchange never began
@@ -148,7 +149,7 @@ class LocalProgress:
     def _take(self, shard: int, carry: Carry, *, landed: bool) -> Take:
         """Choose the `Take` of one shard from the log's `carry`. `landed`: whether this merge brings the result of the
         shard's exchange."""
-        if carry is Carry.SUBTRACT and landed and self._mixes:
+        if carry is Carry.SUBTRACT and landed and self._mixes and shard not in self._buffers:
             self._lose(shard, 1 - self._share)
             return Take.MIX if self._share else Take.DROP
         if carry is Carry.DROP:

@@ -27,6 +27,7 @@ from p2p_diloco.node import ends, wire
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.misfit import misfit
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.tensor_work import TensorWork
 
@@ -230,8 +231,8 @@ class Observer(Handler):
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
         if isinstance(message, State) and payload is not None:
-            if objection := self._work.objection(message, payload):
-                raise Refusal(f"the State is refused: {objection}")
+            if why := objection(self.run, message, payload):
+                raise Refusal(f"the State is refused: {why}")
             return dataclasses.replace(message, payload=payload)
         return message
 

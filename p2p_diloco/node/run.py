@@ -5,7 +5,7 @@ Law: derived once, when a run is found or founded, and never changed. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -22,9 +22,9 @@ from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Limits
 from p2p_diloco.node.plain import SCALARS, Record, Unfit
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import step_limit
+from p2p_diloco.tensors import running, store
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec, Shard
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
@@ -71,6 +71,7 @@ class Run:
                 tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
             ),
             **{name: getattr(config, name) for name in same},
+            small=tuple(shard.index for shard in layout.shards if shard.kind != PARAMETER),
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
             samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
@@ -85,18 +86,20 @@ class Run:
     @property
     def _state_nbytes(self) -> int:
         """The length in bytes of the longest shard's state, counting only its tensors."""
-        largest = max((shard.numel for shard in self.layout.shards), default=0)
-        return 4 * (largest + sum(self.state_lengths(largest).values()))
+        return max(
+            (4 * (shard.numel + sum(self.state_lengths(shard).values())) for shard in self.layout.shards), default=0
+        )
 
-    def state_lengths(self, numel: int) -> dict[str, int]:
-        """The number of elements of each state tensor of a shard of `numel` elements, by name, in the order of
-        storage."""
-        return step_limit.state_lengths(self.outer.state_lengths(numel), self.config.step_limit)
+    def state_lengths(self, shard: Shard) -> dict[str, int]:
+        """The number of elements of each state tensor of a shard, by name, in the order of storage."""
+        return store.state_lengths(shard, self.outer, self.config.step_limit)
 
     @property
     def _commits_kept(self) -> int:
         """The number of commits that a newcomer keeps for each shard while it fetches states."""
-        epoch_nbytes = max(1, sum(codecs.nbytes(self.reply_codec, shard.numel) for shard in self.layout.shards))
+        epoch_nbytes = max(
+            1, sum(codecs.nbytes(self.codecs(shard.index)[1], shard.numel) for shard in self.layout.shards)
+        )
         return min(max(KEPT_BYTES // epoch_nbytes, KEPT_MIN), KEPT_MAX)
 
     @cached_property
@@ -142,12 +145,21 @@ class Run:
     @cached_property
     def round_nbytes(self) -> int:
         """The bytes of a contribution and a mean together, for one fragment of average length."""
-        both, layout = (self.config.codec, self.reply_codec), self.layout
-        return sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in both) // len(layout.fragments)
+        layout = self.layout
+        nbytes = sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in self.codecs(s.index))
+        return nbytes // len(layout.fragments)
 
-    @property
-    def reply_codec(self) -> str:
-        return reply_codec_of(self.config)
+    def codecs(self, shard: int) -> tuple[str, str]:
+        """The codecs of contributions to this shard, and of its means. Buffers are sent without loss."""
+        if self.layout.shards[shard].kind != PARAMETER:
+            return running.CODEC, running.CODEC
+        return self.config.codec, reply_codec_of(self.config)
+
+
+def layout_of(config: RunConfig, specs: Sequence[ParamSpec], buffers: Sequence[ParamSpec] = ()) -> Layout:
+    """The layout of a model's parameters and buffers by these settings."""
+    cut = config.num_fragments, config.fragment_layout, config.shard_elements
+    return Layout.build(specs, *cut, buffers if config.buffers == "average" else ())
 
 
 def reply_codec_of(config: RunConfig) -> str:
@@ -257,7 +269,11 @@ def record_key(run_id: str) -> str:
 
 
 def cut_of(layout: Layout) -> str:
-    """Hash a layout to 32 hex digits. Layouts with the same parameters, fragments and shards have the same hash, even
-    if their dtypes differ."""
-    cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
+    """Hash a layout to 32 hex digits. Layouts with the same parameters, buffers, fragments and shards have the same
+    hash, even if their dtypes differ."""
+    bare = {
+        "params": [[spec.name, list(spec.shape)] for spec in layout.params],
+        "buffers": [[spec.name, list(spec.shape)] for spec in layout.buffers],
+    }
+    cut = {**layout.to_wire(), **bare}
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()

@@ -22,6 +22,7 @@ from p2p_diloco.node.inbox import Handler, no_grant
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import (
@@ -63,7 +64,7 @@ class RunInbox(Handler):
         self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
-        run = common.run
+        self._run = run = common.run
         self._describing = common.describing
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
@@ -102,9 +103,9 @@ class RunInbox(Handler):
             raise Refusal(f"the {type(message).__name__} is refused: the run's founder has not signed its revision")
         if isinstance(message, (Contribution, Commit, State)) and payload is not None:
             with self._judging():
-                objection = self._work.objection(message, payload)
-            if objection:
-                raise Refusal(f"the {type(message).__name__} is refused: {objection}")
+                why = objection(self._run, message, payload)
+            if why:
+                raise Refusal(f"the {type(message).__name__} is refused: {why}")
             message = dataclasses.replace(message, payload=payload)
             self._check_seal(sender, message)
         if isinstance(message, Copy):

@@ -3,7 +3,7 @@
 Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are saved and loaded only if
 they have the digests of their versions.
 
-    theta      the global parameters, by name and shape, fp32
+    theta      the global parameters and buffers, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
     manifest   run_id, founded (by whom, and when), generation, samples, config, layout, states (`core.messages.State`
                by shard), card (`tensors.card`, in base64)
@@ -38,11 +38,13 @@ from p2p_diloco.node.run import Run, cut_of
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
-from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.layout import PARAMETER, Layout
 
 SAVE_S_MAX = 30.0
 """Seconds that a departing peer waits for a checkpoint that is being written."""
 
+_CONFIG_BEFORE = {"buffers": "local"}
+"""Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""
 _FIELDS_BEFORE = 8
 """The number of fields of a state in checkpoints by older versions of this package, in which a revision could change
 only the rates."""
@@ -143,10 +145,7 @@ class _Snapshot:
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Arrange the tensors in the groups of a checkpoint."""
         layout = self.run.layout
-        by_name = {
-            spec.name: self.theta[start : start + spec.numel].view(spec.shape)
-            for spec, start in ((spec, layout.offset(index)) for index, spec in enumerate(layout.params))
-        }
+        by_name = {spec.name: self.theta[start : start + spec.numel].view(spec.shape) for spec, start in layout.places}
         states = enumerate(self.outer)
         outer = {f"{shard}.{name}": tensor for shard, state in states for name, tensor in state.items()}
         return {"theta": by_name, "outer": outer}
@@ -234,7 +233,7 @@ class Checkpoint:
                 "layout": dict(layout),
                 "states": list(states),
             }:
-                self.run_id, self.generation, self.config = run_id, generation, config
+                self.run_id, self.generation, self.config = run_id, generation, {**_CONFIG_BEFORE, **config}
             case _:
                 raise self._unusable("it is not a checkpoint of a peer")
         try:
@@ -289,9 +288,12 @@ class Checkpoint:
         if cut_of(layout) != cut_of(run.layout) or [s.shard for s in self._states] != [s.index for s in layout.shards]:
             raise self._unusable("its model, or the way it is cut, is not the run's")
         forget = founding or run.config.fingerprint() != self.run_config.fingerprint()
-        outers = [step_limit.restored(outer, run.config.step_limit, forget=forget) for outer in self._outer]
-        pairs = zip(self._states, outers, strict=True)
-        states = tuple(self._restated(state, outer, founding=founding) for state, outer in pairs)
+        limits = [run.config.step_limit if shard.kind == PARAMETER else 0.0 for shard in layout.shards]
+        pairs = zip(self._outer, limits, strict=True)
+        outers = [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
+        states = tuple(
+            self._restated(state, outer, founding=founding) for state, outer in zip(self._states, outers, strict=True)
+        )
         try:
             payloads = self._payloads(run, outers)
             loaded = [work.store.load(s.shard, p, meta_of(s)) for s, p in zip(states, payloads, strict=True)]
@@ -321,7 +323,7 @@ class Checkpoint:
     def _payloads(self, run: Run, outers: Sequence[Mapping[str, Tensor]]) -> Iterator[memoryview]:
         """Encode each shard's state as a payload."""
         for shard, outer in zip(self.layout.shards, outers, strict=True):
-            ordered = (outer[name] for name in run.state_lengths(shard.numel))
+            ordered = (outer[name] for name in run.state_lengths(shard))
             pieces = [self.theta[shard.start : shard.stop], *ordered]
             yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
 

@@ -1,11 +1,11 @@
-"""The first message of a peer to its node: its settings and its model's parameters.
+"""The first message of a peer to its node: its settings, and its model's parameters and buffers.
 
 Law: holds plain values that cross the channel, and answers only questions that follow from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,20 @@ from p2p_diloco.tensors.layout import ParamSpec
 class Setup:
     """What a peer tells its node at the start. `asked`: the run settings that the peer was given. `local`: the peer's
     own settings. `specs`: the model's parameters; None for a peer without a model. `frozen`: the fingerprint of the
-    model's frozen values; empty if it has none. `card`: the model's packed card; empty if it has none."""
+    model's frozen values; empty if it has none. `card`: the model's packed card; empty if it has none. `buffers`: the
+    model's buffers that are exchanged (`tensors.buffers`), unless the run keeps them local."""
 
     asked: RunConfig
     local: PeerConfig
     specs: tuple[ParamSpec, ...] | None
     frozen: str = ""
     card: bytes = b""
+    buffers: tuple[ParamSpec, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """The number of elements of the model's parameters and buffers."""
+        return sum(spec.numel for spec in (*(self.specs or ()), *self.buffers))
 
     @property
     def can_found(self) -> bool:
@@ -44,7 +51,8 @@ class Setup:
             "local": self.local.model_dump(mode="json", exclude_unset=True),
             "frozen": self.frozen,
             "card": self.card,
-            "specs": None if specs is None else [[s.name, list(s.shape), s.dtype] for s in specs],
+            "specs": None if specs is None else _written(specs),
+            "buffers": _written(self.buffers),
         }
 
     @classmethod
@@ -53,7 +61,16 @@ class Setup:
         return cls(
             RunConfig(**wire["asked"]),
             PeerConfig(**wire["local"]),
-            None if specs is None else tuple(ParamSpec(name, tuple(shape), dtype) for name, shape, dtype in specs),
+            None if specs is None else _read(specs),
             wire["frozen"],
             wire["card"],
+            _read(wire["buffers"]),
         )
+
+
+def _written(specs: Sequence[ParamSpec]) -> list[list[Any]]:
+    return [[spec.name, list(spec.shape), spec.dtype] for spec in specs]
+
+
+def _read(specs: Sequence[Sequence[Any]]) -> tuple[ParamSpec, ...]:
+    return tuple(ParamSpec(name, tuple(shape), dtype) for name, shape, dtype in specs)

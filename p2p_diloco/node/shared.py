@@ -5,9 +5,9 @@ Law: this is memory and nothing else. Which side may use which part, and when:
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
     base     the node keeps the older θ here, if θ changes before the trainer has loaded the new one (`bases`)
-    delta    the trainer writes the pseudo-gradients of the due shards, after it has merged; the node reads them from
-             `contribute` on, and sends from this memory. Before the node answers a merge, it stops all sending of the
-             shards that are due next
+    delta    the trainer writes the pseudo-gradients of the due shards, and the values of due buffers, after it has
+             merged; the node reads them from `contribute` on, and sends from this memory. Before the node answers a
+             merge, it stops all sending of the shards that are due next
 
 A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and tells the node
 when all of them have read or written.
@@ -144,13 +144,14 @@ class SharedMemory(Header):
         self.theta = self._vector(_HEADER_BYTES)
         """θ, [numel] fp32."""
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
-        """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32; see `delta_in`."""
+        """What was last sent, [numel] fp32: the pseudo-gradient, for which see `delta_in`, then the buffers' values."""
         self.base = self._vector(_HEADER_BYTES + 8 * numel)
         """The θ that the trainer loaded last, for the shards that `bases.Bases` has copied, [numel] fp32."""
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
         """The pseudo-gradient, [numel] of a dtype that both sides know. With a shorter dtype a part of the vector's
-        memory is never used, and takes no pages."""
+        memory is never used, and takes no pages. The buffers come last in `delta`, so their fp32 values lie beyond the
+        pseudo-gradient of any dtype."""
         return self.delta.view(dtype)[: self.numel]
 
     def _vector(self, offset: int) -> Tensor:
@@ -172,6 +173,11 @@ def create(numel: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, _size(numel))
     return fd
+
+
+def numel_of(fd: int) -> int:
+    """The number of elements for which the memory behind a file descriptor was made."""
+    return (os.fstat(fd).st_size - _HEADER_BYTES) // (3 * 4)
 
 
 def shareable(sock: socket.socket) -> bool:

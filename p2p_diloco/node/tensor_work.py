@@ -19,19 +19,20 @@ from p2p_diloco.core.lending import is_empty
 from p2p_diloco.core.lending import submissions as submissions_of
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
-from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import ContributionId
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import running
 from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
 from p2p_diloco.tensors.store import Proposal, ShardStore
 from p2p_diloco.tensors.threads import ALONE, Threads
 
 NO_DIGEST = ""
-FINITE_MAX = torch.finfo(torch.float32).max
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ class TensorWork:
         payload = self._mean(shard, [(peer, c.weight, c.payload) for peer, c in contributions])
         # how many the commit lists that are not empty, even if the mean ignores them
         submissions = sum(not is_empty(c) for _, c in effect.contributions)
-        digest = self._proposed(shard, payload, submissions, effect, effect.revision, effect.base)
+        digest = self._proposed(shard, payload, submissions, effect)
         return Averaged(shard, effect.base, effect.number, digest, payload)
 
     def mean_of(self, shard: int, contributions: Sequence[Given]) -> memoryview:
-        """Compute the encoded mean that an aggregator makes of these contributions. It is zero if they can't be
+        """Compute the encoded mean that an aggregator makes of these contributions. It is neutral if they can't be
         averaged."""
         try:
             return self._mean(shard, contributions)
@@ -84,27 +85,39 @@ class TensorWork:
 
     def _mean(self, shard: int, contributions: Sequence[Given]) -> memoryview:
         """Raises ValueError if the contributions can't be averaged."""
-        config, codec, numel = self._run.config, self._run.reply_codec, self._numel(shard)
+        place, aggregation = self._run.layout.shards[shard], self._run.config.aggregation
+        numel, (codec, reply) = place.numel, self._run.codecs(shard)
         if not contributions:
-            return codecs.encode(torch.zeros(numel, device="cpu"), codec)
-        dtype = codecs.written_in(codec, "nearest")
-        mean = weighted_mean(contributions, config.codec, numel, dtype, config.aggregation, self.threads)
-        return codecs.encode(mean, codec)
+            mean = self._neutral(shard)
+        elif place.kind == PARAMETER:
+            dtype = codecs.written_in(reply, "nearest")
+            mean = weighted_mean(contributions, codec, numel, dtype, aggregation, self.threads)
+        else:
+            mean = running.together(place.kind, contributions, numel, aggregation)
+        return codecs.encode(mean, reply)
 
-    def _proposed(
-        self, shard: int, payload: memoryview, submissions: int, of: Average | Apply, by: Revision, base: Version
-    ) -> str:
+    def _neutral(self, shard: int) -> Tensor:
+        """A contribution or a mean without progress: zeros, or the present values of buffers."""
+        is_parameter = self._run.layout.shards[shard].kind == PARAMETER
+        return torch.zeros(self._numel(shard), device="cpu") if is_parameter else self.store.theta(shard).clone()
+
+    def _proposed(self, shard: int, payload: memoryview, submissions: int, of: Average | Apply) -> str:
         """Compute the state that follows a commit, and keep it as a proposal; returns its digest. A commit without
         contributions, or with empty ones alone, makes no outer step: only the version changes, not the tensors.
 
         Raises:
             ValueError: the state would have values that are not finite.
         """
-        if submissions:
-            codec, rates = self._run.reply_codec, self._run.rates_at(by, base.epoch)
+        by, run = of if isinstance(of, Average) else of.commit, self._run
+        if not submissions:
+            proposal = self.store.restate(shard, of.meta)
+        elif run.layout.shards[shard].kind == PARAMETER:
+            (_, codec), rates = run.codecs(shard), run.rates_at(by.revision, by.base.epoch)
             proposal = self.store.propose(shard, payload, codec, of.meta, submissions, of.buffered, rates)
         else:
-            proposal = self.store.restate(shard, of.meta)
+            peers = by.peers if isinstance(by, Average) else len(by.plan.group)
+            share = min(1.0, submissions / max(1, peers)) if run.rules.asynchronous else 1.0
+            proposal = self.store.propose_buffers(shard, payload, of.meta, share)
         self._proposals[shard, proposal.digest] = proposal
         return proposal.digest
 
@@ -117,7 +130,7 @@ class TensorWork:
         commit = effect.commit
         shard, submissions, digest = commit.shard, submissions_of(commit), NO_DIGEST
         try:
-            digest = self._proposed(shard, commit.payload, submissions, effect, commit.revision, commit.base)
+            digest = self._proposed(shard, commit.payload, submissions, effect)
         except ValueError as error:
             log.warning("a commit on shard %d can't be applied: %s", shard, error)
         return Applied(shard, commit.base, digest)
@@ -152,7 +165,7 @@ class TensorWork:
             case Contribution(shard=shard):
                 return self.nbytes_of_contribution(shard)
             case Commit(shard=shard):
-                return codecs.nbytes(self._run.reply_codec, self._numel(shard))
+                return codecs.nbytes(self._run.codecs(shard)[1], self._numel(shard))
             case State(shard=shard):
                 return self.store.state_nbytes(shard)
             case _:
@@ -160,39 +173,28 @@ class TensorWork:
 
     def nbytes_of_contribution(self, shard: int) -> int:
         """The length in bytes of an encoded contribution to this shard."""
-        return codecs.nbytes(self._run.config.codec, self._numel(shard))
-
-    def objection(self, message: Message, payload: memoryview) -> str:
-        """Check a payload's values; returns the reason for refusing it, or an empty text. All values must be finite. In
-        a contribution they must also be so small that their sums are finite."""
-        match message:
-            case Contribution(shard=shard):
-                return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
-            case Commit(shard=shard):
-                return _unfit(payload, self._run.reply_codec, self._numel(shard))
-            case _:
-                return _unfit(payload, "fp32", payload.nbytes // 4)
+        return codecs.nbytes(self._run.codecs(shard)[0], self._numel(shard))
 
     def export(self, shard: int) -> memoryview:
         """Encode a shard's present state as a payload."""
         return memoryview(b"".join(self.store.export(shard)))
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """Encode a shard's pseudo-gradient from `delta` [numel], for the contribution `id`. If `delta` is in the
-        codec's form already, the result shares its memory, without a copy.
+        """Encode a shard's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
+        If `delta` is in the codec's form already, the result shares its memory, without a copy.
 
         With error feedback the rounding error is added to the next contribution, unless `weighs` is False. If every
-        peer would refuse the values, zeros are sent, because a refused contribution would be sent again for ever.
+        peer would refuse the values, no progress is sent, because a refused contribution would be sent again for ever.
         """
-        place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
+        place, (codec, _), numel = self._run.layout.shards[shard], self._run.codecs(shard), self._numel(shard)
         values, feedback = delta[place.start : place.stop], None
         if codecs.feeds_back(codec):
             feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
             values = feedback.added(values) if weighs else values
         payload = self._encoded(values, shard, id)
-        if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
-            log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
-            payload = memoryview(bytearray(codecs.encode(torch.zeros(numel, device="cpu"), codec)))
+        if objection := unfit(payload, codec, numel, MAGNITUDE_MAX):
+            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, objection)
+            payload = memoryview(bytearray(codecs.encode(self._neutral(shard), codec)))
             if feedback is not None:
                 feedback.sent_nothing(id)
         elif feedback is not None and weighs:
@@ -210,21 +212,11 @@ class TensorWork:
     def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
         """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
         rounding."""
-        config = self._run.config
-        if config.rounding == "nearest":
-            return codecs.encode(values, config.codec)
+        codec, _ = self._run.codecs(shard)
+        if self._run.config.rounding == "nearest" or codec == running.CODEC:
+            return codecs.encode(values, codec)
         drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
-        return codecs.encode_stochastically(values, config.codec, int.from_bytes(drawn, "little", signed=True))
+        return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))
 
     def _numel(self, shard: int) -> int:
         return self._run.layout.shards[shard].numel
-
-
-def _unfit(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> str:
-    """Check the values in a payload; returns the reason why they can't be used, or an empty text."""
-    try:
-        if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
-            return ""
-    except ValueError as error:
-        return f"its payload can't be decoded: {error}"
-    return "its payload has values that are not finite or too large"

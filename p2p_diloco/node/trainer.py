@@ -24,6 +24,7 @@ from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.local_progress import LocalProgress, Take
 from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.tensors.codec import written_in
+from p2p_diloco.tensors.layout import PARAMETER
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 PROGRESS_EVERY_S = 0.25
@@ -148,7 +149,9 @@ class TrainerSide:
         payloads = []
         for shard in shards:
             with self._ledger.part(CODEC):
-                payloads.append(self._work.encode(shard, delta, id, weighs=weighs))
+                is_parameter = self._run.layout.shards[shard].kind == PARAMETER
+                sent = delta if is_parameter else self._shared.delta
+                payloads.append(self._work.encode(shard, sent, id, weighs=weighs))
             await asyncio.sleep(0)  # as above
         weight, samples = message["weight"], message["samples"]
         await self._events.feed(Contribute(shards, weight, samples, tuple(payloads), self._data.send(shards)))

@@ -16,7 +16,7 @@ from p2p_diloco.core.messages import Counted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
-PROTOCOL = 7
+PROTOCOL = 8
 """The version of the protocol. Peers of another version are refused with both numbers."""
 
 TOKEN_BYTES = 16

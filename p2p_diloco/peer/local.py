@@ -4,7 +4,7 @@ Law: plain arithmetic on host memory, in fp32, only on the values that this proc
 thread: no piece is so long that torch would divide it among its threads. They wait for each other, which on busy cores
 takes many times as long as the work, and how many there are is the user's choice for training. θ is written only once,
 before this peer enters its run, and read only while the node allows it. `staging` copies values from a device;
-`extents` says which values this process holds.
+`extents` says which values this process holds; `local_buffers` does the same work for the model's buffers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
+from p2p_diloco.peer.local_buffers import LocalBuffers
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.layout import Layout, plain_name
+from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 from p2p_diloco.tensors.raw import magnitude
 
@@ -63,11 +65,13 @@ class Local(Protocol):
 
 
 class LocalModel:
-    """The part of a model's trainable parameters that this process holds, in the flat order of a layout.
+    """The part of a model's trainable parameters, and of its exchanged buffers, that this process holds, in the flat
+    order of a layout.
 
     All three tensors are [layout.numel]. `theta`: the newest global parameters, fp32; `base`: older global parameters
     that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, fp32 or bf16
-    (`codec.written_in`). In each method `kept` has the shards whose θ has changed since the model loaded it: for these,
+    (`codec.written_in`); `values`: where the values of buffers are written that are sent, fp32; needed only for a
+    layout with buffers. In each method `kept` has the shards whose θ has changed since the model loaded it: for these,
     `base` has the loaded values (`node.bases`); for all other shards θ still has them.
     """
 
@@ -80,6 +84,7 @@ class LocalModel:
         delta: Tensor,
         local_share: float = 0.0,
         rank: Rank = ALONE,
+        values: Tensor | None = None,
     ) -> None:
         self._layout, self._theta, self._base, self._delta = layout, theta, base, delta
         self._local_share = local_share
@@ -87,15 +92,20 @@ class LocalModel:
         self._held = [extent for extent in self._all if extent.numel]  # a rank may hold no row of a small parameter
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
+        self._parameters = [shard.index for shard in layout.shards if shard.kind == PARAMETER]
+        self._speaks = rank.index == 0
+        self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
         self._stagings: dict[torch.device, Staging] = {}
         self._last: dict[str, Tensor] | None = None  # copies of the global parameters, once the peer has left
 
     @torch.no_grad()
     def write_theta(self) -> None:
-        """Copy the model's parameters into θ before this peer enters the run. A founder's parameters become the run's
+        """Copy the model's parameters and buffers into θ before this peer enters the run. A founder's become the run's
         first global ones."""
-        for values, span in _cut(self._through(self.shards, fetch=True, spoken=True)):
+        for values, span in _cut(self._through(self._parameters, fetch=True, spoken=True)):
             self._theta[span.place].copy_(values)
+        if self._speaks:
+            self._buffers.write_theta()
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
@@ -103,6 +113,9 @@ class LocalModel:
         this shard."""
         if self._sharded is not None:
             reshard(self._sharded)
+        parameters, buffers = self._apart(takes)
+        self._buffers.merge({shard: takes[shard] for shard in buffers}, kept)
+        takes = {shard: takes[shard] for shard in parameters}
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
         unread = {shard for shard, take in takes.items() if take in _READS_NO_LOCAL}
         for values, span in _cut(self._through(unread, store=True)):
@@ -142,11 +155,13 @@ class LocalModel:
 
     @torch.no_grad()
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
-        """Write the pseudo-gradients of these shards, base − local, into the shared memory. A rank writes only its
-        part. Returns whether they may be sent: whether all that were written are finite and within
-        `MAGNITUDE_MAX`."""
+        """Write the pseudo-gradients of these shards, base − local, and the values of buffers into the shared memory. A
+        rank writes only its part. Returns whether they may be sent: whether all pseudo-gradients are finite and within
+        `MAGNITUDE_MAX`. What is written for buffers always is."""
+        parameters, buffers = self._apart(shards)
+        self._buffers.write_values(buffers, kept, speaks=self._speaks)
         sound = True
-        for values, span in _cut(self._through(shards, fetch=True, spoken=True)):
+        for values, span in _cut(self._through(parameters, fetch=True, spoken=True)):
             written = self._delta[span.place]
             flats.pseudo_gradient(self._anchor(span, kept), values, written)
             # at once, while they are still in the cache; NaN compares as false
@@ -154,13 +169,16 @@ class LocalModel:
         return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
-        """A copy of the global parameters by name, as the model loaded them last. Each has its parameter's shape,
-        dtype, device and sharding. `kept`: the shards that are read from `base`, because θ already has newer values."""
-        return {extent.name: extent.like(values) for extent, values in self._flat(kept)}
+        """A copy of the global parameters and buffers by name, as the model loaded them last. Each has its parameter's
+        shape, dtype, device and sharding. `kept`: the shards that are read from `base`, because θ already has newer
+        values."""
+        parameters = {extent.name: extent.like(values) for extent, values in self._flat(kept)}
+        return parameters | self._buffers.global_values(kept)
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
         """Copy this process's part of the global parameters, and let go of the shared memory. From now on only
         `global_values` may be called; its `kept` has no effect then."""
+        self._buffers.keep_values(kept)
         self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
         self._theta = self._base = self._delta = torch.empty(0, device="cpu")
 
@@ -196,8 +214,8 @@ class LocalModel:
 
     def ranges(self, shards: Collection[int], *, spoken: bool | None = None) -> list[tuple[int, int]]:
         """The ranges (start, stop) of the flat vector that this process holds of these shards, in order. `spoken`:
-        True: only the ranges that this process writes for the peer; False: only the ranges that another rank writes;
-        None: all."""
+        True: only the ranges that this process writes for the peer; False: only the ranges of parameters that another
+        rank writes; None: all. Every process holds all buffers."""
         found: list[tuple[int, int]] = []
         for extent, pieces in self._touched(shards):
             for _, start, stop in pieces if spoken in (None, extent.speaks) else ():
@@ -205,6 +223,15 @@ class LocalModel:
                     found[-1] = found[-1][0], stop
                 else:
                     found.append((start, stop))
+        if spoken is None or (spoken and self._speaks):
+            found += self._buffers.ranges(self._apart(shards)[1])
+        return found
+
+    def _apart(self, shards: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The shards of parameters, and those of buffers."""
+        found: tuple[list[int], list[int]] = [], []
+        for shard in shards:
+            found[self._layout.shards[shard].kind != PARAMETER].append(shard)
         return found
 
     def _through(
@@ -267,10 +294,11 @@ def _chunks(
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the model's state_dict in which `values` take the place of the parameters with the same names. A tied
-    parameter is replaced under all its names. The names are those without torch.compile's prefix."""
-    named = ((plain_name(name), parameter) for name, parameter in model.named_parameters())
-    by_identity = {id(parameter): values[name] for name, parameter in named if name in values}
+    """A copy of the model's state_dict in which `values` take the place of the parameters and buffers with the same
+    names. A tied one is replaced under all its names. The names are those without torch.compile's prefix."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    named = ((plain_name(name), tensor) for name, tensor in tensors)
+    by_identity = {id(tensor): values[name] for name, tensor in named if name in values}
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         replaced = by_identity.get(id(value))

@@ -26,7 +26,7 @@ class NodeProcess:
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
         """`sharers`: sockets to the other processes of this peer; processes on this machine get the shared memory."""
-        numel = sum(spec.numel for spec in setup.specs or ())
+        numel = setup.numel
         fd = shared.create(numel)
         ours, theirs = socket.socketpair()
         try:

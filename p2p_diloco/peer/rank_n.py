@@ -17,7 +17,7 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
-from p2p_diloco.node.shared import SharedMemory, borrow, create, shareable
+from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.rank_link import LEAVING, RankLink
@@ -39,8 +39,8 @@ class Rank0Client(RankLink):
         return shareable(self._socket)
 
     def memory(self, numel: int) -> SharedMemory:
-        """Receive the memory that rank 0 shares with its node; from another machine, make memory of this rank's own.
-        Call this before anything else is received.
+        """Receive the memory that rank 0 shares with its node; from another machine, make memory of this rank's own,
+        for `numel` elements. Call this before anything else is received.
 
         Raises:
             RankDied: rank 0 has ended.
@@ -50,7 +50,7 @@ class Rank0Client(RankLink):
         except OSError:
             raise self.died() from None
         try:
-            return SharedMemory(fd, numel)
+            return SharedMemory(fd, numel_of(fd))
         finally:
             os.close(fd)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,11 @@ from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.peer.untraced import after_each_step
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.frozen import fingerprint
-from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, plain_name, specs_of, trainable
 
 START_S = 90.0
 """Seconds that a node has to start, besides `wait_timeout`, which is for its waits for other peers."""
@@ -142,8 +144,11 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
         P2PDilocoError: this peer can't take part.
     """
     model = trainee.model
-    specs, frozen, card = (None, "", b"") if model is None else (specs_of(model), fingerprint(model), _card(model))
-    node = NodeProcess(Setup(trainee.asked, trainee.local, specs, frozen, card), sockets)
+    setup = Setup(trainee.asked, trainee.local, None)
+    if model is not None:
+        of_model = specs_of(model), fingerprint(model), _card(model), buffers.specs_of(model)
+        setup = Setup(trainee.asked, trainee.local, *of_model)
+    node = NodeProcess(setup, sockets)
     memory = node.client.memory
     stack.callback(lambda: node.end(LEAVE_S + memory.leave_s + (SAVE_S_MAX if trainee.local.checkpoint_dir else 0.0)))
     if trainee.rank.count == 1:
@@ -166,7 +171,8 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     assert trainee.model is not None, "a group has a model"
     rank0 = Rank0Client(trainee.rank.index, sock)
     stack.callback(rank0.close)
-    memory = rank0.memory(sum(spec.numel for spec in specs_of(trainee.model)))
+    values = chain(trainable(trainee.model).values(), (buffer for _, buffer in buffers.candidates(trainee.model)))
+    memory = rank0.memory(sum(tensor.numel() for tensor in values))
     run = rank0.next()
     config, layout = _known(run)
     _, inner = _inner_state(trainee, run)
@@ -219,7 +225,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
             else:
                 ranks.together("save", lambda: inner.save(**age), **age)
 
-    tell_card = _cards(trainee.model, client)
+    tell_card = _cards(trainee.model, layout, client)
 
     def after() -> None:
         tell_card(hook.merger.epoch)
@@ -237,25 +243,28 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     return _session(run, layout, memory, node, rank0_hook, own)
 
 
-def _card(model: nn.Module) -> bytes:
-    """The packed card of the model. Empty if the card can't be made, because training goes on without a card."""
+def _card(model: nn.Module, exchanged: Collection[str] = ()) -> bytes:
+    """The packed card of the model, without the values of `exchanged` buffers. Empty if the card can't be made, because
+    training goes on without a card."""
     try:
-        return card_of(model).pack()
+        return card_of(model, exchanged).pack()
     except Exception:
         log.warning("this model can't be described, so an export of the run has only its parameters", exc_info=True)
         return b""
 
 
-def _cards(model: nn.Module, client: NodeClient) -> Callable[[int], None]:
+def _cards(model: nn.Module, layout: Layout, client: NodeClient) -> Callable[[int], None]:
     """Make the function that is called after each step with the present epoch. At the first step of an epoch, it sends
-    the node the model's card again, if the model has buffers, because buffers change in training."""
+    the node the model's card again, if the model has buffers that the run doesn't exchange, because they may change in
+    training."""
     told = {"epoch": -1}
-    changes = any(True for _ in model.buffers())
+    exchanged = {spec.name for spec in layout.buffers}
+    changes = any(plain_name(name) not in exchanged for name, _ in model.named_buffers())
 
     def tell(epoch: int) -> None:
         if changes and epoch != told["epoch"]:
             told["epoch"] = epoch
-            client.tell("card", card=_card(model))
+            client.tell("card", card=_card(model, exchanged))
 
     return tell
 
@@ -272,7 +281,8 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
 
 
 def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
-    return LocalModel(model, layout, memory.theta, memory.base, _delta(config, memory), config.local_share, rank)
+    delta, share = _delta(config, memory), config.local_share
+    return LocalModel(model, layout, memory.theta, memory.base, delta, share, rank, memory.delta)
 
 
 def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:

@@ -2,15 +2,17 @@
 
 Law: bounded in length, and plain values: a card may come from another peer. It has the names of the
 entries of the model's state_dict, which of these names belong to one tied parameter, and the text of the model's
-configuration. It also has the values of entries that are not trained (buffers, frozen parameters), if these are few.
+configuration. It also has the values of entries that are not exchanged (other buffers, frozen parameters), if these are
+few.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgpack
 import safetensors.torch
@@ -36,9 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`names`: the entries of the state_dict, in order. `tied`: for each further name of a tied parameter the first
-    one. `files`: the text of configuration files. `rest`: the values of entries that are not trained; empty if they are
-    too many."""
+    """`names`: the entries of the state_dict, in order. `tied`: for each further name of a tied parameter or buffer the
+    first one. `files`: the text of configuration files. `rest`: the values of entries that are not exchanged; empty if
+    they are too many."""
 
     names: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -74,10 +76,11 @@ class ModelCard:
         return cls(tuple(names), tied, files, rest) if sound else None
 
 
-def card_of(model: nn.Module) -> ModelCard:
+def card_of(model: nn.Module, exchanged: Collection[str] = ()) -> ModelCard:
     """The card of a model at this moment. Its parameters may be sharded over several processes; then the card has no
-    values."""
-    first = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
+    values. `exchanged`: names of buffers whose values the run has anyway."""
+    named = chain(model.named_parameters(), model.named_buffers())
+    first = {id(tensor): plain_name(name) for name, tensor in named}
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     names, tied, rest = [], {}, {}
     for full, value in model.state_dict(keep_vars=True).items():
@@ -87,7 +90,7 @@ def card_of(model: nn.Module) -> ModelCard:
         names.append(name)
         if first.get(id(value), name) != name:
             tied[name] = first[id(value)]
-        elif id(value) not in trained:
+        elif id(value) not in trained and name not in exchanged:
             rest[name] = value
     return ModelCard(tuple(names), tied, dict(_files_of(model)), _copied(rest))
 

@@ -56,13 +56,14 @@ class Exported:
 
 
 def assemble(layout: Layout, theta: Tensor, card: ModelCard | None) -> Exported:
-    """Arrange the global parameters `theta` [layout.numel] as the entries of a state_dict. Without a card, these are
-    the trained parameters alone."""
+    """Arrange the global parameters and buffers `theta` [layout.numel] as the entries of a state_dict, each buffer in
+    its own dtype. Without a card, these are all entries."""
     card = card or ModelCard()
     trained: dict[str, Tensor] = {}
-    for index, spec in enumerate(layout.params):
-        start = layout.offset(index)
+    for spec, start in layout.places:
         trained[spec.name] = theta[start : start + spec.numel].view(spec.shape)
+    for spec in layout.buffers:
+        trained[spec.name] = trained[spec.name].to(getattr(torch, spec.dtype))
     values = {**card.rest, **trained}
     untied = [name for name in card.names if name not in card.tied]
     tensors = {name: values[name] for name in (*untied, *trained) if name in values}

@@ -1,4 +1,4 @@
-"""A fingerprint of a model's frozen parameters and buffers, the values that are not trained.
+"""A fingerprint of a model's frozen parameters, and of its buffers that no run exchanges (`buffers.candidates`).
 
 Law: reads a sample of each tensor, so it is quick for large models too. Values are compared as bf16, because peers may
 hold the same base in different dtypes. A model without frozen parameters has no fingerprint, and neither has one that
@@ -13,12 +13,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.tensors.buffers import candidates
 from p2p_diloco.tensors.layout import plain_name
 
 SAMPLED = 64
 """The most values of a tensor that are read, at even distances."""
-OF_DATA = ("running_mean", "running_var", "num_batches_tracked")
-"""Names of buffers that describe a peer's own data: they differ between peers, so they are left out."""
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -36,10 +35,12 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The non-empty buffers that are saved with the model, except those that describe a peer's data (`OF_DATA`)."""
+    """The non-empty buffers that are saved with the model, except those that a run may exchange: they describe a peer's
+    data, or joiners get them from the run."""
     saved = model.state_dict(keep_vars=True).keys()
+    exchanged = {id(buffer) for _, buffer in candidates(model)}
     for name, buffer in model.named_buffers():
-        if name in saved and name.rpartition(".")[2] not in OF_DATA and buffer.numel():
+        if name in saved and id(buffer) not in exchanged and buffer.numel():
             yield name, buffer
 
 

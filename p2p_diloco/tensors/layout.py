@@ -1,12 +1,14 @@
-"""The layout: each parameter's place in the flat vector, the fragments and the shards.
+"""The layout: each parameter's and buffer's place in the flat vector, the fragments and the shards.
 
 Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable parameters
-fragment by fragment, so that a fragment is one contiguous range. Shards are slices of a fragment, cut once, when the
-run is founded. All peers use the founder's layout, which travels on the wire.
+fragment by fragment, then the buffers (`tensors.buffers`) in the same order of fragments. Shards are slices of it, each
+within one fragment and of one kind, cut once, when the run is founded. All peers use the founder's layout, which
+travels on the wire.
 
-Only trainable parameters are exchanged. Buffers (running statistics, counters, masks) describe a peer's own data, many
-are integers, and their mean is no gradient. Each peer keeps its own; a BatchNorm's statistics follow the global
-parameters within some steps. The global parameters are evaluated with local buffers.
+    kind         elements                                   the global value after a commit
+    parameter    trainable parameters                       the outer optimizer's
+    mean         floating-point buffers                     the mean of the peers' values
+    greatest     integer buffers, such as counters          the greatest of the peers' values
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import Literal, TypeVar
+from itertools import accumulate
+from typing import Literal, TypeVar, cast, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
@@ -26,9 +28,12 @@ from p2p_diloco.tensors import partition
 T = TypeVar("T")
 
 FragmentLayout = Literal["contiguous", "strided"]
+Kind = Literal["parameter", "mean", "greatest"]
+"""What a shard consists of (above)."""
+PARAMETER, MEAN, GREATEST = KINDS = cast(tuple[Kind, Kind, Kind], get_args(Kind))
 
 _LONGEST_NAME = 4096
-"""The most characters of a parameter's name in a layout from the wire."""
+"""The most characters of a name in a layout from the wire."""
 
 
 _COMPILED = "_orig_mod."
@@ -43,8 +48,8 @@ def plain_name(name: str) -> str:
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are exchanged, by name, in the model's order.
 
-    A tied parameter comes once, under its first name. Buffers and parameters that are frozen or empty are left out. A
-    compiled model, or one with compiled parts, has the names of the model before compilation.
+    A tied parameter comes once, under its first name. Parameters that are frozen or empty are left out. A compiled
+    model, or one with compiled parts, has the names of the model before compilation.
     Raises `ConfigError` if no parameter is left.
     """
     found = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
@@ -60,11 +65,15 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class ParamSpec:
-    """A parameter of a layout. `dtype` is torch's name without "torch.", e.g. "bfloat16"."""
+    """A parameter or a buffer of a layout. `dtype` is torch's name without "torch.", e.g. "bfloat16"."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> ParamSpec:
+        return cls(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     @property
     def numel(self) -> int:
@@ -73,19 +82,23 @@ class ParamSpec:
 
 def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
     """Return the specs of the parameters in `trainable(model)`, in the same order."""
-    return tuple(
-        ParamSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in trainable(model).items()
-    )
+    return tuple(ParamSpec.of(name, parameter) for name, parameter in trainable(model).items())
+
+
+def kind_of(buffer: ParamSpec) -> Kind:
+    """The kind of the shards to which a buffer belongs."""
+    return MEAN if "float" in buffer.dtype else GREATEST
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A slice [start, stop) of the flat vector, in elements, within one fragment."""
+    """A slice [start, stop) of the flat vector, in elements, within one fragment and of one kind."""
 
     index: int
     fragment: int
     start: int
     stop: int
+    kind: Kind = PARAMETER
 
     @property
     def numel(self) -> int:
@@ -94,30 +107,36 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flat vector of a run. `params`: in the model's order; `fragments`: for each fragment the indices of its
-    parameters in `params`, in flat order."""
+    """The flat vector of a run. `params`, `buffers`: in the model's order; `fragments`: for each fragment the indices
+    of its parameters in `params`, in flat order; `homes`: for each buffer its fragment. In the flat vector the buffers
+    of one fragment follow each other: those of the kind "mean", then those of the kind "greatest"."""
 
     params: tuple[ParamSpec, ...]
     fragments: tuple[tuple[int, ...], ...]
     shards: tuple[Shard, ...]
+    buffers: tuple[ParamSpec, ...] = ()
+    homes: tuple[int, ...] = ()
+    places: tuple[tuple[ParamSpec, int], ...] = field(init=False, repr=False, compare=False)
+    """Every parameter and buffer with its first index in the flat vector, in flat order."""
     _offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _ranges: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compute the parameters' offsets. Raises ValueError for an inconsistent layout (a parameter that occurs twice,
-        a gap between shards)."""
+        """Compute the places. Raises ValueError for an inconsistent layout (a parameter that occurs twice, a gap
+        between shards)."""
         order = [index for fragment in self.fragments for index in fragment]
         if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
             raise ValueError(
                 "the fragments of a layout must hold each parameter exactly once, and no fragment may be empty"
             )
-        ends = list(accumulate((self.params[index].numel for index in order), initial=0))
-        offsets = dict(zip(order, ends, strict=False))
-        object.__setattr__(self, "_offsets", tuple(offsets[index] for index in range(len(self.params))))
-        cuts = list(accumulate((len(fragment) for fragment in self.fragments), initial=0))
-        ranges = tuple((ends[a], ends[b]) for a, b in pairwise(cuts))
-        object.__setattr__(self, "_ranges", ranges)
-        self._check_shards()
+        if len(self.homes) != len(self.buffers) or not all(0 <= home < len(self.fragments) for home in self.homes):
+            raise ValueError("each buffer of a layout must belong to one of its fragments")
+        blocks = _blocks(self.params, self.fragments, self.buffers, self.homes)
+        flat = [spec for _, _, specs in blocks for spec in specs]
+        starts = tuple(accumulate((spec.numel for spec in flat), initial=0))[:-1]
+        object.__setattr__(self, "places", tuple(zip(flat, starts, strict=True)))
+        at = dict(zip(order, starts, strict=False))
+        object.__setattr__(self, "_offsets", tuple(at[index] for index in range(len(self.params))))
+        self._check_shards(blocks)
 
     @classmethod
     def build(
@@ -126,20 +145,23 @@ class Layout:
         num_fragments: int = 1,
         fragment_layout: FragmentLayout = "contiguous",
         shard_elements: int | None = None,
+        buffers: Sequence[ParamSpec] = (),
     ) -> Layout:
         """Cut `specs` into fragments and shards. Raises `ConfigError` for numbers that don't fit the model.
 
-        shard_elements: the most elements of a shard; None: chosen for each fragment (`partition.spread`).
+        shard_elements: the most elements of a shard; None: chosen for each fragment (`partition.spread`). buffers: each
+        goes to the fragment of the parameter that is nearest to it in the model (`partition.nearest`), into as few
+        shards as possible.
         """
         for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
-        sizes = [spec.numel for spec in specs]
+        names, sizes = [spec.name for spec in specs], [spec.numel for spec in specs]
         match fragment_layout:
             case "contiguous":
                 fragments = partition.contiguous(sizes, num_fragments)
             case "strided":
-                fragments = partition.strided([spec.name for spec in specs], sizes, num_fragments)
+                fragments = partition.strided(names, sizes, num_fragments)
             case _:
                 raise ConfigError(
                     "is unknown",
@@ -147,101 +169,132 @@ class Layout:
                     value=fragment_layout,
                     mend="use contiguous or strided",
                 )
+        fragment_of = {index: number for number, members in enumerate(fragments) for index in members}
+        nearest = partition.nearest([spec.name for spec in buffers], names)
+        homes = tuple(fragment_of[index] for index in nearest)
         shards: list[Shard] = []
         start = 0
-        for number, fragment in enumerate(fragments):
-            stop = start + sum(sizes[index] for index in fragment)
-            if shard_elements is None:
+        for number, kind, members in _blocks(specs, fragments, buffers, homes):
+            stop = start + sum(spec.numel for spec in members)
+            if shard_elements is not None:
+                count = -(-(stop - start) // shard_elements)
+            elif kind == PARAMETER:
                 limit = 1 + max(0, partition.SHARDS_MAX - num_fragments) * (stop - start) // sum(sizes)
                 count = partition.spread(stop - start, limit)
             else:
-                count = -(-(stop - start) // shard_elements)
+                count = -(-(stop - start) // partition.SHARD_ELEMENTS_MAX)
             for a, b in partition.slices(start, stop, count):
-                shards.append(Shard(len(shards), number, a, b))
+                shards.append(Shard(len(shards), number, a, b, kind))
             start = stop
-        return cls(tuple(specs), fragments, tuple(shards))
+        return cls(tuple(specs), fragments, tuple(shards), tuple(buffers), homes)
 
     @property
     def numel(self) -> int:
         """The number of elements of the flat vector."""
-        return self._ranges[-1][1]
+        return self.shards[-1].stop
 
     def offset(self, param_index: int) -> int:
         """Return the parameter's first index in the flat vector."""
         return self._offsets[param_index]
 
     def shards_of(self, fragment: int) -> tuple[Shard, ...]:
-        """Return the shards of a fragment, in flat order."""
+        """Return the shards of a fragment, in flat order. Those of buffers are the last ones."""
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """Return the values of `named`, whose keys are the parameters' names, in flat order."""
-        return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
+        """Return the values of `named`, whose keys are the names of parameters and buffers, in flat order."""
+        return [named[spec.name] for spec, _ in self.places]
 
     def fingerprint(self) -> str:
-        """Return a hash of the parameters' names and shapes, in the model's order.
+        """Return a hash of the names and shapes of parameters and buffers, in the model's order, and of the buffers'
+        kinds.
 
         The dtype and the fragments are left out: a peer may train in another precision, and the run decides on
         fragments.
         """
-        text = repr([(spec.name, spec.shape) for spec in self.params])
+        buffers = [(spec.name, spec.shape, kind_of(spec)) for spec in self.buffers]
+        text = repr([*((spec.name, spec.shape) for spec in self.params), *buffers])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def difference(self, other: Sequence[ParamSpec]) -> list[str]:
-        """Return one line for each parameter that differs between the run and a model (`other`); none if the model fits
+    def difference(self, other: Layout) -> list[str]:
+        """Return one line for each parameter or buffer that differs between the run and another layout; none if it fits
         the run."""
-        ours = {spec.name: spec for spec in self.params}
-        theirs = {spec.name: spec for spec in other}
+        ours, theirs = self._shown(), other._shown()
         lines = [
-            f"{name}: {_shape(spec)} in the run, {_shape(theirs[name]) if name in theirs else 'missing'} here"
-            for name, spec in ours.items()
-            if name not in theirs or theirs[name].shape != spec.shape
+            f"{name}: {shown} in the run, {theirs.get(name, 'missing')} here"
+            for name, shown in ours.items()
+            if theirs.get(name) != shown
         ]
-        lines += [f"{name}: not in the run, {_shape(spec)} here" for name, spec in theirs.items() if name not in ours]
-        if not lines:
-            for mine, its in zip(self.params, other, strict=True):
-                if mine.name != its.name:
-                    lines.append(f"{mine.name}: in the run's order it stands where this model has {its.name}")
-                    break
+        lines += [f"{name}: not in the run, {shown} here" for name, shown in theirs.items() if name not in ours]
+        for mine, its in zip(ours, theirs, strict=True) if not lines else ():
+            if mine != its:
+                lines.append(f"{mine}: in the run's order it stands where this model has {its}")
+                break
         return lines
+
+    def _shown(self) -> dict[str, str]:
+        """The shape of each parameter and buffer, as text, by name. A buffer's text also has its kind."""
+        shown = {spec.name: _shape(spec) for spec in self.params}
+        return shown | {spec.name: f"{_shape(spec)} (buffer, {kind_of(spec)})" for spec in self.buffers}
 
     def to_wire(self) -> dict[str, object]:
         """Encode the layout as lists, integers and strings; `from_wire` decodes it."""
         return {
             "params": [[spec.name, list(spec.shape), spec.dtype] for spec in self.params],
             "fragments": [list(fragment) for fragment in self.fragments],
-            "shards": [[shard.fragment, shard.start, shard.stop] for shard in self.shards],
+            "shards": [[shard.fragment, shard.start, shard.stop, KINDS.index(shard.kind)] for shard in self.shards],
+            "buffers": [[spec.name, list(spec.shape), spec.dtype] for spec in self.buffers],
+            "homes": list(self.homes),
         }
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
-        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else."""
+        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else. A layout from an older version,
+        in a checkpoint, has no buffers and no kinds."""
         try:
-            params = tuple(
-                ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
-                for name, shape, dtype in map(_items, _items(wire["params"]))
-            )
+            params, buffers = _specs(wire["params"]), _specs(wire.get("buffers", ()))
             fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
-            shards = tuple(
-                Shard(index, *(_size(n) for n in _items(shard))) for index, shard in enumerate(_items(wire["shards"]))
-            )
+            homes = tuple(_size(home) for home in _items(wire.get("homes", ())))
+            shards = tuple(_shard(index, _items(shard)) for index, shard in enumerate(_items(wire["shards"])))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a layout: {error}") from error
-        if len({spec.name for spec in params}) != len(params) or not all(spec.numel for spec in params):
-            raise ValueError("not a layout: a parameter is named twice or is empty")
-        return cls(params, fragments, shards)
+        specs = (*params, *buffers)
+        if len({spec.name for spec in specs}) != len(specs) or not all(spec.numel for spec in specs):
+            raise ValueError("not a layout: a parameter or buffer is named twice or is empty")
+        return cls(params, fragments, shards, buffers, homes)
 
-    def _check_shards(self) -> None:
-        expected = 0
+    def _check_shards(self, blocks: Sequence[tuple[int, Kind, Sequence[ParamSpec]]]) -> None:
+        ends = list(accumulate(sum(spec.numel for spec in specs) for _, _, specs in blocks))
+        start = block = 0
         for index, shard in enumerate(self.shards):
-            start, stop = self._ranges[shard.fragment] if shard.fragment < len(self._ranges) else (0, 0)
-            if shard.index != index or shard.start != expected or not start <= shard.start < shard.stop <= stop:
+            fits = block < len(blocks) and (shard.fragment, shard.kind) == blocks[block][:2]
+            if not fits or (shard.index, shard.start) != (index, start) or not start < shard.stop <= ends[block]:
                 raise ValueError(
-                    f"shard {index} of the layout doesn't begin where the shard before it ends, or exceeds its fragment"
+                    f"shard {index} of the layout doesn't begin where the shard before it ends, or isn't within one "
+                    "fragment and of one kind"
                 )
-            expected = shard.stop
-        if not self.shards or expected != self.numel:
+            start = shard.stop
+            block += start == ends[block]
+        if block != len(blocks) or not blocks:
             raise ValueError("the shards of a layout must cover the flat vector")
+
+
+def _blocks(
+    params: Sequence[ParamSpec],
+    fragments: Sequence[Sequence[int]],
+    buffers: Sequence[ParamSpec],
+    homes: Sequence[int],
+) -> list[tuple[int, Kind, list[ParamSpec]]]:
+    """Return the flat vector's blocks of one fragment and one kind, in flat order: (fragment, kind, what the block
+    consists of)."""
+    blocks: list[tuple[int, Kind, list[ParamSpec]]] = [
+        (number, PARAMETER, [params[index] for index in members]) for number, members in enumerate(fragments)
+    ]
+    apart: dict[tuple[int, Kind], list[ParamSpec]] = {}
+    for spec, home in zip(buffers, homes, strict=True):
+        apart.setdefault((home, kind_of(spec)), []).append(spec)
+    in_order = sorted(apart, key=lambda block: (block[0], KINDS.index(block[1])))
+    return blocks + [(home, kind, apart[home, kind]) for home, kind in in_order]
 
 
 class FragmentPlan:
@@ -294,6 +347,20 @@ class FragmentPlan:
 
 def _shape(spec: ParamSpec) -> str:
     return "x".join(map(str, spec.shape)) or "scalar"
+
+
+def _specs(value: object) -> tuple[ParamSpec, ...]:
+    return tuple(
+        ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
+        for name, shape, dtype in map(_items, _items(value))
+    )
+
+
+def _shard(index: int, value: Sequence[object]) -> Shard:
+    fragment, start, stop, *kind = (_size(n) for n in value)
+    if any(number >= len(KINDS) for number in kind):
+        raise ValueError(f"shard {index} is of an unknown kind")
+    return Shard(index, fragment, start, stop, *(KINDS[number] for number in kind))
 
 
 def _items(value: object) -> Sequence[object]:

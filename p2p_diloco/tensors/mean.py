@@ -60,18 +60,27 @@ def weighted_mean(
     Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a buffer of
     the wrong length. The caller refuses values that aren't finite (`codec.peak`).
     """
+    ordered, factors = weighed(contributions, aggregation), None
+    if aggregation != "mean" and len(ordered) >= limits.MEMBERS_MIN:
+        weights = [weight for _, weight, _ in ordered]
+        factors = limits.factors(aggregation, _decoded(ordered, codec, numel), weights)
+    return _mean(ordered, factors, codec, numel, dtype, threads)
+
+
+def weighed(contributions: Sequence[Given], aggregation: Aggregation) -> list[Given]:
+    """Return the contributions that are averaged, in the order of the peers' ids, with the weights that count. Raises
+    ValueError as `weighted_mean` does."""
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs at least one contribution, and no two from one peer")
     _check_weights(ordered)
-    factors = None
-    if aggregation != "mean":
-        ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
-    if aggregation != "mean" and len(ordered) >= limits.MEMBERS_MIN:
-        weights = limits.bounded([weight for _, weight, _ in ordered])
-        ordered = [(peer, weight, buffer) for (peer, _, buffer), weight in zip(ordered, weights, strict=True)]
-        factors = limits.factors(aggregation, _decoded(ordered, codec, numel), weights)
-    return _mean(ordered, factors, codec, numel, dtype, threads)
+    if aggregation == "mean":
+        return ordered
+    ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
+    if len(ordered) < limits.MEMBERS_MIN:
+        return ordered
+    weights = limits.bounded([weight for _, weight, _ in ordered])
+    return [(peer, weight, buffer) for (peer, _, buffer), weight in zip(ordered, weights, strict=True)]
 
 
 def _mean(

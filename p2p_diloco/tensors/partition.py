@@ -77,6 +77,17 @@ def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tup
     return tuple(tuple(sorted(fragment)) for fragment in fragments)
 
 
+def nearest(buffers: Sequence[str], params: Sequence[str]) -> list[int]:
+    """Return, for each buffer, the index of the parameter that is nearest to it in the model: of those that share most
+    modules with it, the first. So BatchNorm's statistics are with its weight or, if it has none, with a layer of the
+    same block."""
+    first: dict[str, int] = {}
+    for index, name in enumerate(params):
+        for module in _modules(name):
+            first.setdefault(module, index)
+    return [next(first[module] for module in _modules(name) if module in first) for name in buffers]
+
+
 def spread(numel: int, limit: int) -> int:
     """Return the number of shards for a fragment of `numel` elements, chosen so that the peers of a run can divide the
     aggregation evenly. There are more than `limit` shards only if a shard would otherwise exceed SHARD_ELEMENTS_MAX."""
@@ -91,6 +102,12 @@ def slices(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """Return `count` slices of [start, stop) whose sizes differ by at most one."""
     total = stop - start
     return [(start + index * total // count, start + (index + 1) * total // count) for index in range(count)]
+
+
+def _modules(name: str) -> list[str]:
+    """The modules that a parameter or buffer lies in, from its own to the model as a whole, whose name is empty."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _smallest_cap(sizes: Sequence[int], count: int) -> int:

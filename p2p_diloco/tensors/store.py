@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import step_limit
+from p2p_diloco.tensors import running, step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.digest import Look, digest, look
 from p2p_diloco.tensors.flat import BLOCK
-from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.layout import PARAMETER, Layout, Shard
 from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
@@ -50,7 +50,8 @@ class Proposal:
 
 
 class ShardStore:
-    """θ and the outer optimizer's state of all shards; with a limit, also the lengths of each shard's last means."""
+    """θ of all shards and the outer optimizer's state of those of parameters; with a limit, also the lengths of their
+    last means."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class ShardStore:
         self._theta = theta
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [
-            {name: torch.zeros(length, device="cpu") for name, length in self._state_lengths(shard.index).items()}
+            {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(shard).items()}
             for shard in layout.shards
         ]
         self._spare: list[Tensor] = []
@@ -86,9 +87,9 @@ class ShardStore:
         """Return the outer optimizer's state for the shard. It is read-only, and valid until the next `accept`."""
         return self._states[shard]
 
-    def _state_lengths(self, shard: int) -> dict[str, int]:
-        """Return the number of elements of each state tensor, by name, in the order of storage."""
-        return step_limit.state_lengths(self.outer.state_lengths(self.layout.shards[shard].numel), self._limit)
+    def state_lengths(self, shard: Shard) -> dict[str, int]:
+        """Return the number of elements of each state tensor of a shard, by name, in the order of storage."""
+        return state_lengths(shard, self.outer, self._limit)
 
     def digest(self, shard: int, meta: bytes) -> str:
         """Return the digest of the shard's present state and `meta`."""
@@ -115,7 +116,7 @@ class ShardStore:
         rates: tuple[float, float] | None = None,
     ) -> Proposal:
         """Propose the outer step on the mean pseudo-gradient in `mean`, which `codec` has encoded. The present state
-        does not change.
+        does not change. The shard consists of parameters.
 
         With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
         buffer already holds. `rates` are (lr, momentum); None: the optimizer's own. `meta` is the rest of
@@ -154,6 +155,15 @@ class ShardStore:
             lambda: seen("theta", new_theta.numpy()), lambda: seen("state.m", new_m.numpy(), follows=True)
         )
         return new_theta, {"m": new_m}
+
+    def propose_buffers(self, shard: int, values: Buffer, meta: bytes, share: float) -> Proposal:
+        """Propose the outer step of a shard of buffers (`running.stepped`) on the encoded `values`. `share`: how far it
+        moves towards them. `meta` as in `propose`. Raises ValueError for a wrong length, and if a value isn't
+        finite."""
+        place = self.layout.shards[shard]
+        sent = codecs.decode(values, running.CODEC, place.numel)
+        theta = running.stepped(place.kind, self.theta(shard), sent, share)
+        return _proposal(theta, {}, look(theta, {}), meta)
 
     def _limited(self, shard: int, mean: Buffer, codec: str) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
         """Return the blocks of a mean after the limit is applied, and the `Cut`; without a limit the `Cut` is None."""
@@ -200,12 +210,13 @@ class ShardStore:
 
     def state_nbytes(self, shard: int) -> int:
         """Return the length in bytes of what `export` returns."""
-        return 4 * (self.layout.shards[shard].numel + sum(self._state_lengths(shard).values()))
+        place = self.layout.shards[shard]
+        return 4 * (place.numel + sum(self.state_lengths(place).values()))
 
     def export(self, shard: int) -> list[memoryview]:
         """Return θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next
         `accept`."""
-        states, order = self._states[shard], self._state_lengths(shard)
+        states, order = self._states[shard], self.state_lengths(self.layout.shards[shard])
         return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
@@ -214,12 +225,21 @@ class ShardStore:
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """
-        numel = self.layout.shards[shard].numel
-        lengths = self._state_lengths(shard)
-        values = codecs.decode(buffer, "fp32", numel + sum(lengths.values()))
-        theta, *others = (self._like(part).copy_(part) for part in torch.split(values, [numel, *lengths.values()]))
+        place = self.layout.shards[shard]
+        lengths = self.state_lengths(place)
+        sizes = [place.numel, *lengths.values()]
+        values = codecs.decode(buffer, "fp32", sum(sizes))
+        theta, *others = (self._like(part).copy_(part) for part in torch.split(values, sizes))
         state = dict(zip(lengths, others, strict=True))
         return _proposal(theta, state, look(theta, state), meta)
+
+
+def state_lengths(shard: Shard, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
+    """Return the number of elements of each state tensor of a shard, by name, in the order of storage: those of the
+    outer optimizer, and with a limit the lengths of the last means. A shard of buffers has none."""
+    if shard.kind != PARAMETER:
+        return {}
+    return step_limit.state_lengths(outer.state_lengths(shard.numel), limit)
 
 
 def _proposal(theta: Tensor, state: State, seen: Look, meta: bytes, factor: float = 1.0) -> Proposal:

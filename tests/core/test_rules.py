@@ -85,3 +85,12 @@ def test_an_aggregator_is_waited_for_longer_than_it_may_wait_itself() -> None:
     """Else its contributors pass it over while it waits for another peer's promise or confirmation."""
     for ladder in (rules(1.0, 10.0), replace(rules(1.0, 10.0), round_timeout=1.0)):
         assert max(ladder.confirms_within, ladder.promises_within) + ladder.probe_every < ladder.commits_within
+
+
+def test_small_shards_are_divided_apart() -> None:
+    """So each of four peers aggregates six of 24 large shards, whoever has the two small ones."""
+    large, small = tuple(range(24)), (24, 25)
+    run = Rules(run="r", fragments=((*large, *small), (26, 27)), small=(*small, 27))
+    assert all(run.divided(0, shard) == large for shard in large)
+    assert all(run.divided(0, shard) == small for shard in small)
+    assert (run.divided(1, 26), run.divided(1, 27)) == ((26,), (27,))

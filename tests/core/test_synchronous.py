@@ -394,6 +394,16 @@ def test_private_peers_follow_the_reachable_ones_in_the_succession(peer: Any, pr
     assert next_plan(a, "b", "c").succession == tuple(name for part in parts for name in part)
 
 
+def test_each_peer_aggregates_as_many_large_shards(peer: Any) -> None:
+    """Whoever gets the small ones, at any epoch."""
+    large, small = (0, 1, 2, 3), (4, 5, 6)
+    for epoch in range(1, 9):
+        a = peer("a", group="ab", epoch=epoch, fragments=((*large, *small),), small=small)
+        plans = {shard: a.replica.logs[shard].next_plan({"a", "b"}, a.now) for shard in (*large, *small)}
+        assert sorted(plans[shard].succession[0] for shard in large) == ["a", "a", "b", "b"]
+        assert plans[4].succession == assign("run", epoch + 1, small, dict.fromkeys("ab", 1.0))[4]
+
+
 def test_a_reachable_peer_that_comes_back_aggregates_from_the_next_plan_on(peer: Any) -> None:
     """Without it, private peers aggregate."""
     firsts = []

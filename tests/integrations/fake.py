@@ -101,6 +101,7 @@ class FakePeer(Peer):
     def global_state_dict(self) -> dict[str, Tensor]:
         assert self.model is not None
         mine = {name for name, param in self.model.named_parameters() if param.requires_grad}
+        mine |= {name for name, _ in self.model.named_buffers()}
         state = self.model.state_dict()
         return {n: torch.full_like(v, GLOBAL) if n in mine else v.clone() for n, v in state.items()}
 
@@ -116,12 +117,14 @@ class FakePeer(Peer):
 
 
 class Model(nn.Module):
-    """One trainable weight and one frozen one. Records the values of the first that its passes saw, and their data."""
+    """One trainable weight, one frozen one, and a statistic. Records the values of the first that its passes saw, and
+    their data."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([1.0]))
         self.frozen = nn.Parameter(torch.tensor([3.0]), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(1))
         self.trained: list[tuple[float, list[float]]] = []
         self.evaluated: list[tuple[int, float]] = []
 
@@ -129,7 +132,9 @@ class Model(nn.Module):
         value = self.weight.item()
         if self.training:
             self.trained.append((value, x.flatten().tolist()))
+            self.mean = self.mean + 1.0  # replaced, as by some implementations of an EMA
         else:
+            assert self.mean.item() == (GLOBAL if value == GLOBAL else len(self.trained)), "a mix of two models"
             self.evaluated.append((len(self.trained), value))
         return {"loss": (self.weight * x - self.frozen).square().mean(), "logits": self.weight * x}
 

@@ -83,7 +83,7 @@ def test_validation_uses_the_global_parameters_within_a_pause(tmp_path: Path) ->
     assert [value for value, _ in model.trained] == [value for value, _ in plain.trained]
     assert peer.happened("pause", "go on", "left") == [*["pause", "go on"] * 3, "left"]
     assert peer.happened("held-out loss") == ["held-out loss"] * 3
-    assert model.weight.item() == GLOBAL
+    assert model.weight.item() == model.mean.item() == GLOBAL
     assert model.frozen.item() == 3.0
 
 

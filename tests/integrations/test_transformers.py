@@ -56,6 +56,7 @@ def test_evaluation_uses_the_global_parameters_within_a_pause(tmp_path: Path) ->
     assert peer.happened("pause", "go on", "left") == ["pause", "go on", "pause", "go on", "left"]
     assert model.weight.item() == GLOBAL
     assert model.frozen.item() == 3.0
+    assert model.mean.item() == model.weight.item()
 
 
 def test_evaluations_and_checkpoints_of_each_epoch_are_of_the_global_parameters(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import os
 import select
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node import joining, restart, shared
@@ -18,7 +20,9 @@ from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
-from p2p_diloco.tensors.layout import ParamSpec
+from p2p_diloco.tensors import buffers
+from p2p_diloco.tensors.card import card_of
+from p2p_diloco.tensors.layout import ParamSpec, specs_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 
 QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
@@ -46,13 +50,18 @@ class MemoryPeer:
         name: str,
         config: dict[str, Any] | None = None,
         sizes: tuple[int, ...] | None = (4,),
+        model: nn.Module | None = None,
         **local: Any,
     ) -> None:
+        """`sizes`: those of parameters without a model; None: an aggregator. `model`: its parameters and buffers."""
         role = {"role": "aggregator"} if sizes is None else {}
         own = None if sizes is None else specs(*sizes)
         self.setup = Setup(RunConfig(**(config or {})), PeerConfig(run_id="r", name=name, **role, **local), own)
-        fd = shared.create(sum(sizes or ()))
-        self.memory = SharedMemory(fd, sum(sizes or ()))
+        if model is not None:
+            card = card_of(model).pack()
+            self.setup = replace(self.setup, specs=specs_of(model), buffers=buffers.specs_of(model), card=card)
+        fd = shared.create(self.setup.numel)
+        self.memory = SharedMemory(fd, self.setup.numel)
         os.close(fd)
         self.inbox = Inbox()
         self.transport: MemoryTransport = network.join(name, self.inbox)

@@ -17,10 +17,11 @@ from tests.node.conftest import specs
 
 
 class Story:
-    """The progress of a trainer whose model has two shards of one size."""
+    """The progress of a trainer whose model has two shards of one size. `buffers`: of which the second one is."""
 
-    def __init__(self, **settings: Any) -> None:
-        layout = Layout.build(specs(2, 2), 1, shard_elements=2)
+    def __init__(self, buffers: bool = False, **settings: Any) -> None:
+        one, other = specs(2, 2)
+        layout = Layout.build((one,), buffers=(other,)) if buffers else Layout.build((one, other), shard_elements=2)
         self.bases = Bases(layout, torch.zeros(4), torch.zeros(4))
         self.bases.loaded([0, 1])
         self.progress = LocalProgress(RunConfig(**settings), layout, self.bases)
@@ -65,6 +66,16 @@ def test_what_was_trained_since_is_carried_as_the_log_says(carry: Carry) -> None
     story.trains(4)
     assert story.lands(carry) == [Take(carry.value)]
     assert story.dropped == (4 if carry is Carry.DROP else 0)  # all 8 steps, in half of the model
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_buffers_are_never_mixed(alpha: float) -> None:
+    """They keep what was gained since the sending, whatever becomes of the parameters."""
+    story = Story(buffers=True, overlap_steps=1, merge_alpha=alpha)
+    story.trains(4)
+    story.sends(0, 1)
+    story.trains(1)
+    assert story.lands(Carry.SUBTRACT, Carry.SUBTRACT) == [Take.MIX if alpha else Take.DROP, Take.SUBTRACT]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.node.entry import LIMITS
-from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, SAMPLES_PER_STEP, STEPS_OVER, Run
+from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, SAMPLES_PER_STEP, STEPS_OVER, Run, layout_of
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 STATE_WIDTH = 8
@@ -45,3 +45,20 @@ def test_a_contribution_may_have_several_times_the_work_between_two_exchanges(we
     assert rules.fits(weight, samples)
     assert not rules.fits(weight + 1, samples)
     assert not rules.fits(weight, samples + 1)
+
+
+def test_shards_of_buffers_are_small_lossless_and_without_an_outer_state() -> None:
+    """Whatever the codec, the outer optimizer and the limit of parameters are."""
+    config = RunConfig(codec="int4", reply_codec="bf16", outer_optimizer="Adam", num_fragments=2, sync_every=2)
+    params = tuple(ParamSpec(f"{n}.weight", (64,), "float32") for n in range(2))
+    buffers = (ParamSpec("0.var", (8,), "float32"), ParamSpec("1.seen", (), "int64"))
+    run = Run("r", config, layout_of(config, params, buffers))
+    assert [run.codecs(shard.index) for shard in run.layout.shards] == [("int4", "bf16")] * 2 + [("fp32", "fp32")] * 2
+    assert [bool(run.state_lengths(shard)) for shard in run.layout.shards] == [True, True, False, False]
+    assert run.rules.fragments == ((0, 2), (1, 3))
+    assert run.rules.small == (2, 3)
+    alone = Run("r", config, layout_of(config, params))
+    assert run.round_nbytes == alone.round_nbytes + (8 + 1) * 4 * 2 // 2
+    local = RunConfig(**{**config.to_wire(), "buffers": "local"})
+    assert layout_of(local, params, buffers) == alone.layout
+    assert local.fingerprint() != config.fingerprint()

@@ -18,6 +18,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import CODECS, decode, encode, nbytes
@@ -109,11 +110,11 @@ def test_values_that_every_peer_would_refuse_are_not_sent(codec: str, value: flo
     bad = made.encode(0, torch.tensor([1.0, value, 1.0, 1.0]), ID)
     assert bad.nbytes == made.nbytes(message)
     assert decode(bad, codec, 4).tolist() == [0.0] * 4
-    assert made.objection(message, bad) == ""
+    assert objection(made._run, message, bad) == ""
     most = torch.tensor([1.0, 2.0**30 - 64, -(2.0**30), 1.0])
     largest = made.encode(0, most, ID)
     assert 0.98 * 2.0**30 < decode(largest, codec, 4).abs().max() <= 2.0**30
-    assert made.objection(message, largest) == ""
+    assert objection(made._run, message, largest) == ""
 
 
 @settings(deadline=None, max_examples=200)
@@ -123,7 +124,7 @@ def test_garbage_is_objected_to_or_averaged(codec: str, raw: bytes) -> None:
     made = work(codec, reply_codec="fp32", outer_lr=1.0, outer_momentum=0.0)
     message = Contribution(0, V, ID, ID, 1.0, 1)
     payload = memoryview(raw)[: made.nbytes(message)]
-    if not made.objection(message, payload):
+    if not objection(made._run, message, payload):
         averaged = made.average(Average(0, V, (("a", replace(message, payload=payload)),), b"meta", None))
         assert isinstance(averaged, Averaged)
         made.accept([(0, averaged.digest)])
@@ -189,7 +190,7 @@ def test_rounding_at_random_is_each_contributions_own() -> None:
     assert once == bytes(made.encode(0, delta, ID))
     assert len({once, *map(bytes, others)}) == 4
     assert decode(once, "bf16", 2000).mean().item() == pytest.approx(1.0 + 2.0**-9, abs=3e-4)
-    assert made.objection(Contribution(0, V, ID, ID, 1.0, 1), memoryview(once)) == ""
+    assert objection(made._run, Contribution(0, V, ID, ID, 1.0, 1), memoryview(once)) == ""
 
 
 @pytest.mark.parametrize(
@@ -217,10 +218,10 @@ def test_a_states_values_need_only_be_finite() -> None:
     state = State(0, V, 0, Plan(("a",), ("a",)), {}, {0: "d"})
     commit = Commit(0, V, V, 0, "a", (), state.plan)
     contribution = Contribution(0, V, ID, ID, 1.0, 1)
-    assert made.objection(state, large) == made.objection(commit, large[:16]) == ""
-    assert "too large" in made.objection(contribution, large[:16])
+    assert objection(made._run, state, large) == objection(made._run, commit, large[:16]) == ""
+    assert "too large" in objection(made._run, contribution, large[:16])
     for message in (state, commit, replace(contribution, weight=2.0)):
-        assert "not finite" in made.objection(message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
+        assert "not finite" in objection(made._run, message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
 
 
 def flip(values: Tensor, element: int, bit: int) -> None:
@@ -288,3 +289,42 @@ def test_a_commit_of_empty_contributions_alone_moves_nothing() -> None:
     assert isinstance(averaged, Averaged)
     made.accept([(0, averaged.digest)])
     assert not torch.equal(made.store.theta(0), before)
+
+
+def buffers_of(values: Tensor) -> TensorWork:
+    """The work of a model of one parameter and two buffers, at these values."""
+    layout = Layout.build((ParamSpec("p", (4,), "float32"),), buffers=(ParamSpec("var", (2,), "float32"),))
+    return TensorWork(Run("r", RunConfig(codec="bf16"), layout), torch.cat([torch.ones(4), values]))
+
+
+def test_buffers_stay_where_nothing_can_be_averaged(caplog: pytest.LogCaptureFixture) -> None:
+    """A mean of 0 would be no step of parameters, but the end of a variance. So in what is sent of a spoilt memory."""
+    made = buffers_of(torch.tensor([3.0, 4.0]))
+    part = Contribution(1, V, ID, ID, 1.0, 1, payload(torch.tensor([1.0, float("nan")])))
+    averaged = made.average(Average(1, V, (("a", part),), b"meta", None))
+    assert isinstance(averaged, Averaged)
+    made.accept([(1, averaged.digest)])
+    assert made.store.theta(1).tolist() == [3.0, 4.0]
+    assert "can't be averaged" in caplog.text
+    spoilt = torch.cat([torch.ones(4), torch.tensor([float("inf"), 1.0])])
+    assert decode(made.encode(1, spoilt, ID), "fp32", 2).tolist() == [3.0, 4.0]
+    assert "without progress" in caplog.text
+
+
+@pytest.mark.parametrize(("mode", "peers", "then"), [("sync", 4, 7.0), ("async", 4, 4.0), ("async", 1, 7.0)])
+def test_buffers_step_alike_on_all_replicas(mode: str, peers: int, then: float) -> None:
+    """From 3 towards 7: in the asynchronous mode by the share of one of the peers that the plan names."""
+    config = RunConfig(mode=mode)
+    group = tuple("abcd"[:peers])
+    ours, theirs = buffers_of(torch.full((2,), 3.0)), buffers_of(torch.full((2,), 3.0))
+    for work_ in (ours, theirs):
+        work_._run = Run("r", config, work_._run.layout)
+    part = Contribution(1, V, ID, ID, 1.0, 1, payload(torch.full((2,), 7.0)))
+    averaged = ours.average(Average(1, V, (("a", part),), b"meta", None, peers=peers))
+    assert isinstance(averaged, Averaged)
+    counted = (Counted("a", ID, 1.0, 1),)
+    commit = Commit(1, V, Version(0, 1, 1, averaged.digest), 0, "a", counted, Plan(group, ("a",)), averaged.payload)
+    assert theirs.apply(Apply(commit, b"meta")).digest == averaged.digest
+    theirs.accept([(1, averaged.digest)])
+    assert theirs.store.theta(1).tolist() == [then, then]
+    assert theirs.store.theta(0).tolist() == [1.0] * 4

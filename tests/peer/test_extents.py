@@ -22,6 +22,7 @@ from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.ranks import group_of
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 tensor = pytest.importorskip("torch.distributed.tensor")
@@ -206,6 +207,30 @@ def test_a_far_rank_forgets_in_rank_0s_memory_too() -> None:
         local = LocalModel(sharded(values, Rank(1, 2)), layout, *own, rank=Rank(1, 2))
     FarModel(local, Served(theta=theta, delta=sent), *own).merge({0: Take.FORGET})  # type: ignore[arg-type]
     assert sent.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_far_rank_loads_buffers_and_writes_none() -> None:
+    """Rank 0's are the peer's. What the far rank has gained since the sending stays, as at a rank that is near."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    layout = Layout.build(specs_of(model), buffers=buffers.specs_of(model))
+    theta, sent, own = torch.arange(layout.numel) + 0.0, torch.ones(layout.numel), torch.zeros(3, layout.numel)
+    local = LocalModel(model, layout, *own, rank=Rank(1, 2), values=own[2])
+    distant = FarModel(local, Served(theta=theta, delta=sent), *own)  # type: ignore[arg-type]
+    shards = range(len(layout.shards))
+    distant.write_theta()
+    distant.merge(dict.fromkeys(shards, Take.DROP))
+    start = {spec.name: start for spec, start in layout.places}
+    norm, mean, seen = model[1], start["1.running_mean"], start["1.num_batches_tracked"]
+    assert norm.running_mean.tolist() == theta[mean : mean + 2].tolist()
+    assert norm.num_batches_tracked.item() == seen
+    norm.running_mean.add_(1.0)
+    distant.write_delta(shards)
+    norm.running_mean.add_(0.5)
+    theta.mul_(2.0)
+    assert distant.global_values()["1.running_mean"].tolist() == theta[mean : mean + 2].tolist()
+    distant.merge(dict.fromkeys(shards, Take.SUBTRACT))
+    assert norm.running_mean.tolist() == (theta[mean : mean + 2] + 0.5).tolist()
+    assert sent.tolist() == [1.0] * layout.numel
 
 
 def test_far_values_travel_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

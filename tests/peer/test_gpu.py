@@ -15,6 +15,7 @@ from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import inner
 from p2p_diloco.peer.devices import finish, numbered, usable
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: there is no GPU")
@@ -50,6 +51,30 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
             local.merge(dict.fromkeys(shards, Take.SUBTRACT), shards)
         finish(where)
         told.append((theta, delta, *(p.detach().cpu() for p in own.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
+    """What is sent and what is loaded, also of a model in fp16 and of tensors on two devices."""
+    told = []
+    for where in (HOST, numbered("cuda")):
+        own = nn.Sequential(nn.BatchNorm1d(5), nn.BatchNorm1d(3).half(), nn.BatchNorm1d(4)).to(where)
+        own[2].to(HOST)
+        layout = Layout.build(specs_of(own), buffers=buffers.specs_of(own))
+        theta, old, delta, values = torch.zeros(4, layout.numel)
+        local = LocalModel(own, layout, theta, old, delta, values=values)
+        local.write_theta()
+        shards = range(len(layout.shards))
+        for _ in range(3):
+            for number, buffer in enumerate(own.buffers()):
+                buffer.add_(number + 1)
+            local.write_delta(shards)
+            old.copy_(theta)
+            theta.add_(values / 3)
+            local.merge(dict.fromkeys(shards, Take.SUBTRACT), shards)
+        state = local.global_values()
+        assert all(state[name].device == buffer.device for name, buffer in own.named_buffers())
+        told.append((theta, values, *(b.cpu() for b in own.buffers()), *(state[name].cpu() for name in state)))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
 
 

@@ -20,6 +20,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Apply
 from p2p_diloco.core.messages import Commit, Counted, Plan
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import codec as codecs
@@ -37,7 +38,7 @@ def applying(numel: int, step_limit: float) -> Callable[[], None]:
     commit = Commit(0, base, Version(0, 1, 1, ""), 0, "a", counted, Plan(("a",), ("a",)), payload)
 
     def apply() -> None:
-        assert not work.objection(commit, payload)
+        assert not objection(work._run, commit, payload)
         work.accept([(0, work.apply(Apply(commit, b"")).digest)])
 
     return apply

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import card as cards
+from p2p_diloco.tensors.buffers import exchanged
 from p2p_diloco.tensors.card import CARD_BYTES_MAX, ModelCard, card_of
+from p2p_diloco.tensors.export import assemble
+from p2p_diloco.tensors.layout import Layout, specs_of
 
 
 class Tied(nn.Module):
@@ -45,6 +49,21 @@ def test_a_card_names_what_the_state_dict_has() -> None:
         "norm.num_batches_tracked": 0,
     }
     assert card.files == {}
+
+
+def test_a_card_has_no_values_that_the_run_has() -> None:
+    """And an aliased buffer is one entry with two names, as a tied parameter is."""
+    model = Tied()
+    model.register_buffer("mean", model.norm.running_mean)
+    card = card_of(model, exchanged(model))
+    assert {*card.rest} == {"scale"}
+    assert card.tied == {"norm.running_mean": "mean", "head.weight": "embed.weight"}
+    layout = Layout.build(specs_of(model), buffers=buffers.specs_of(model))
+    made = assemble(layout, torch.full((layout.numel,), 2.0), card)
+    assert made.tensors["mean"].tolist() == [2.0] * 4
+    assert made.tied["norm.running_mean"] == "mean"
+    assert made.missing == ()
+    assert made.parameters == layout.numel - sum(spec.numel for spec in layout.buffers)
 
 
 def test_the_values_are_copies() -> None:

@@ -17,11 +17,11 @@ class Adapted(nn.Module):
         self.base = nn.Linear(40, 50).requires_grad_(False)
         self.norm = nn.BatchNorm1d(50)
         self.adapter = nn.Parameter(torch.full((3,), adapter))
-        self.register_buffer("mask", torch.ones(4))
+        self.register_buffer("mask", torch.ones(4, dtype=torch.bool))
 
 
 def test_equal_bases_have_equal_fingerprints() -> None:
-    """What a peer trains, the statistics of its data, the base's dtype and compilation make no difference."""
+    """What a run exchanges, the base's dtype and compilation make no difference."""
     one, other = Adapted(), Adapted(adapter=1.0)
     other.norm.running_mean.fill_(3.0)
     assert fingerprint(one) == fingerprint(other) == fingerprint(Adapted().to(torch.bfloat16)) != ""

@@ -166,8 +166,8 @@ def test_tied_parameters_come_once_under_their_first_name():
     assert Layout.build(specs_of(model)).numel == 9
 
 
-def test_frozen_parameters_and_buffers_stay_out():
-    """A BatchNorm's statistics are each peer's own, and a frozen or empty parameter has nothing to say."""
+def test_only_trainable_parameters_are_trained():
+    """Buffers have no gradient, and a frozen or empty parameter has nothing to say."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model[0].bias.requires_grad_(False)
     model.register_parameter("empty", nn.Parameter(torch.empty(0)))
@@ -214,29 +214,81 @@ def test_the_difference_is_told_parameter_by_parameter():
     run = Layout.build(
         (ParamSpec("a", (64, 64), "float32"), ParamSpec("b", (), "float32"), ParamSpec("c", (2,), "float32"))
     )
-    here = (
-        ParamSpec("a", (128, 128), "bfloat16"),
-        ParamSpec("c", (2,), "bfloat16"),
-        ParamSpec("d", (5,), "float32"),
+    here = Layout.build(
+        (ParamSpec("a", (128, 128), "bfloat16"), ParamSpec("c", (2,), "bfloat16"), ParamSpec("d", (5,), "float32"))
     )
     assert run.difference(here) == [
         "a: 64x64 in the run, 128x128 here",
         "b: scalar in the run, missing here",
         "d: not in the run, 5 here",
     ]
-    assert run.difference(run.params) == []
+    assert run.difference(run) == []
 
 
 def test_another_order_of_the_same_parameters_is_a_difference():
     """What the fingerprint refuses, the difference must explain."""
     run = Layout.build(specs([2, 2]))
-    assert run.difference(run.params[::-1]) == ["p0: in the run's order it stands where this model has p1"]
+    assert run.difference(Layout.build(run.params[::-1])) == [
+        "p0: in the run's order it stands where this model has p1"
+    ]
+
+
+BUFFERS = (
+    ParamSpec("1.1.mean", (3,), "float32"),
+    ParamSpec("1.1.seen", (), "int64"),
+    ParamSpec("0.mean", (2,), "bfloat16"),
+    ParamSpec("ema", (4,), "float32"),
+)
+
+
+def test_buffers_come_last_each_with_the_fragment_of_its_module():
+    """A shard of buffers has one kind; what lies in no module with parameters is with the first one."""
+    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, shard_elements=4, buffers=BUFFERS)
+    assert layout.homes == (1, 1, 0, 0)
+    flat = [(spec.name, start) for spec, start in layout.places]
+    assert flat == [("0.weight", 0), ("1.0.weight", 5), ("0.mean", 11), ("ema", 13), ("1.1.mean", 17), ("1.1.seen", 20)]
+    assert [(s.fragment, s.start, s.stop, s.kind) for s in layout.shards] == [
+        (0, 0, 2, "parameter"),
+        (0, 2, 5, "parameter"),
+        (1, 5, 8, "parameter"),
+        (1, 8, 11, "parameter"),
+        (0, 11, 14, "mean"),
+        (0, 14, 17, "mean"),
+        (1, 17, 20, "mean"),
+        (1, 20, 21, "greatest"),
+    ]
+    assert [s.index for s in layout.shards_of(0)] == [0, 1, 4, 5]
+    assert layout.numel == 21
+    named = {name: name for name, _ in flat}
+    assert layout.arrange(named) == [name for name, _ in flat]
+
+
+def test_buffers_change_neither_the_parameters_places_nor_their_shards():
+    alone = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2)
+    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, buffers=BUFFERS)
+    assert layout.shards[: len(alone.shards)] == alone.shards
+    assert [layout.offset(index) for index in (0, 1)] == [alone.offset(index) for index in (0, 1)]
+
+
+def test_another_shape_or_kind_of_a_buffer_is_another_model():
+    run = Layout.build(specs([2]), buffers=BUFFERS)
+    other = (ParamSpec("1.1.mean", (3,), "int64"), ParamSpec("1.1.seen", (1,), "int64"), *BUFFERS[2:3])
+    here = Layout.build(specs([2]), buffers=other)
+    assert run.fingerprint() != here.fingerprint()
+    assert run.difference(here) == [
+        "1.1.mean: 3 (buffer, mean) in the run, 3 (buffer, greatest) here",
+        "1.1.seen: scalar (buffer, greatest) in the run, 1 (buffer, greatest) here",
+        "ema: 4 (buffer, mean) in the run, missing here",
+    ]
+    half = [ParamSpec(spec.name, spec.shape, spec.dtype.replace("float32", "float16")) for spec in BUFFERS]
+    assert Layout.build(specs([2]), buffers=half).fingerprint() == run.fingerprint()
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes_lists, st.data(), st.integers(1, 40))
-def test_a_layout_survives_the_wire(sizes, data, shard_elements):
-    layout = Layout.build(specs(sizes), data.draw(st.integers(1, len(sizes))), "strided", shard_elements)
+@given(sizes_lists, st.data(), st.integers(1, 40), st.sampled_from([(), BUFFERS]))
+def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
+    count = data.draw(st.integers(1, len(sizes)))
+    layout = Layout.build(specs(sizes), count, "strided", shard_elements, buffers)
     again = Layout.from_wire(layout.to_wire())
     assert again == layout
     assert again.shards_of(0) == layout.shards_of(0)
@@ -262,6 +314,14 @@ def test_a_layout_survives_the_wire(sizes, data, shard_elements):
         {"shards": [[0, 0, 2], [1, 2]]},
         {"shards": [[0, 0, 2], [1, 2, 2], [1, 2, 5]]},
         {"shards": [[0, 0, 2], [1, 2, -1]]},
+        {"shards": [[0, 0, 2, 1], [1, 2, 5, 0]]},
+        {"shards": [[0, 0, 2, 3], [1, 2, 5, 0]]},
+        {"shards": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
+        {"homes": [0]},
+        {"buffers": [["b", [1], "float32"]]},
+        {"buffers": [["b", [1], "float32"]], "homes": [0]},
+        {"buffers": [["b", [1], "float32"]], "homes": [2], "shards": [[0, 0, 2], [1, 2, 5], [2, 5, 6, 1]]},
+        {"buffers": [["p0", [1], "float32"]], "homes": [0], "shards": [[0, 0, 2], [1, 2, 5], [0, 5, 6, 1]]},
     ],
 )
 def test_what_is_no_layout_is_refused(change):

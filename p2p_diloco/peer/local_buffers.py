@@ -1,0 +1,211 @@
+"""Reads and writes the model's buffers that are exchanged, such as BatchNorm's running statistics.
+
+Law: as in `local`, but on whole buffers: they are small, and every rank of a peer has all of them. What is sent are the
+values themselves (`tensors.running`); rank 0's are the peer's. A buffer is looked up by its name each time, because a
+model may replace it. A value that isn't finite, or is too large to be sent, stays at this peer: the global value is
+sent and loaded in its place.
+
+    mean        local ← θ + progress, which is local − base, plus or minus Δ as the `Take` says (`node.local_progress`)
+    greatest    local ← max(θ, local) if local has progress, else θ
+
+So a mean keeps what it gained since it was sent. But two progresses may add up to more than there is: a variance that
+two peers saw fall by 0.6 of 1 would be negative. A value that neither θ nor the local value has below 0 stays local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.errors import UsageError
+from p2p_diloco.node.local_progress import Take
+from p2p_diloco.tensors.layout import GREATEST, Layout, ParamSpec, kind_of, plain_name
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+
+_BARE = (Take.DROP, Take.FORGET)
+"""Takes that load θ as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A buffer's specification in the run, and its place in the flat vector."""
+
+    spec: ParamSpec
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.spec.numel
+
+
+class LocalBuffers:
+    """The buffers of a model that lie in the shards of a layout that hold buffers.
+
+    `theta`, `base`: as in `LocalModel`. `values`: where the values that are sent are written, fp32; all [layout.numel].
+    In each method `kept` has the shards whose loaded values are in `base`.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, theta: Tensor, base: Tensor, values: Tensor) -> None:
+        self._model, self._layout = model, layout
+        self._theta, self._base, self._values = theta, base, values
+        buffers = {spec.name for spec in layout.buffers}
+        self._places = [Place(spec, start) for spec, start in layout.places if spec.name in buffers]
+        self._first = self._places[0].start if self._places else layout.numel
+        self._sent = torch.zeros(layout.numel - self._first, device="cpu")  # Δ of the values that were last sent
+        self._last: dict[str, Tensor] | None = None  # copies of the global values, once the peer has left
+        self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
+
+    def ranges(self, shards: Collection[int]) -> list[tuple[int, int]]:
+        """The ranges (start, stop) of the flat vector that these shards have."""
+        places = (self._layout.shards[shard] for shard in sorted(shards))
+        return [(place.start, place.stop) for place in places]
+
+    def write_theta(self) -> None:
+        """Copy the buffers into θ."""
+        for place in self._places:
+            self._theta[place.start : place.stop].copy_(self._buffer(place.spec).reshape(-1))
+
+    def write_values(self, shards: Collection[int], kept: Collection[int], *, speaks: bool) -> None:
+        """Remember what this process has gained in these shards. If it `speaks` for the peer, also write the values
+        that are to be sent."""
+        for shard in shards:
+            start, stop = self._span(shard)
+            anchor, local = self._anchor(shard, kept), self._locals(shard)
+            loaded = self._as_loaded(shard, anchor)
+            local = torch.where(_is_sound(local), local, loaded)
+            self._sent[start - self._first : stop - self._first] = loaded - local
+            if speaks:  # values that were only rounded when they were loaded are sent as they were
+                self._values[start:stop] = torch.where(local == loaded, anchor, local)
+
+    def merge(self, takes: Mapping[int, Take], kept: Collection[int]) -> None:
+        """Load the new θ of these shards. The `Take` of a shard says what becomes of the local progress in it."""
+        for shard, take in takes.items():
+            start, stop = self._span(shard)
+            new = self._theta[start:stop]
+            if take not in _BARE:
+                new = self._with_progress(shard, take, kept)
+            if take is Take.FORGET:
+                self._sent[start - self._first : stop - self._first] = 0.0
+            self._load(shard, new)
+
+    def _with_progress(self, shard: int, take: Take, kept: Collection[int]) -> Tensor:
+        start, stop = self._span(shard)
+        theta, sent = self._theta[start:stop], self._sent[start - self._first : stop - self._first]
+        local = self._locals(shard)
+        if take is Take.SENT:
+            progress = -sent
+        else:
+            progress = local - self._as_loaded(shard, self._anchor(shard, kept))
+            if take is not Take.KEEP:
+                progress = progress + sent if take is Take.SUBTRACT else progress - sent
+        if self._layout.shards[shard].kind == GREATEST:
+            return torch.where(progress == 0, theta, torch.maximum(theta, local))
+        new = theta + progress
+        new = torch.where((new < 0) & (theta >= 0) & (local >= 0), local, new)
+        return torch.where(_is_sound(new), new, theta)
+
+    def global_values(self, kept: Collection[int]) -> dict[str, Tensor]:
+        """A copy of the global values by name, as the model loaded them last, each in its buffer's dtype and on its
+        device."""
+        if self._last is not None:
+            return {name: values.clone() for name, values in self._last.items()}
+        flat = torch.cat([self._anchor(shard, kept) for shard in self._shards] or [torch.empty(0, device="cpu")])
+        found = {}
+        for place in self._places:
+            buffer = self._buffer(place.spec)
+            values = flat[place.start - self._first : place.stop - self._first].view(place.spec.shape)
+            found[place.spec.name] = values.to(device=buffer.device, dtype=buffer.dtype, copy=True)
+        return found
+
+    def keep_values(self, kept: Collection[int]) -> None:
+        """Copy the global values, and let go of the shared memory. Then only `global_values` may be called."""
+        self._last = self.global_values(kept)
+        self._theta = self._base = self._values = torch.empty(0, device="cpu")
+
+    # -- where the values are
+
+    @property
+    def _shards(self) -> list[int]:
+        return [shard.index for shard in self._layout.shards if shard.start >= self._first]
+
+    def _span(self, shard: int) -> tuple[int, int]:
+        place = self._layout.shards[shard]
+        return place.start, place.stop
+
+    def _anchor(self, shard: int, kept: Collection[int]) -> Tensor:
+        """The global values of a shard that the model loaded last."""
+        start, stop = self._span(shard)
+        return (self._base if shard in kept else self._theta)[start:stop]
+
+    def _pieces(self, shard: int) -> Iterator[tuple[ParamSpec, slice, slice]]:
+        """Yield each buffer that lies in a shard: its specification, and its elements there as a slice of the buffer
+        and as a slice of the shard."""
+        start, stop = self._span(shard)
+        for place in self._places:
+            a, b = max(start, place.start), min(stop, place.stop)
+            if a < b:
+                yield place.spec, slice(a - place.start, b - place.start), slice(a - start, b - start)
+
+    def _locals(self, shard: int) -> Tensor:
+        """The model's own values in a shard, fp32. The values on one device are copied to the host together."""
+        parts = [self._buffer(spec).reshape(-1)[own].to(torch.float32) for spec, own, _ in self._pieces(shard)]
+        return joined(parts)
+
+    def _as_loaded(self, shard: int, values: Tensor) -> Tensor:
+        """Global values of a shard, rounded to the dtypes in which the model has loaded them."""
+        parts = [values[there].to(self._buffer(spec).dtype).to(torch.float32) for spec, _, there in self._pieces(shard)]
+        return torch.cat(parts)
+
+    def _load(self, shard: int, values: Tensor) -> None:
+        on_devices: dict[torch.device, Tensor] = {}
+        for spec, own, there in self._pieces(shard):
+            buffer = self._buffer(spec)
+            if buffer.device not in on_devices:
+                on_devices[buffer.device] = values.to(buffer.device)
+            new = on_devices[buffer.device][there]
+            if buffer.is_contiguous():
+                buffer.view(-1)[own].copy_(new)
+            else:
+                dense = buffer.contiguous().view(-1)
+                dense[own] = new.to(buffer.dtype)
+                buffer.copy_(dense.view(buffer.shape))
+
+    def _buffer(self, spec: ParamSpec) -> Tensor:
+        """The buffer as it is now.
+
+        Raises:
+            UsageError: it is gone, or has another shape or kind than when the run was entered.
+        """
+        module, _, name = self._names.get(spec.name, spec.name).rpartition(".")
+        found = getattr(self._model.get_submodule(module), name, None)
+        if not isinstance(found, Tensor):
+            raise _changed(spec, "is gone")
+        now = ParamSpec.of(spec.name, found)
+        if now.shape != spec.shape or kind_of(now) != kind_of(spec):
+            raise _changed(spec, f"is {tuple(now.shape)} of {now.dtype} now")
+        return found.detach()
+
+
+def _changed(spec: ParamSpec, how: str) -> UsageError:
+    was = f"was {spec.shape} of {spec.dtype} when the run was entered, and {how}"
+    mend = "let a buffer keep its shape, register it with persistent=False, or found the run with buffers=local"
+    return UsageError(was, key="buffer", value=spec.name, mend=mend)
+
+
+def _is_sound(values: Tensor) -> Tensor:
+    """For each value whether other peers accept it: finite and not too large."""
+    return values.abs() <= MAGNITUDE_MAX  # NaN compares as false
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The flat tensors one after another, in host memory. Neighbours on one device are joined there first."""
+    runs: list[list[Tensor]] = []
+    for part in parts:
+        if runs and runs[-1][0].device == part.device:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return torch.cat([torch.cat(run).to("cpu") for run in runs])
