@@ -118,8 +118,13 @@ class LocalModel:
         takes = {shard: takes[shard] for shard in parameters}
         forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
         unread = {shard for shard, take in takes.items() if take in _READS_NO_LOCAL}
-        for values, span in _cut(self._through(unread, store=True)):
-            self._take(values, span, takes[span.shard], kept)
+        for whole, where in self._through(unread, store=True):
+            sent, ranges = takes[where.shard] is Take.SENT, (self._theta[where.place], self._delta[where.place])
+            for values, theta, delta in flats.blocks(whole, *ranges, size=flats.UNDIVIDED):
+                if sent:
+                    torch.sub(theta, delta, out=values)
+                else:
+                    values.copy_(theta)
         for start, stop in self.ranges(forgotten):
             for delta in torch.split(self._delta[start:stop], flats.UNDIVIDED):
                 delta.zero_()
@@ -127,14 +132,9 @@ class LocalModel:
             self._take(values, span, takes[span.shard], kept)
 
     def _take(self, values: Tensor, span: Span, take: Take, kept: Collection[int]) -> None:
-        """Replace the values by the new ones that `take` asks for. Sums are fp32, whatever the values' dtype."""
+        """Replace the values by the new ones that `take` asks for, which reads them. Sums are fp32, whatever the
+        values' dtype."""
         theta, delta = self._theta[span.place], self._delta[span.place]
-        if take in (Take.DROP, Take.FORGET):
-            values.copy_(theta)
-            return
-        if take is Take.SENT:
-            torch.sub(theta, delta, out=values)
-            return
         local = values.to(torch.float32)  # without a copy if they are fp32
         if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
             torch.lerp(theta, local, self._local_share, out=local)
@@ -161,11 +161,12 @@ class LocalModel:
         parameters, buffers = self._apart(shards)
         self._buffers.write_values(buffers, kept, speaks=self._speaks)
         sound = True
-        for values, span in _cut(self._through(parameters, fetch=True, spoken=True)):
+        for values, span in self._through(parameters, fetch=True, spoken=True):
             written = self._delta[span.place]
             flats.pseudo_gradient(self._anchor(span, kept), values, written)
-            # at once, while they are still in the cache; NaN compares as false
-            sound = magnitude(written) <= MAGNITUDE_MAX and sound
+            # at once, while most are still in the cache; NaN compares as false
+            for part in torch.split(written, flats.UNDIVIDED):
+                sound = magnitude(part) <= MAGNITUDE_MAX and sound
         return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
