@@ -58,7 +58,7 @@ def test_four_friends_get_an_answer_in_80_columns(capsys: pytest.CaptureFixture[
         "--num-fragments 4 --overlap-steps 126",
         "1.94 times as much",
         "10B tokens take 3.7 days",
-        "H=3,125 at most",
+        "H=7,812 at most",
     ):
         assert text in " ".join(out.split())
 
