@@ -7,6 +7,7 @@ docs/data.md.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shlex
@@ -30,6 +31,14 @@ README = ROOT / "README.md"
 API = ROOT / "docs" / "api.md"
 FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 DATA = ROOT / "docs" / "data.md"
+FAQ = ROOT / "docs" / "faq.md"
+DEPLOYED = sorted(
+    file
+    for folder in ("bootstrap", "examples/deploy")
+    for file in (ROOT / folder).iterdir()
+    if file.is_file() and file.suffix != ".md"
+)
+"""Files that start us: in containers, as services, in a batch system."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bootstrap/*.md")])
 
 MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig)
@@ -154,20 +163,56 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield shlex.split(line.partition(" #")[0])[1:]
 
 
+def parse(name: str, arguments: list[str], shown_in: Path) -> None:
+    """Parse a command as the command line does; fails if there is no such command or flag."""
+    known: Any = typer.main.get_command(app)
+    assert name in known.commands, f"{name_of(shown_in)} shows p2p-diloco {name}"
+    known.commands[name].make_context(name, arguments)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_shown_can_be_parsed(page: Path) -> None:
     """The command exists and accepts each of its flags."""
-    known: Any = typer.main.get_command(app)
     for name, *arguments in commands(page):
-        if name.startswith("-"):
-            continue
-        assert name in known.commands, f"{name_of(page)} shows p2p-diloco {name}"
-        known.commands[name].make_context(name, arguments)
+        if not name.startswith("-"):
+            parse(name, arguments, page)
 
 
-def test_the_readme_shows_commands() -> None:
+def test_pages_show_commands() -> None:
     """Checks the test above: if it found no commands, it would pass."""
     assert {name for name, *_ in commands(README)} >= {"bootstrap", "join", "status"}
+    assert {name for name, *_ in commands(FAQ)} >= {"join", "plan", "doctor", "bench"}
+
+
+def started(file: Path) -> Iterator[list[str]]:
+    """Our command lines in a file of `DEPLOYED`: those of shells and units, and the image's entrypoint with each list
+    of arguments that it gets from its own file, from compose or from Kubernetes."""
+    text = re.sub(r"^ *#.*$", "", file.read_text(), flags=re.MULTILINE)
+    for line in re.findall(r"^(?:exec |ExecStart=\S*/)p2p-diloco (.*)$", text.replace("\\\n", " "), flags=re.MULTILINE):
+        yield shlex.split(line)
+    for given in re.findall(r"^ *(?:CMD|command:|args:) (\[.*\])$", text, flags=re.MULTILINE):
+        (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (file.parent / "Dockerfile").read_text(), flags=re.MULTILINE)
+        program, *fixed = json.loads(entry)
+        assert program == "p2p-diloco"
+        yield [*fixed, *json.loads(given)]
+
+
+@pytest.mark.parametrize("file", DEPLOYED, ids=name_of)
+def test_every_command_that_is_deployed_can_be_parsed(file: Path) -> None:
+    """Each of these files starts us once, with a command and flags that exist."""
+    ((name, *arguments),) = started(file)
+    parse(name, arguments, file)
+
+
+def test_peers_that_are_deployed_come_back() -> None:
+    """Each starts again as the same peer with its checkpoints, and reads its invitation from a file."""
+    of_peers = [file for file in DEPLOYED if file.parent.name == "deploy"]
+    assert len(of_peers) == 5
+    for file in of_peers:
+        ((name, *arguments),) = started(file)
+        assert name == "join"
+        assert {"--identity-path", "--checkpoint-dir"} <= set(arguments), name_of(file)
+        assert arguments[arguments.index("--invite") + 1].endswith("main.invite"), name_of(file)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
