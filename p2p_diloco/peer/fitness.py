@@ -1,7 +1,7 @@
 """Checks a model and its optimizers before their peer enters a run.
 
-Law: reads names and devices; changes nothing, and starts nothing. A model that can't be trained is refused; a probable
-mistake causes a warning.
+Law: reads names, dtypes and devices; changes nothing, and starts nothing. A model that can't be trained is refused; a
+probable mistake causes a warning.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from itertools import chain
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,27 +24,41 @@ log = logging.getLogger("p2p_diloco")
 
 
 def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Check that every tensor of the model has values, and warn of trainable parameters that no optimizer trains.
+    """Check that every tensor of the model has values and fp32 holds those that are trained. Warn of trainable
+    parameters that no optimizer trains.
 
     Raises:
-        ConfigError: a tensor is on the meta device, which holds no values; or no parameter is trainable.
+        ConfigError: a tensor is on the meta device, which holds no values; no parameter is trainable; or one has a
+            dtype that fp32 doesn't hold.
     """
     tensors = chain(model.named_parameters(), model.named_buffers())
     if empty := [name for name, tensor in tensors if tensor.device.type == "meta"]:
         mend = "give it values before the peer is made (model.to_empty(device=...), then load or initialise them)"
-        raise ConfigError("is on the meta device, which holds no values", key="model", value=_few(empty), mend=mend)
+        raise ConfigError("is on the meta device, which holds no values", key="model", value=few(empty), mend=mend)
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     named = trainable(model)
+    if wide := [name for name, parameter in named.items() if not _fits(parameter.dtype)]:
+        dtype = named[wide[0]].dtype
+        mend = "call model.float() before the optimizer is made"
+        if dtype.is_complex:
+            mend = "make torch.view_as_real of it the parameter, and use torch.view_as_complex where it is read"
+        raise ConfigError(f"is {dtype}, but a run holds its values in fp32", key="model", value=few(wide), mend=mend)
     if left := [name for name, parameter in named.items() if id(parameter) not in held]:
         log.warning(
             "%d of %d trainable parameters are in no given optimizer, so this peer never changes them: %s; give all "
             "optimizers, or set requires_grad=False",
             len(left),
             len(named),
-            _few(left),
+            few(left),
         )
 
 
-def _few(names: Sequence[str]) -> str:
+def _fits(dtype: torch.dtype) -> bool:
+    """Whether fp32 holds all values of a dtype."""
+    return dtype.is_floating_point and dtype.itemsize <= 4
+
+
+def few(names: Sequence[str]) -> str:
+    """A list of names for a sentence."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

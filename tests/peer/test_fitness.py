@@ -20,6 +20,25 @@ def test_a_tensor_without_values_is_refused_by_name() -> None:
         Peer(model, optimizer).__enter__()
 
 
+@pytest.mark.parametrize(("dtype", "mend"), [(torch.complex64, "view_as_real"), (torch.float64, r"model\.float\(\)")])
+def test_a_trained_parameter_that_fp32_does_not_hold_is_refused(dtype: torch.dtype, mend: str) -> None:
+    """Its values would be narrowed, without a word. Nothing is started, and a frozen one may have any dtype."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[1].weight.detach().clone()
+    with pytest.raises(ConfigError, match=f"model=1.weight, 1.bias is {dtype}.*{mend}"):
+        Peer(model, optimizer).__enter__()
+    assert torch.equal(model[1].weight, before)
+    model[1].requires_grad_(False)
+    check(model, [optimizer])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_a_narrow_model_is_taken(dtype: torch.dtype) -> None:
+    model = nn.Linear(2, 2).to(dtype)
+    check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
 def test_parameters_that_no_optimizer_trains_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """With their number and the mend. Frozen ones need no optimizer, and all optimizers count."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
