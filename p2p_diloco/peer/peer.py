@@ -23,6 +23,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.claims import claimed, refuse_claimed
 from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.fitness import check
 from p2p_diloco.peer.leaving import broken_off, leave
@@ -104,6 +105,7 @@ class Peer:
         self._asked = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
         self._given, self._model = model, bare(model)
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
+        refuse_claimed(self._model, self._optimizers)  # now, while the variable may still hold the other peer
         self._owner = os.getpid()
         self._session: Session | None = None
         self._left: Left | None = None
@@ -134,7 +136,7 @@ class Peer:
 
     def __enter__(self) -> Peer:
         if self._session is not None:
-            raise UsageError("this peer is in its run already", mend="make another Peer")
+            raise UsageError("this peer is in its run already", mend="close() it, then make another Peer")
         if self._model is not None and self._optimizers:
             check(self._model, self._optimizers)
         group = group_of(self._given)
@@ -147,6 +149,7 @@ class Peer:
         trainee = Trainee(self._asked, self._local_config, self._model, self._optimizers, rank)
         atexit.register(self._end, _NOT_LEFT)
         try:
+            self._stack.enter_context(claimed(self._model, self._optimizers))
             with meeting(group) as sockets:
                 if rank.index == 0:
                     session = enter_with_node(trainee, sockets, self._stack)
