@@ -7,6 +7,7 @@ the end follow the run's steps.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,8 +42,9 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
 
     def __init__(self, **settings: Any) -> None:
         self._part = TakingPart(settings)
-        self._at = self._samples = 0
-        self._counted: nn.Module | None = None
+        self._at = 0
+        self._counter = SampleCounter()
+        self._counting = ExitStack()
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: nn.Module, optimizer: Any, lr_scheduler: Any, **others: Any
@@ -70,9 +72,9 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
                 sampler.initial_seed = peer.seed
         self._at = peer.global_step
         follow(lr_scheduler, self._at)
-        if self._counted is not model:
-            model.register_forward_pre_hook(self._count, with_kwargs=True)
-            self._counted = model
+        self._counting.close()  # an exception may have ended an earlier training
+        self._counter = SampleCounter()
+        self._counting.callback(model.register_forward_pre_hook(self._counter, with_kwargs=True).remove)
         if args.eval_on_start:
             self._part.show_global()
 
@@ -82,8 +84,7 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Report the samples of this step."""
-        self.peer.report(samples=self._samples)
-        self._samples = 0
+        self.peer.report(samples=self._counter.taken())
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, lr_scheduler: Any, **others: Any) -> None:
         """Follow the run: its learning rate, its end, and when it evaluates and saves."""
@@ -125,8 +126,9 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
             shown.update(place)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Leave the run, unless the last step has already done so."""
+        """Leave the run, unless the last step has already done so. Nothing stays on the model."""
         self._part.leave()
+        self._counting.close()
 
     def _stand_by(self, control: Any) -> None:
         """Prepare for Trainer's next action: leave the run if training is over; pause if an evaluation or a save
@@ -137,8 +139,22 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
         elif control.should_evaluate or control.should_save:
             self._part.show_global()
 
-    def _count(self, model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Count the samples of a forward pass in training: the length of the first input."""
+
+class SampleCounter:
+    """Counts the samples of the model's forward passes in training: the length of the first input.
+
+    Holds nothing but a number, because a copy of the model, or a file with the whole model, contains it.
+    """
+
+    def __init__(self) -> None:
+        self._samples = 0
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if model.training:
             tensors = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor) and value.ndim)
             self._samples += len(next(tensors, ()))
+
+    def taken(self) -> int:
+        """The number of samples since the last call."""
+        samples, self._samples = self._samples, 0
+        return samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ class FakePeer(Peer):
         self.rates: dict[int, float] = {}
         self.counters: dict[str, Any] = {}
         self.shards: dict[str, Shard] = {}
+        self.memory = mmap.mmap(-1, 1)  # can't be copied, as what a real peer holds
 
     def __enter__(self) -> FakePeer:
         self.inside = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import subprocess
 import sys
@@ -15,7 +17,7 @@ pytest.importorskip("transformers", reason="transformers isn't installed: pip in
 pytest.importorskip("accelerate", reason="accelerate isn't installed: pip install 'p2p-diloco[hf]'")
 
 from safetensors.torch import load_file
-from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, default_data_collator
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.integrations.transformers import DilocoCallback
@@ -168,6 +170,24 @@ def test_samples_and_losses_are_reported(tmp_path: Path) -> None:
     assert reported == ["32 samples", "8 samples", "32 samples", "8 samples"]
     assert peer.happened("loss") == ["loss"]  # the second one comes after leaving
     assert peer.happened("held-out loss") == ["held-out loss"] * 3
+
+
+class Copying(TrainerCallback):  # type: ignore[misc]  # its types are not read
+    """Copies and saves the whole model after each step, and trains the copy, as keepers of an average or of the best
+    model do."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
+        copy.deepcopy(model)(torch.ones(5, 1), torch.ones(1))
+        torch.save(model, io.BytesIO())
+
+
+def test_a_model_in_a_run_can_be_copied_and_saved_whole(tmp_path: Path) -> None:
+    """What counts the samples holds nothing of the peer; a copy of the model doesn't count for it; and nothing stays on
+    the model."""
+    _, model, peer = trained(tmp_path, 3, others=(Copying(),))
+    assert [event for event in peer.events if "samples" in event] == ["4 samples"] * 3
+    assert not model._forward_pre_hooks
+    copy.deepcopy(model)
 
 
 def test_an_evaluation_without_training_works(tmp_path: Path) -> None:
