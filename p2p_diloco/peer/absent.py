@@ -96,10 +96,10 @@ class AbsentPeer:
         """Go on counting steps from the count in `state`."""
         self.global_step = int(state["local_step"])
 
-    def global_state_dict(self) -> dict[str, Tensor]:
-        """A copy of the model's own state."""
+    def global_state_dict(self) -> dict[str, Any]:
+        """A copy of the model's own state. Entries that are no tensors are kept as they are."""
         state = {} if self._model is None else self._model.state_dict()
-        return {name: value.detach().clone() for name, value in state.items()}
+        return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in state.items()}
 
     def close(self) -> None:
         """Stop counting steps."""

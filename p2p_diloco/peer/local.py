@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -294,14 +294,24 @@ def _chunks(
                 yield flat[a - extent.start : b - extent.start], Span(shard, slice(a, b), extent.speaks)
 
 
-def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:
     """A copy of the model's state_dict in which `values` take the place of the parameters and buffers with the same
-    names. A tied one is replaced under all its names. The names are those without torch.compile's prefix."""
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    named = ((plain_name(name), tensor) for name, tensor in tensors)
-    by_identity = {id(tensor): values[name] for name, tensor in named if name in values}
-    state: dict[str, Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        replaced = by_identity.get(id(value))
-        state[plain_name(name)] = value.detach().clone() if replaced is None else replaced
+    names. A tied one is replaced under all its names, and so is an entry that a hook of the state_dict has made of it,
+    for instance in another dtype. The names are those without torch.compile's prefix. An entry that is no tensor, such
+    as a module's extra state, is kept as it is."""
+    tensors = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    named = {plain_name(name): tensor for name, tensor in tensors}
+    by_identity = {id(tensor): values[name] for name, tensor in named.items() if name in values}
+    by_name = {name: by_identity[id(tensor)] for name, tensor in named.items() if id(tensor) in by_identity}
+    state: dict[str, Any] = {}
+    for full, value in model.state_dict(keep_vars=True).items():
+        name = plain_name(full)
+        if not isinstance(value, Tensor):
+            state[name] = value
+        elif (replaced := by_identity.get(id(value))) is not None:
+            state[name] = replaced
+        elif (replaced := by_name.get(name)) is not None and replaced.shape == value.shape:
+            state[name] = replaced.to(device=value.device, dtype=value.dtype)
+        else:
+            state[name] = value.detach().clone()
     return state

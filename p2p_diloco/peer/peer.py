@@ -15,7 +15,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -259,7 +259,7 @@ class Peer:
         with self._hook.pause():
             yield
 
-    def global_state_dict(self) -> dict[str, Tensor]:
+    def global_state_dict(self) -> dict[str, Any]:
         """A copy of the model's state_dict in which the global parameters take the place of the model's own. Buffers
         are the model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
         these are the parameters of `epoch`; in asynchronous mode the newest. After the `with` block these are the

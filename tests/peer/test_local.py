@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -257,3 +259,44 @@ def test_an_exchange_leaves_torchs_threads_alone(dtype: torch.dtype) -> None:
         [sys.executable, "-c", _EXCHANGE.format(dtype=dtype)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["0", "4", "3"]
+
+
+class Scaled(nn.Linear):
+    """A layer with extra state, as FP8 layers and observers have it."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(2, 1, bias=False)
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == self.extra
+
+
+@pytest.mark.parametrize("extra", [{"amax": [1.0, 2.0]}, None, b"abc"])
+def test_extra_state_that_is_no_tensor_is_kept(extra: Any) -> None:
+    """In a run and without one."""
+    model = nn.Sequential(Scaled(extra))
+    state = with_global_values(model, {"0.weight": torch.full((1, 2), 7.0)})
+    assert state["0._extra_state"] is extra
+    assert state["0.weight"].tolist() == [[7.0, 7.0]]
+    model.load_state_dict(state)
+    assert AbsentPeer(model, None).global_state_dict().keys() == state.keys()
+
+
+def test_an_entry_that_a_hook_has_cast_is_global_too() -> None:
+    """A hook may put a copy of a parameter in another dtype into the state_dict. The value is the run's, under all
+    names, in the entry's dtype."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).bfloat16()
+    model[1].weight = model[0].weight
+
+    def cast(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state.update({name: value.float() for name, value in state.items()})
+
+    model._register_state_dict_hook(cast)
+    state = with_global_values(model, {"0.weight": torch.full((2, 2), 7.0, dtype=torch.bfloat16)})
+    for name in ("0.weight", "1.weight"):
+        assert state[name].dtype == torch.float32
+        assert (state[name] == 7.0).all()
