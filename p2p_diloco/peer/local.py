@@ -10,7 +10,8 @@ before this peer enters its run, and read only while the node allows it. `stagin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -97,6 +98,8 @@ class LocalModel:
         self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
         self._stagings: dict[torch.device, Staging] = {}
         self._last: dict[str, Tensor] | None = None  # copies of the global parameters, once the peer has left
+        self.merging: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Makes the context of each merge."""
 
     @torch.no_grad()
     def write_theta(self) -> None:
@@ -113,6 +116,10 @@ class LocalModel:
         this shard."""
         if self._sharded is not None:
             reshard(self._sharded)
+        with self.merging() if takes else nullcontext():
+            self._merge(takes, kept)
+
+    def _merge(self, takes: Mapping[int, Take], kept: Collection[int]) -> None:
         parameters, buffers = self._apart(takes)
         self._buffers.merge({shard: takes[shard] for shard in buffers}, kept)
         takes = {shard: takes[shard] for shard in parameters}

@@ -179,6 +179,8 @@ class Peer:
         if os.getpid() != self._owner:  # a forked process inherits the object, but must not end the node
             return
         try:
+            if session is not None and session.watch is not None:
+                session.watch.tell_unstepped()
             if session is not None and session.hook is not None:
                 leave(session.hook, self._local_config, why)
                 self._left = Left.after(session)
@@ -317,6 +319,8 @@ class Peer:
     def finished(self) -> bool:
         """Whether the run has ended for all."""
         over, node = self._known.standing.finished, None if self._session is None else self._session.node
+        if self._session is not None and self._session.watch is not None:
+            self._session.watch.asked()
         if not over and node is not None and not node.alive:
             raise node.client.why_it_ended()
         return over

@@ -39,6 +39,7 @@ from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.peer.untraced import after_each_step
+from p2p_diloco.peer.watch import Watch
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.codec import written_in
@@ -74,7 +75,8 @@ AnyHook = Hook | Rank0Hook | RankNHook
 @dataclass(frozen=True)
 class Session:
     """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` and `parameters`
-    are None without a model; an observer has no `hook`."""
+    are None without a model; an observer has no `hook`. `watch`: None unless this process is a peer that trains, or its
+    rank 0."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -86,6 +88,7 @@ class Session:
     parameters: LocalModel | None
     following: Following | None = None
     """What an observer has read of the run; None for any other peer."""
+    watch: Watch | None = None
 
     @property
     def standing(self) -> Standing:
@@ -177,10 +180,11 @@ def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack)
     config, layout = _known(run)
     _, inner = _inner_state(trainee, run)
     own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+    watch = _watch(trainee, own)
     local = own if rank0.is_near else FarModel(own, rank0, memory.theta, memory.base, _delta(config, memory))
     hook = RankNHook(rank0, local, None if inner is None else inner.save)
     hook.serve()
-    _hook_up(trainee, hook.step, stack)
+    _hook_up(trainee, hook.step, watch, stack)
     return _session(run, layout, memory, None, hook, own)
 
 
@@ -199,6 +203,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     if trainee.local.role == "observer":
         following = Following(client, own, _awaited(node, "ready", within_s), within_s)
         return replace(_session(run, layout, memory, node, None, own), following=following)
+    watch = _watch(trainee, own)
     if ranks is not None:
         ranks.memory = {"theta": memory.theta, "delta": _delta(config, memory)}
         ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
@@ -236,11 +241,11 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
         after()
 
     if ranks is None:
-        _hook_up(trainee, step, stack)
-        return _session(run, layout, memory, node, hook, own)
+        _hook_up(trainee, step, watch, stack)
+        return replace(_session(run, layout, memory, node, hook, own), watch=watch)
     rank0_hook = Rank0Hook(hook, ranks, after)
-    _hook_up(trainee, rank0_hook.step, stack)
-    return _session(run, layout, memory, node, rank0_hook, own)
+    _hook_up(trainee, rank0_hook.step, watch, stack)
+    return replace(_session(run, layout, memory, node, rank0_hook, own), watch=watch)
 
 
 def _card(model: nn.Module, exchanged: Collection[str] = ()) -> bytes:
@@ -285,6 +290,14 @@ def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout,
     return LocalModel(model, layout, memory.theta, memory.base, delta, share, rank, memory.delta)
 
 
+def _watch(trainee: Trainee, own: LocalModel) -> Watch:
+    """Make the watch of this process, which is told of each merge."""
+    assert trainee.model is not None, "a peer with an optimizer has a model"
+    watch = Watch(trainee.model, trainee.optimizers[-1])
+    own.merging = watch.merging
+    return watch
+
+
 def _delta(config: RunConfig, memory: SharedMemory) -> Tensor:
     return memory.delta_in(written_in(config.codec, config.rounding))
 
@@ -300,12 +313,14 @@ def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], Inne
     return dict(counters), InnerState(trainee.optimizers, local.checkpoint_dir, local.keep, trainee.rank)
 
 
-def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> None:
-    """Have torch call `step` after each step of the last optimizer. In a forked process nothing is called."""
+def _hook_up(trainee: Trainee, step: Callable[[], object], watch: Watch, stack: ExitStack) -> None:
+    """Have torch call `step` after each step of the last optimizer, if the watch lets it pass. In a forked process
+    nothing is called."""
     owner = os.getpid()
 
     def stepped() -> None:
         if os.getpid() == owner:
+            watch.step()
             step()
 
     stack.callback(after_each_step(trainee.optimizers[-1], stepped))

@@ -1,0 +1,125 @@
+"""Watches, while a peer is in its run, whether what is trained is what is exchanged.
+
+Law: reads names and a few values; changes nothing. A model that has been changed since the run was entered ends the
+step with an error, before any exchange. Training that never reaches the hook causes a warning, and so does an optimizer
+that undoes a merge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from p2p_diloco.errors import UsageError
+from p2p_diloco.peer.extents import is_sharded, local_part
+from p2p_diloco.peer.fitness import few
+from p2p_diloco.tensors.layout import plain_name, trainable
+
+ASKED = 100
+"""Each time the loop has asked so often whether the run has ended, and made no step, it is looked whether it trains."""
+NEAR = 0.25
+"""A step has undone a merge if it went so near to the values before the merge, as a share of its own length."""
+LONG = 2.0
+"""... and if it is so many times as long as the steps before the merge were in the mean, or it may be an ordinary step
+that happens to lead back."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+class Watch:
+    """Watches one peer's model and the optimizer whose steps are counted."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._entered = trainable(model)
+        self._loaded = self._sample()  # after the last merge
+        self._before: Tensor | None = None  # before the merges since the last step, if there were any
+        self._ordinary = 0.0  # the length of a step before these merges, in the mean
+        self._steps = 0  # since the last merge
+        self._asked = 0
+        self._is_stepped = self._is_told = self._is_undone = False
+
+    @contextmanager
+    def merging(self) -> Iterator[None]:
+        """A block in which newer global values are loaded into the model."""
+        before = self._sample()
+        if self._before is None:
+            self._before = before
+            self._ordinary = _length(before - self._loaded) / max(1, self._steps)
+        yield
+        self._loaded, self._steps = self._sample(), 0
+
+    def step(self) -> None:
+        """Called at each step, before any exchange.
+
+        Raises:
+            UsageError: the trainable parameters are others than when the run was entered.
+        """
+        self._check_parameters()
+        self._is_stepped = True
+        if self._before is not None and not self._is_undone:
+            self._look_whether_undone(self._before)
+        self._before = None
+        self._steps += 1
+
+    def asked(self) -> None:
+        """Called whenever the loop asks whether the run has ended."""
+        self._asked += 1
+        if self._asked % ASKED == 0:
+            self.tell_unstepped()
+
+    def tell_unstepped(self) -> None:
+        """Warn, once, if the model is trained and no step was counted."""
+        if self._is_stepped or self._is_told or torch.equal(self._loaded, self._sample()):
+            return
+        self._is_told = True
+        log.warning(
+            "the model is trained, but step() of the optimizer %s is never called, so no step is counted and nothing "
+            "is exchanged; give Peer the optimizer whose step() the training loop calls, outside of CUDA graphs",
+            type(self._optimizer).__name__,
+        )
+
+    def _check_parameters(self) -> None:
+        now = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
+        if gone := [name for name, parameter in self._entered.items() if not _is_same(parameter, now.get(name))]:
+            what = "is another tensor than when the run was entered, or gone, so its values would reach no other peer"
+            raise UsageError(what, key="parameter", value=few(gone), mend="change the model before the peer is made")
+        trained = (name for name, parameter in now.items() if parameter.requires_grad and parameter.numel())
+        if new := [name for name in trained if name not in self._entered]:
+            what = "was frozen or missing when the run was entered, so its values would reach no other peer"
+            mend = "unfreeze or add it before the peer is made, or keep it frozen"
+            raise UsageError(what, key="parameter", value=few(new), mend=mend)
+
+    def _look_whether_undone(self, before: Tensor) -> None:
+        """Warn, once, if the first step after a merge has put the values from before it back."""
+        now = self._sample()
+        made = _length(now - self._loaded)
+        if _length(now - before) < NEAR * made and made > LONG * self._ordinary:
+            self._is_undone = True
+            log.warning(
+                "a step of the optimizer %s has undone a merge: it seems to keep the weights elsewhere, too (fp32 "
+                "masters, offloaded or slow weights), so this peer gets nothing from the others; use an optimizer that "
+                "reads the model's own parameters, for instance with an fp32 model under torch.autocast",
+                type(self._optimizer).__name__,
+            )
+
+    def _sample(self) -> Tensor:
+        """The first value that this process holds of each trainable parameter."""
+        parts = (local_part(parameter) for parameter in self._entered.values())
+        first = [part[(0,) * part.dim()] for part in parts if part.numel()]
+        return torch.tensor([value.item() for value in first], dtype=torch.float32, device="cpu")
+
+
+def _length(values: Tensor) -> float:
+    return float(values.norm())
+
+
+def _is_same(entered: nn.Parameter, now: nn.Parameter | None) -> bool:
+    """Whether a parameter is the one of the same name that the run was entered with. `fully_shard` puts another tensor
+    in a sharded one's place for a while."""
+    return now is entered or (now is not None and is_sharded(entered))

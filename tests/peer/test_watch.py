@@ -1,0 +1,161 @@
+"""What a peer trains is what it exchanges, or that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco import Peer, UsageError
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.peer import peer as peers
+from p2p_diloco.peer.extents import ALONE
+from p2p_diloco.peer.session import Trainee, _hook_up
+from p2p_diloco.peer.watch import ASKED, Watch
+from tests.peer.scripted import hooked
+
+
+def parts() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(False)
+    model[1].requires_grad_(True)
+    return model, torch.optim.SGD(model[1].parameters(), lr=0.1)
+
+
+def unfreeze(model: nn.Sequential) -> None:
+    model[0].weight.requires_grad_(True)
+
+
+def add(model: nn.Sequential) -> None:
+    model.append(nn.Linear(2, 2, bias=False))
+
+
+def resize(model: nn.Sequential) -> None:
+    model[1] = nn.Linear(2, 2)
+
+
+def merge(model: nn.Sequential) -> None:
+    del model[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (unfreeze, r"parameter=0\.weight was frozen or missing.*unfreeze or add it before the peer is made"),
+        (add, r"parameter=2\.weight was frozen or missing"),
+        (resize, r"parameter=1\.weight, 1\.bias is another tensor.*change the model before the peer is made"),
+        (merge, r"parameter=1\.weight, 1\.bias is another tensor than when the run was entered, or gone"),
+    ],
+)
+def test_a_model_that_is_changed_ends_the_next_step(change: Callable[[nn.Sequential], None], sentence: str) -> None:
+    """Before anything is exchanged, because peers would hold different models without a word."""
+    model, optimizer = parts()
+    calls: list[int] = []
+    trainee = Trainee(RunConfig(), PeerConfig(), model, [optimizer], ALONE)
+    with ExitStack() as stack:
+        _hook_up(trainee, lambda: calls.append(1), Watch(model, optimizer), stack)
+        optimizer.step()
+        assert calls == [1]
+        change(model)
+        with pytest.raises(UsageError, match=sentence):
+            optimizer.step()
+        assert calls == [1]
+
+
+def test_a_model_may_be_compiled_moved_and_frozen_for_a_while() -> None:
+    """Loops of several optimizers freeze what one of them doesn't train; its values are exchanged as before."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    model.requires_grad_(False)
+    watch.step()
+    model[1].requires_grad_(True)
+    model[1] = torch.compile(model[1], backend="eager")
+    model.to(torch.bfloat16)
+    watch.step()
+
+
+def train(weight: nn.Parameter, masters: list[float], pull: float, *, keeps_masters: bool) -> None:
+    """A step by `pull`; with masters, of the optimizer's own copy, which then goes into the model."""
+    with torch.no_grad():
+        if keeps_masters:
+            masters[0] += pull
+            weight.fill_(masters[0])
+        else:
+            weight.add_(pull)
+
+
+def rounds(every: int, lr: float, *, keeps_masters: bool) -> None:
+    """Three rounds of a peer, alone, and one step more. Each step moves the weights by 1."""
+    hook, node, model = hooked(sync_every=every)
+    node.lr = lr
+    watch = Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    hook._local.merging = watch.merging  # type: ignore[attr-defined]
+    masters = [[0.0], [0.0]]
+    for _ in range(3 * every + 1):
+        for weight, own in zip(model.parameters(), masters, strict=True):
+            train(weight, own, 1.0, keeps_masters=keeps_masters)
+        watch.step()
+        hook.step()
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_an_optimizer_that_undoes_merges_is_told_once(every: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A merge moves the weights to the other side, as if the others pulled there; the next step moves them back."""
+    rounds(every, -1.0, keeps_masters=True)
+    assert caplog.text.count("SGD has undone a merge") == 1
+
+
+@pytest.mark.parametrize(("every", "lr"), [(1, -1.0), (2, 0.5), (10, -1.0), (10, 0.9), (10, 1.0), (10, 1.3)])
+def test_a_step_that_happens_to_lead_back_is_not_told(every: int, lr: float, caplog: pytest.LogCaptureFixture) -> None:
+    """An ordinary step may end where the weights were before the merge, if others pull the other way or the outer
+    learning rate is low; it is as long as the steps before it."""
+    rounds(every, lr, keeps_masters=False)
+    assert caplog.text == ""
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, watch: Watch | None, parts: tuple[Any, Any]) -> Peer:
+    """A peer that has entered without a node."""
+    session: Any = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
+    session.watch, session.standing = watch, SimpleNamespace(finished=False)
+    monkeypatch.setattr(peers, "enter_with_node", lambda *_: session)
+    return Peer(*parts).__enter__()
+
+
+@pytest.mark.parametrize("asked", [0, ASKED])
+def test_training_without_a_step_is_told_once(
+    asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the loop asks for the run's end, or else on leaving, with the optimizer that was given."""
+    model, optimizer = parts()
+    peer = entered(monkeypatch, Watch(model, optimizer), (model, optimizer))
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    for _ in range(3 * asked):
+        assert not peer.finished
+    assert caplog.text.count("step() of the optimizer SGD is never called") == (asked > 0)
+    peer.close()
+    assert caplog.text.count("step() of the optimizer SGD is never called") == 1
+
+
+def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that a merge has loaded are no training; and a first step settles it."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(monkeypatch, watch, (model, optimizer))
+    with watch.merging(), torch.no_grad():
+        model[1].weight.add_(1.0)
+    for _ in range(ASKED):
+        assert not peer.finished
+    watch.step()
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    for _ in range(ASKED):
+        assert not peer.finished
+    peer.close()
+    assert caplog.text == ""
