@@ -22,11 +22,14 @@ from p2p_diloco.tensors.layout import plain_name, trainable
 
 ASKED = 100
 """Each time the loop has asked so often whether the run has ended, and made no step, it is looked whether it trains."""
-NEAR = 0.25
+NEAR = 0.1
 """A step has undone a merge if it went so near to the values before the merge, as a share of its own length."""
 LONG = 2.0
 """... and if it is so many times as long as the steps before the merge were in the mean, or it may be an ordinary step
 that happens to lead back."""
+IN_A_ROW = 2
+"""So many merges in a row are undone before it is told: with few parameters, a step leads back by chance now and
+then."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -42,7 +45,8 @@ class Watch:
         self._ordinary = 0.0  # the length of a step before these merges, in the mean
         self._steps = 0  # since the last merge
         self._asked = 0
-        self._is_stepped = self._is_told = self._is_undone = False
+        self._undone = 0  # merges in a row
+        self._is_stepped = self._is_told = False
 
     @contextmanager
     def merging(self) -> Iterator[None]:
@@ -62,7 +66,7 @@ class Watch:
         """
         self._check_parameters()
         self._is_stepped = True
-        if self._before is not None and not self._is_undone:
+        if self._before is not None and self._undone < IN_A_ROW:
             self._look_whether_undone(self._before)
         self._before = None
         self._steps += 1
@@ -96,15 +100,16 @@ class Watch:
             raise UsageError(what, key="parameter", value=few(new), mend=mend)
 
     def _look_whether_undone(self, before: Tensor) -> None:
-        """Warn, once, if the first step after a merge has put the values from before it back."""
+        """Warn, once, if first steps after merges put the values from before them back."""
         now = self._sample()
         made = _length(now - self._loaded)
-        if _length(now - before) < NEAR * made and made > LONG * self._ordinary:
-            self._is_undone = True
+        is_undone = _length(now - before) < NEAR * made and made > LONG * self._ordinary
+        self._undone = self._undone + 1 if is_undone else 0
+        if self._undone == IN_A_ROW:
             log.warning(
-                "a step of the optimizer %s has undone a merge: it seems to keep the weights elsewhere, too (fp32 "
-                "masters, offloaded or slow weights), so this peer gets nothing from the others; use an optimizer that "
-                "reads the model's own parameters, for instance with an fp32 model under torch.autocast",
+                "step() of the optimizer %s undoes each merge: it seems to keep the weights elsewhere, too (fp32 "
+                "masters, offloaded weights), so this peer gets nothing from the others; use an optimizer that reads "
+                "the model's own parameters, for instance with an fp32 model under torch.autocast",
                 type(self._optimizer).__name__,
             )
 

@@ -102,11 +102,11 @@ def rounds(every: int, lr: float, *, keeps_masters: bool) -> None:
         hook.step()
 
 
-@pytest.mark.parametrize("every", [1, 2, 10])
+@pytest.mark.parametrize("every", [10, 40])
 def test_an_optimizer_that_undoes_merges_is_told_once(every: int, caplog: pytest.LogCaptureFixture) -> None:
     """A merge moves the weights to the other side, as if the others pulled there; the next step moves them back."""
     rounds(every, -1.0, keeps_masters=True)
-    assert caplog.text.count("SGD has undone a merge") == 1
+    assert caplog.text.count("SGD undoes each merge") == 1
 
 
 @pytest.mark.parametrize(("every", "lr"), [(1, -1.0), (2, 0.5), (10, -1.0), (10, 0.9), (10, 1.0), (10, 1.3)])
