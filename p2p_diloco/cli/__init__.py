@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.interrupts import ENDING, Interrupts
+from p2p_diloco.standard_streams import make_usable
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -22,6 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's own, and end the process with the command line's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    make_usable()
     with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
     for number in ENDING:

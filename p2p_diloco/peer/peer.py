@@ -39,6 +39,7 @@ from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.peer.staying import stay
 from p2p_diloco.settings import from_environment, refuse_further_ranks
+from p2p_diloco.standard_streams import keep_taken
 from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
 
@@ -162,6 +163,7 @@ class Peer:
         self.seed = seed_of(session.peer_id)
         tell_joined()
         return self
+        keep_taken()  # before there are sockets to other processes
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

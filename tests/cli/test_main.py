@@ -316,3 +316,20 @@ def test_completion_can_be_shown() -> None:
     """The script that a shell loads for completion names the program."""
     result = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "p2p-diloco" in result.stdout or "p2p_diloco" in result.stdout.lower()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_encoding_of_stdout_will_do(encoding: str) -> None:
+    """A letter that it lacks is no error."""
+    result = run("join", "--help", PYTHONIOENCODING=encoding)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--sync-every" in result.stdout
+
+
+@pytest.mark.real
+def test_a_command_runs_without_standard_streams() -> None:
+    """Daemons and job runners may close them."""
+    command = [sys.executable, "-m", "p2p_diloco", "join", "--initial-peers", "nowhere"]
+    closed = subprocess.run(command, preexec_fn=lambda: os.closerange(0, 3), timeout=60)
+    assert closed.returncode == 2

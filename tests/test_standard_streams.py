@@ -1,0 +1,62 @@
+"""Processes that were started without some of the standard streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+OPENS = """
+import os, sys
+from p2p_diloco.standard_streams import keep_taken
+keep_taken()
+opened = os.open(os.devnull, os.O_RDONLY)
+found = [os.get_inheritable(number) for number in range(3)]
+os.write(int(sys.argv[1]), repr((opened > 2, found)).encode())
+"""
+TRAINS = """
+import os, sys, torch
+from p2p_diloco import Peer, RunConfig
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Peer(model, optimizer, config=RunConfig(sync_every=1, stop_after_epochs=1)) as peer:
+    while not peer.finished:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+os.write(int(sys.argv[1]), b"trained")
+"""
+
+
+def said(script: str, closed: Sequence[int]) -> str:
+    """What a script writes to the descriptor that it is given, if it is started with these descriptors closed."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    ours, theirs = os.pipe()
+    try:
+        command = [sys.executable, "-c", script, str(theirs)]
+        subprocess.run(command, pass_fds=[theirs], preexec_fn=close, stdin=subprocess.DEVNULL, timeout=100)
+    finally:
+        os.close(theirs)
+    with os.fdopen(ours) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (0, 1, 2)])
+def test_what_is_opened_later_is_no_standard_stream(closed: tuple[int, ...]) -> None:
+    """A closed stream becomes /dev/null, which child processes inherit; files opened later have higher numbers."""
+    assert said(OPENS, closed) == "(True, [True, True, True])"
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+def test_a_peer_trains_without_standard_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channel to the node survives the start of the node, whose standard streams are others."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert said(TRAINS, (0,)) == "trained"
