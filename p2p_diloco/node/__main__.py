@@ -44,7 +44,7 @@ log = logging.getLogger("p2p_diloco.node")
 
 def main() -> int:
     """Run a node until it ends; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m p2p_diloco.node", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m p2p_diloco.node", description="Runs the node's process.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)

@@ -333,3 +333,11 @@ def test_a_command_runs_without_standard_streams() -> None:
     command = [sys.executable, "-m", "p2p_diloco", "join", "--initial-peers", "nowhere"]
     closed = subprocess.run(command, preexec_fn=lambda: os.closerange(0, 3), timeout=60)
     assert closed.returncode == 2
+
+
+@pytest.mark.real
+def test_help_is_there_without_docstrings() -> None:
+    """Python drops docstrings at the second level of optimisation, which some images set."""
+    result = run("join", "--help", PYTHONOPTIMIZE="2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--sync-every" in result.stdout
