@@ -15,7 +15,8 @@ from p2p_diloco.errors import AddressError
 
 EXAMPLE = "/ip4/203.0.113.5/tcp/31337/p2p/12D3KooW..."
 
-_HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
+_NAMES = ("dns", "dns4", "dns6", "dnsaddr")
+_HOSTS = ("ip4", "ip6", *_NAMES)
 _PORTS = ("tcp", "udp")
 _HOST_PORT = re.compile(r"(?:\w+://)?(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s/:,]+)):(?P<port>\d+)/?")
 
@@ -64,7 +65,11 @@ def canonical(text: str, *, key: str = "initial_peers") -> str:
     """
     from multiaddr import Multiaddr
 
-    return str(Multiaddr(check_peer_address(text.strip(), key=key).replace("/ipfs/", "/p2p/")))
+    parts = _parts(check_peer_address(text.strip(), key=key), key)
+    return "".join(
+        f"/{protocol}/{value}" if protocol in _NAMES else str(Multiaddr(f"/{protocol}/{value}".rstrip("/")))
+        for protocol, value in parts
+    )
 
 
 def host(address: str) -> str:
@@ -144,7 +149,9 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
         value = next(pieces, None) if takes_value else ""
         if value is None:
             raise _unreadable(address, f"ends after /{protocol}", key, as_written)
-        if takes_value and not _is_multiaddr(f"/{protocol}/{value}"):
+        # many networks (Docker's, for one) have names with underscores, which the package refuses
+        read = value.replace("_", "a") if protocol in _NAMES else value
+        if takes_value and not _is_multiaddr(f"/{protocol}/{read}"):
             raise _unreadable(address, f"has an unreadable /{protocol}/{value}", key, as_written)
         parts.append((protocol, value))
     first = parts[0][0] if parts else ""

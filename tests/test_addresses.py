@@ -35,6 +35,8 @@ RSA_ID = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
         f"/ip4/10.0.0.1/udp/4001/quic-v1/p2p/{ID}",
         f"/ip4/10.0.0.1/tcp/4001/p2p/{ID}/p2p-circuit/p2p/{RSA_ID}",
         f"/dnsaddr/bootstrap.example.org/p2p/{ID}",
+        f"/dns4/my_host/tcp/31337/p2p/{ID}",
+        f"/dns/_a.b_/tcp/31337/p2p/{ID}",
     ],
 )
 def test_dialable_addresses_are_accepted(address: str) -> None:

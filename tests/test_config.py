@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgpack
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from multiaddr import Multiaddr
 
 from p2p_diloco.config import LIVE_KEYS, PeerConfig, RunConfig
 from p2p_diloco.config.run import Codec
@@ -49,6 +52,10 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"sync_every": -5}, "sync_every", "must be at least 1"),
         ({"sync_every": 1.5}, "sync_every", "is not a whole number"),
         ({"sync_every": "many"}, "sync_every", "is not a whole number"),
+        ({"sync_every": True}, "sync_every", "is not a whole number"),
+        ({"sync_every": torch.ones(2)}, "sync_every", "is not a whole number"),
+        ({"sync_every": np.float64(1.5)}, "sync_every", "is not a whole number"),
+        ({"outer_lr": True}, "outer_lr", "is not a number"),
         ({"sync_every": 10, "num_fragments": 3}, "sync_every", "is not a multiple of num_fragments=3"),
         ({"num_fragments": 0}, "num_fragments", "must be at least 1"),
         ({"codec": "zip"}, "codec", "is not known"),
@@ -339,3 +346,22 @@ def test_the_rates_rise_from_averaging_to_those_of_the_run(
         assert config.rates(epoch) == pytest.approx(rates)
     momenta = [config.rates(epoch)[1] for epoch in range(300)]
     assert momenta == sorted(momenta)
+
+
+def test_numbers_of_other_libraries_are_read() -> None:
+    """They become Python's own, so a run's settings can be written down."""
+    made = RunConfig(sync_every=np.int64(20), outer_lr=np.float32(0.5), nesterov=np.bool_(False))
+    made = RunConfig(**{**made.given, "num_fragments": torch.tensor(2), "outer_momentum": np.float64(0.25)})
+    assert json.loads(json.dumps(made.given)) == {
+        "sync_every": 20, "num_fragments": 2, "outer": "fixed", "outer_lr": 0.5, "outer_momentum": 0.25,
+        "nesterov": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("several", [list, tuple, set, iter])
+def test_addresses_may_be_objects(several: Any) -> None:
+    """One or several of the multiaddr package's, as `get_visible_maddrs` of Hivemind returns them."""
+    assert PeerConfig(initial_peers=Multiaddr(ADDRESS)).initial_peers == (ADDRESS,)
+    assert PeerConfig(initial_peers=several([Multiaddr(ADDRESS)])).initial_peers == (ADDRESS,)
+    with pytest.raises(AddressError, match="initial_peers=5 is no multiaddr"):
+        PeerConfig(initial_peers=5)

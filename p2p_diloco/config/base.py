@@ -5,9 +5,10 @@ Law: only pydantic and the standard library are imported; no file, clock, enviro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Union, cast, get_args, get_origin
@@ -22,7 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticKnownError
 from typing_extensions import Self
 
 from p2p_diloco.addresses import split_addresses
@@ -67,10 +68,10 @@ class Settings(BaseModel):
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
         """Convert a text from a flag, a variable or a file to the type of the field. A text may stand for None, a list,
-        a table or a path."""
+        a table or a path. Other values may be numbers of NumPy or torch, and objects of the multiaddr package."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
         if not isinstance(value, str):
-            return value
+            return _plain(value, bare_type(annotation))
         if is_optional(annotation) and value.strip().lower() in ("", "none", "unset"):
             return None
         match bare_type(annotation):
@@ -122,6 +123,22 @@ def unknown_setting(
     close = get_close_matches(key, known, n=1)
     mend = f"did you mean {spelled(close[0])}?" if close else "leave it out"
     return ConfigError("is not a setting", key=spelled(key), value=value, mend=mend)
+
+
+def _plain(value: Any, kind: object) -> Any:
+    """A value from a program, of Python's own types where the field `kind` needs one. Raises PydanticKnownError if it
+    is True or False in place of a number."""
+    if kind is tuple and value is not None:
+        several = isinstance(value, Iterable) and not isinstance(value, Mapping)  # a single Multiaddr is a mapping
+        return tuple(str(item) for item in value) if several else (str(value),)
+    if kind not in (bool, int, float):
+        return value
+    if hasattr(value, "item"):
+        with contextlib.suppress(ValueError, RuntimeError):  # of several elements: pydantic refuses it
+            value = value.item()
+    if isinstance(value, bool) and kind is not bool:
+        raise PydanticKnownError("int_type" if kind is int else "float_type")
+    return value
 
 
 def _table(key: str, text: str) -> object:

@@ -47,7 +47,7 @@ class Daemon:
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
         self.certificate: bytes | None = None
         """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
-        self._known: dict[str, tuple[Multiaddr, ...]] = {}
+        self._known: dict[str, dict[str, Multiaddr]] = {}  # by peer, and by the address as text
         self._died: str | None = None
         self._watching = asyncio.create_task(self._watch(on_death))
 
@@ -132,18 +132,18 @@ class Daemon:
     def introduce(self, peer: str, addresses: Sequence[str]) -> None:
         """Remember the addresses at which a peer can be dialled. Addresses that can't be read, or that name another
         peer, are ignored."""
-        known = []
+        known = {}
         for address in list(addresses)[:ADDRESSES_PER_PEER_MAX]:
             host, _, named = address.rpartition("/p2p/")
             if named == peer and host:
                 with contextlib.suppress(Exception):  # Multiaddr's parsers raise exceptions of many kinds
-                    known.append(Multiaddr(host))
+                    known[host] = Multiaddr(host)
         if known:
-            self._known[peer] = tuple(known)
+            self._known[peer] = known
 
     def known_at(self, peer: str) -> list[str]:
         """The multiaddrs of a peer that `introduce` has remembered."""
-        return [str(address) for address in self._known.get(peer, ())]
+        return list(self._known.get(peer, ()))
 
     async def greet(self, address: str) -> str | None:
         """Connect to the peer at a full multiaddr; returns None, or the reason why this failed."""
@@ -166,7 +166,7 @@ class Daemon:
         """The multiaddrs at which the daemon is connected to a peer and has checked the peer's identity. Without a
         connection the daemon first dials the peer's known addresses; empty if none of them answers."""
         with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError):
-            await self._connect(PeerID.from_base58(peer), self._known.get(peer, ()))
+            await self._connect(PeerID.from_base58(peer), tuple(self._known.get(peer, {}).values()))
             there = [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]
             return [address for address in there if not leads_over_a_relay(address)]
         return []
@@ -192,14 +192,15 @@ class Daemon:
 
     async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
         peer_id = PeerID.from_base58(peer)
-        known = self._known.get(peer)
+        known = self._known.get(peer, {})
         with closed_on_failure():
             try:
-                if known is not None:
-                    await self.p2p._client.connect(peer_id, known)  # returns at once if already connected
+                if known:
+                    # returns at once if already connected
+                    await self.p2p._client.connect(peer_id, tuple(known.values()))
                 stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
             except P2PDaemonError as error:
-                refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(known or ()))
+                refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(tuple(known)))
                 raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
             return await Pipe.adopt(reader, writer), str(stream.addr)
 
@@ -222,12 +223,12 @@ class Daemon:
         await asyncio.sleep(0)
 
 
-async def all_refuse(addresses: Sequence[Multiaddr]) -> bool:
+async def all_refuse(addresses: Sequence[str]) -> bool:
     """Dial each of these addresses by plain TCP; returns whether all of them refuse the connection. False without
     addresses."""
 
-    async def refuses(address: Multiaddr) -> bool:
-        match str(address).split("/"):
+    async def refuses(address: str) -> bool:
+        match address.split("/"):
             case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, *_]:
                 try:
                     _, writer = await asyncio.open_connection(host, int(port))

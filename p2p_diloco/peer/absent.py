@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.metrics import Metrics
+from p2p_diloco.peer.reported import number, samples_of
 from p2p_diloco.peer.shard import Alone, Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.untraced import after_each_step
@@ -56,7 +57,9 @@ class AbsentPeer:
     def report(
         self, *, loss: float | None = None, samples: int | None = None, held_out_loss: float | None = None
     ) -> None:
-        """Only hand the reported values on to the sinks."""
+        """Only hand the reported values on to the sinks. Raises ConfigError for the same values as `Peer.report`."""
+        loss, held_out_loss = number("loss", loss), number("held_out_loss", held_out_loss)
+        samples = samples_of(samples)
         self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:

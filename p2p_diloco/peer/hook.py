@@ -107,12 +107,9 @@ class Hook:
 
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """Record the loss and the samples of the next step, and the held-out loss of the global parameters."""
-        self._memory.loss = self._memory.loss if loss is None else float(loss)
-        self._memory.held_out_loss = self._memory.held_out_loss if held_out_loss is None else float(held_out_loss)
-        if samples is not None:
-            if samples < 0:
-                raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
-            self._memory.samples += samples
+        self._memory.loss = self._memory.loss if loss is None else loss
+        self._memory.held_out_loss = self._memory.held_out_loss if held_out_loss is None else held_out_loss
+        self._memory.samples += samples or 0
 
     def step(self) -> None:
         """Called after each inner step: count it, merge changed shards, and exchange a fragment when one is due."""

@@ -33,6 +33,7 @@ from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of
 from p2p_diloco.peer.refilling import open_shard
+from p2p_diloco.peer.reported import number, samples_of
 from p2p_diloco.peer.session import AnyHook, Left, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
@@ -213,7 +214,11 @@ class Peer:
         """Report the loss and the samples of the next step. Call this before `optimizer.step()`.
 
         `held_out_loss`: the loss of the global parameters on data that no peer trains on. It may have been measured at
-        any earlier step. On several ranks only rank 0's is used.
+        any earlier step. On several ranks only rank 0's is used. The values may be numbers of NumPy, or tensors of one
+        element.
+
+        Raises:
+            ConfigError: a loss is not one number, or the samples are no whole number.
         """
         self._hook.report(loss, samples, held_out_loss)
         if self.sinks:
@@ -228,6 +233,8 @@ class Peer:
         return following.refresh()
 
     def shard(
+        loss, held_out_loss = number("loss", loss), number("held_out_loss", held_out_loss)
+        samples = samples_of(samples)
         self,
         dataset: Dataset[Any] | Sequence[Any] | int,
         *,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
@@ -85,10 +85,8 @@ class RankNHook:
 
     def report(self, loss: float | None, samples: int | None, held_out_loss: float | None = None) -> None:
         """Record the loss and the samples of this rank's share of the next step. The held-out loss is rank 0's."""
-        if samples is not None and samples < 0:
-            raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
-        self._loss = float(loss) if loss is not None else self._loss
-        self._samples = int(samples) if samples is not None else self._samples
+        self._loss = loss if loss is not None else self._loss
+        self._samples = samples if samples is not None else self._samples
 
     def step(self) -> None:
         """Called after each inner step, on every rank. Tells rank 0, and carries out rank 0's commands."""
