@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, LRScheduler, ReduceLROnPlateau
 
 
 def follow(scheduler: Any, step: int) -> None:
@@ -26,5 +26,13 @@ def follow(scheduler: Any, step: int) -> None:
         warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)` before")
         if isinstance(scheduler, LambdaLR) and scheduler.last_epoch != step:
             scheduler.last_epoch = step - 1
-        while scheduler.last_epoch < step:
+        while _steps_of(scheduler) < step:
             scheduler.step()
+
+
+def _steps_of(scheduler: LRScheduler) -> int:
+    """The number of steps that a scheduler has made. A chain doesn't count its own, but all its schedulers step
+    together."""
+    while isinstance(scheduler, ChainedScheduler):
+        scheduler = scheduler._schedulers[0]
+    return scheduler.last_epoch

@@ -8,19 +8,37 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from p2p_diloco.integrations.schedule import follow
 
 KINDS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "CosineAnnealingLR": lambda optimizer: CosineAnnealingLR(optimizer, 100),
+    "ChainedScheduler": lambda optimizer: ChainedScheduler([chain(optimizer), StepLR(optimizer, 7, 0.5)]),
+    "SequentialLR": lambda optimizer: SequentialLR(
+        optimizer, [LinearLR(optimizer, 0.1, 1.0, 45), CosineAnnealingLR(optimizer, 20)], [45]
+    ),
     "StepLR": lambda optimizer: StepLR(optimizer, 10, 0.5),
 }
 
 
 def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+def chain(optimizer: torch.optim.Optimizer) -> ChainedScheduler:
+    return ChainedScheduler([ConstantLR(optimizer, 0.1, 45), ExponentialLR(optimizer, 0.9)])
 
 
 def rates(scheduler: Any, steps: int) -> list[float]:
