@@ -35,7 +35,7 @@ class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are n
 
     def __init__(self, **settings: Any) -> None:
         self._part = TakingPart(settings, ahead=1)
-        self._samples = 0
+        self._samples: int | None = 0
         self._restored: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -53,8 +53,9 @@ class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are n
         self._follow(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Count the samples of the next step."""
-        self._samples += extract_batch_size(batch)
+        """Count the samples of the next step. They are unknown if the size of one of its batches is."""
+        size = _size_of(batch)
+        self._samples = None if size is None or self._samples is None else self._samples + size
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         """Report the samples of this step."""
@@ -111,3 +112,12 @@ class DilocoCallback(OfARun, Callback):  # type: ignore[misc]  # its types are n
                 follow(each.scheduler, step // each.frequency)
         if self.peer.finished or 0 <= trainer.max_steps <= step:
             trainer.should_stop = True
+
+
+def _size_of(batch: Any) -> int | None:
+    """The number of samples in a batch. None if Lightning can't infer it, for instance from a graph: training goes on
+    without it."""
+    try:
+        return int(extract_batch_size(batch))
+    except Exception:  # Lightning's own, or whatever an object of the user's raises when it is looked into
+        return None

@@ -141,20 +141,22 @@ class DilocoCallback(OfARun, TrainerCallback):  # type: ignore[misc]  # its type
 
 
 class SampleCounter:
-    """Counts the samples of the model's forward passes in training: the length of the first input.
+    """Counts the samples of the model's forward passes in training: the length of the first input. Without such an
+    input, they are unknown.
 
     Holds nothing but a number, because a copy of the model, or a file with the whole model, contains it.
     """
 
     def __init__(self) -> None:
-        self._samples = 0
+        self._samples: int | None = 0
 
     def __call__(self, model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if model.training:
-            tensors = (value for value in (*inputs, *named.values()) if isinstance(value, Tensor) and value.ndim)
-            self._samples += len(next(tensors, ()))
+            sizes = (value.size(0) for value in (*inputs, *named.values()) if isinstance(value, Tensor) and value.ndim)
+            size = next(sizes, None)
+            self._samples = None if size is None or self._samples is None else self._samples + size
 
-    def taken(self) -> int:
-        """The number of samples since the last call."""
+    def taken(self) -> int | None:
+        """The number of samples since the last call; None if it is unknown."""
         samples, self._samples = self._samples, 0
         return samples

@@ -54,12 +54,13 @@ def fitted(
     resume: str | None = None,
     workers: int = 0,
     batch_size: int = 4,
+    collate: Any = None,
     **settings: Any,
 ) -> tuple[Trainer, Model, FakePeer]:
     """A Trainer after `steps` of the run; settings that begin with `peer_` are the fake peer's."""
     peer = {key.removeprefix("peer_"): settings.pop(key) for key in list(settings) if key.startswith("peer_")}
     module, callback = module or Module(), DilocoCallback(**{"start": 0, **peer})
-    training = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers)
+    training = DataLoader(data(40), batch_size=batch_size, shuffle=True, num_workers=workers, collate_fn=collate)
     plain = {"logger": False, "enable_checkpointing": bool(others), "enable_progress_bar": False, "accelerator": "cpu"}
     plain |= {"enable_model_summary": False, "default_root_dir": folder, "log_every_n_steps": 5}
     with warnings.catch_warnings():
@@ -145,6 +146,24 @@ def test_samples_and_losses_are_reported(tmp_path: Path) -> None:
     reported = [event for event in peer.events if "samples" in event]
     assert reported == ["32 samples", "8 samples", "32 samples", "8 samples"]
     assert "loss" in peer.events
+
+
+class Batch:
+    """An object of the user's, as graph libraries have."""
+
+    def __init__(self, samples: list[dict[str, Tensor]]) -> None:
+        self.x = torch.stack([sample["x"] for sample in samples])
+
+    def __getitem__(self, name: str) -> Tensor:
+        assert name == "x"
+        return self.x
+
+
+def test_a_batch_of_unknown_size_is_trained_on(tmp_path: Path) -> None:
+    """Its samples are not reported; nor are those of a step that has such a batch among others."""
+    _, model, peer = fitted(tmp_path, 4, collate=Batch, accumulate_grad_batches=2)
+    assert len(model.trained) == 8
+    assert not [event for event in peer.events if "samples" in event]
 
 
 def test_an_exception_makes_no_last_exchange(tmp_path: Path) -> None:

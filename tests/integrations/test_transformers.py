@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.integrations.transformers import DilocoCallback
+from p2p_diloco.integrations.transformers import DilocoCallback, SampleCounter
 from tests.integrations.fake import GLOBAL, FakePeer, Model, data
 from tests.integrations.fake import fake_peer as fake_peer
 
@@ -188,6 +188,16 @@ def test_a_model_in_a_run_can_be_copied_and_saved_whole(tmp_path: Path) -> None:
     assert [event for event in peer.events if "samples" in event] == ["4 samples"] * 3
     assert not model._forward_pre_hooks
     copy.deepcopy(model)
+
+
+def test_a_pass_without_tensors_has_unknown_samples() -> None:
+    """Then none are reported, because 0 would be a number."""
+    counter, model = SampleCounter(), torch.nn.Module().train()
+    counter(model, (), {"graph": object(), "scale": torch.tensor(2.0)})
+    counter(model, (torch.zeros(3, 2),), {})
+    assert counter.taken() is None
+    counter(model, (torch.zeros(3, 2),), {})
+    assert counter.taken() == 3
 
 
 def test_an_evaluation_without_training_works(tmp_path: Path) -> None:
