@@ -1,12 +1,14 @@
 """Saves and restores a peer's inner state: the inner optimizers, torch's random states and the counters.
 
 Law: saved beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), by the training thread,
-at the first step after the node has begun to write the outer one; each rank of a group saves its part. Only this peer
-needs its own checkpoints, so a failure to save or read one is logged, and training goes on.
+at the first step after the node has begun to write the outer one; each rank of a group saves its part. Hyperparameters
+stay as the program gives them. Only this peer needs its own checkpoints, so a failure to save or read one is logged,
+and training goes on.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,8 +55,8 @@ class InnerState:
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
     """Load the inner state that was saved beside the checkpoint `outer` of the outer state. If there is none, load the
-    newest inner state from before that checkpoint. Returns the saved counters; they are empty if no inner state was
-    found, or if it doesn't fit."""
+    newest inner state from before that checkpoint. The optimizers' hyperparameters stay as they are. Returns the saved
+    counters; they are empty if no inner state was found, or if it doesn't fit."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -67,7 +69,7 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 "counters": dict(done),
             }:
                 for optimizer, saved in zip(optimizers, states, strict=True):
-                    optimizer.load_state_dict(_sharded_again(saved, optimizer))
+                    optimizer.load_state_dict(_with_own_settings(_sharded_again(saved, optimizer), optimizer))
                 torch.set_rng_state(rng)
                 restore_random_states(states_of_devices)
                 return done
@@ -130,4 +132,24 @@ def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
                     if not is_sharded(param) or rows.shape != local_part(param).shape:
                         raise CheckpointError("is of a model that was sharded in another way", key="checkpoint")
                     entry[key] = sharded_as(param, rows.to(local_part(param).device))
+    return state
+
+
+def _with_own_settings(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The state for an optimizer, with the hyperparameters that the program gives this time: the user may have changed
+    them for this start, and the saved learning rate is one that a scheduler had changed. What an optimizer counts in
+    its groups (as schedule-free ones and Prodigy do) comes from the saved state: it is in the class's defaults, but is
+    no argument of the class."""
+    classes = [kind for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
+    arguments = {name for kind in classes for name in inspect.signature(vars(kind)["__init__"]).parameters}
+    counted = optimizer.defaults.keys() - arguments
+    changed: dict[str, tuple[object, object]] = {}
+    for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares their numbers
+        given = {key: value for key, value in own.items() if key not in counted and key != "params"}
+        differ = (key for key in given if key in arguments and key in saved and saved[key] != given[key])
+        changed |= {key: (given[key], saved[key]) for key in differ}
+        saved.pop("initial_lr", None)  # a scheduler's: a new one would begin with it
+        saved |= given
+    for key, (now, before) in sorted(changed.items()):
+        log.info("the inner optimizer goes on with this program's %s=%s; it was saved with %s", key, now, before)
     return state

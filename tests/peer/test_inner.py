@@ -102,3 +102,44 @@ def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: p
         other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
         assert restore([other], tmp_path / "checkpoint-1") == {}
     assert caplog.text.count("starts without a saved state") == 2
+
+
+def test_the_programs_hyperparameters_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A restart with another learning rate trains with it; the log says which values are others than the saved ones.
+    Moments and step counts come back. A rate that a scheduler had changed isn't taken for the script's."""
+    _, optimizer = trained(2)
+    optimizer.param_groups[0].update(lr=0.05, initial_lr=0.1)  # as a scheduler does
+    save(InnerState([optimizer], tmp_path, 1), 1)
+    model = nn.Linear(3, 2)
+    again = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.5, 0.9))
+    with caplog.at_level(logging.INFO):
+        restore([again], tmp_path / "checkpoint-1")
+    group = again.param_groups[0]
+    assert (group["lr"], group["betas"]) == (0.001, (0.5, 0.9))
+    assert "initial_lr" not in group
+    assert again.state[model.weight]["step"] == 2
+    assert [line.split(" with this program's ")[1] for line in caplog.messages] == [
+        "betas=(0.5, 0.9); it was saved with (0.9, 0.999)",
+        "lr=0.001; it was saved with 0.05",
+    ]
+
+
+def test_state_that_an_optimizer_keeps_in_its_groups_comes_back(tmp_path: Path) -> None:
+    """Such as the step count of schedule-free ones, which is no argument of the class. What a scheduler keeps there is
+    the program's."""
+
+    class CountsInGroups(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr, "k": 0})
+
+    def made(lr: float) -> torch.optim.Optimizer:
+        optimizer = CountsInGroups([nn.Parameter(torch.zeros(1))], lr)
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 2 * lr, 10, cycle_momentum=False)
+        return optimizer
+
+    first, again = made(1.0), made(0.25)
+    first.param_groups[0].update(k=7, step=3)
+    save(InnerState([first], tmp_path, 1), 1)
+    restore([again], tmp_path / "checkpoint-1")
+    group = again.param_groups[0]
+    assert (group["k"], group["step"], group["max_lr"], group["initial_lr"]) == (7, 3, 0.5, 0.02)
