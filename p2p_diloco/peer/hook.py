@@ -113,6 +113,10 @@ class Hook:
 
     def step(self) -> None:
         """Called after each inner step: count it, merge changed shards, and exchange a fragment when one is due."""
+        with self._node.turn():
+            self._step()
+
+    def _step(self) -> None:
         self.supply.stepped()
         self._rhythm.step(first=not self._memory.steps)
         self._memory.steps += 1
@@ -148,21 +152,23 @@ class Hook:
     def synchronise(self) -> None:
         """Exchange the whole model now. In synchronous mode, also ask the other peers to do the same at their next
         step."""
-        self.catch_up()
-        if self._asynchronous:
-            for _ in self._layout.fragments:
-                self._exchange(at_once=True)
-        else:
-            goal = self.merger.commits + len(self._layout.fragments)
-            self._node.tell("nudge", goal=goal)
-            while self.merger.commits < goal and self._exchange(at_once=True):
-                pass
-        self._rhythm.resume()
+        with self._node.turn():
+            self.catch_up()
+            if self._asynchronous:
+                for _ in self._layout.fragments:
+                    self._exchange(at_once=True)
+            else:
+                goal = self.merger.commits + len(self._layout.fragments)
+                self._node.tell("nudge", goal=goal)
+                while self.merger.commits < goal and self._exchange(at_once=True):
+                    pass
+            self._rhythm.resume()
 
     def exchange_early(self) -> None:
         """Exchange the fragment that is due now, between two steps, because the trainer has no data."""
-        self._exchange(at_once=True)
-        self._rhythm.resume()
+        with self._node.turn():
+            self._exchange(at_once=True)
+            self._rhythm.resume()
 
     def global_values(self) -> dict[str, Tensor]:
         """A copy of the global parameters by name."""
@@ -171,13 +177,14 @@ class Hook:
 
     def catch_up(self) -> None:
         """End the exchange that is under way, and merge all changed shards."""
-        if self._flight is not None:
-            self._land(self._flight)
-        self.merge()
+        with self._node.turn():
+            if self._flight is not None:
+                self._land(self._flight)
+            self.merge()
 
     def merge(self) -> None:
         """Merge all changed shards into the model."""
-        with self.merger.merged():
+        with self._node.turn(), self.merger.merged():
             pass
 
     # -- exchanges

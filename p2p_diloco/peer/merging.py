@@ -88,11 +88,12 @@ class Merger:
     def reading(self) -> Iterator[list[int]]:
         """A block in which the node writes no global parameters. Yields the shards whose loaded values are in
         `base`."""
-        kept = self._node.ask("read", "readable")["kept"]
-        try:
-            yield kept
-        finally:
-            self._node.tell("have read", loaded=[], torn=False)
+        with self._node.turn():
+            kept = self._node.ask("read", "readable")["kept"]
+            try:
+                yield kept
+            finally:
+                self._node.tell("have read", loaded=[], torn=False)
 
     def keep_values(self) -> None:
         """Keep a copy of the global parameters, which stays after the node's end."""

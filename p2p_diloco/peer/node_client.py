@@ -2,20 +2,22 @@
 for.
 
 Law: requests have numbers; an answer that comes during the wait for another one is kept. Every wait has a deadline,
-unless the answer depends on other peers; even that wait ends when the node ends.
+unless the answer depends on other peers; even that wait ends when the node ends. Only one thread at a time uses the
+node, because an answer to one would be received by another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from p2p_diloco import errors
-from p2p_diloco.errors import NodeDied, P2PDilocoError
+from p2p_diloco.errors import NodeDied, P2PDilocoError, UsageError
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory
 
@@ -38,10 +40,28 @@ class NodeClient:
         """Deadline for an answer of the node that needs no other peer."""
         self.say: Callable[[str], None] = partial(log.info, "%s")
         """Called with each report of the node on what the node waits for."""
+        self._using = threading.RLock()
         self._n = 0
         self._told, self._told_at = "", 0.0
         self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same
         self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """A block in which only this thread uses the node. It may be nested. Another thread's block waits for the end
+        of this one, as long as for an answer.
+
+        Raises:
+            UsageError: another thread's block did not end in time.
+        """
+        if not self._using.acquire(timeout=self.answer_s):
+            wrong = f"another thread has been in a step or another call of this peer for {self.answer_s:g} s"
+            mend = "call it in the thread that trains; epoch, global_step and metrics can be read in any thread"
+            raise UsageError(wrong, mend=mend)
+        try:
+            yield
+        finally:
+            self._using.release()
 
     def tell(self, kind: str, **values: object) -> None:
         """Send the node a message that needs no answer.
@@ -49,10 +69,11 @@ class NodeClient:
         Raises:
             P2PDilocoError: the node has ended; the error says why.
         """
-        try:
-            self._channel.send({"kind": kind, **values})
-        except ChannelClosed:
-            raise self.why_it_ended() from None
+        with self.turn():
+            try:
+                self._channel.send({"kind": kind, **values})
+            except ChannelClosed:
+                raise self.why_it_ended() from None
 
     def request(self, kind: str, **values: object) -> int:
         """Send the node a request. Returns the request's number, which the node's answer repeats.
@@ -60,9 +81,10 @@ class NodeClient:
         Raises:
             P2PDilocoError: the node has ended; the error says why.
         """
-        self._n += 1
-        self.tell(kind, n=self._n, **values)
-        return self._n
+        with self.turn():
+            self._n += 1
+            self.tell(kind, n=self._n, **values)
+            return self._n
 
     def ask(self, kind: str, answer: str, **values: Any) -> Message:
         """Send the node a request, and wait for the answer. The node must be able to answer without other peers.
@@ -70,7 +92,8 @@ class NodeClient:
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
-        message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=self.answer_s)
+        with self.turn():
+            message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=self.answer_s)
         if message is None:
             raise NodeDied(f"the node did not answer {kind!r} within {self.answer_s:g} s", mend="see its log above")
         return message
@@ -84,6 +107,10 @@ class NodeClient:
         Raises:
             P2PDilocoError: the node has ended; the error says why.
         """
+        with self.turn():
+            return self._next(kind, n, timeout_s)
+
+    def _next(self, kind: str, n: int | None, timeout_s: float) -> Message | None:
         if n is not None and n in self._kept:
             return self._kept.pop(n)
         give_up_at = time.monotonic() + timeout_s

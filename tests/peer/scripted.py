@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,9 @@ class ScriptedNode:
         self.layout, self.epochs, self.every = layout, [0] * len(layout.fragments), config.sync_every
         self.bases = Bases(layout, self.memory.theta, self.memory.base)
         self.progress = LocalProgress(config, layout, self.bases)
+
+    def turn(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def tell(self, kind: str, **values: Any) -> None:
         self.log.append((kind, values))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgpack
 import pytest
 
-from p2p_diloco.errors import NodeDied, Refused
+from p2p_diloco.errors import NodeDied, Refused, UsageError
 from p2p_diloco.node.channel import TrainerEnd
 from p2p_diloco.peer.node_client import NodeClient
 
@@ -38,3 +42,44 @@ def test_a_node_that_ended_without_a_word_has_died() -> None:
     """The error says how its process ended."""
     with pytest.raises(NodeDied, match="the node ended"):
         client({"kind": "waiting", "text": ""}).tell("merge")
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[NodeClient]:
+    """The client of a node that answers each request at once."""
+    ours, theirs = socket.socketpair()
+
+    def answer() -> None:
+        unpacker = msgpack.Unpacker()
+        while data := theirs.recv(1 << 16):
+            unpacker.feed(data)
+            for message in unpacker:
+                theirs.sendall(msgpack.packb({"kind": message["kind"], "n": message["n"]}))
+
+    playing = threading.Thread(target=answer)
+    playing.start()
+    try:
+        yield NodeClient(TrainerEnd(ours), None, lambda: "the node ended")  # type: ignore[arg-type]
+    finally:
+        ours.close()
+        playing.join()
+        theirs.close()
+
+
+def test_each_thread_gets_its_own_answers() -> None:
+    """A thread that shows progress may ask while another one trains."""
+    with answering() as node, ThreadPoolExecutor(2) as threads:
+        node.answer_s = 5.0
+        asked = [threads.submit(node.ask, kind, kind) for kind in ("merge", "ask") * 200]
+        assert [one.result()["kind"] for one in asked] == ["merge", "ask"] * 200
+
+
+def test_a_thread_that_must_wait_too_long_is_told_why() -> None:
+    """An exchange may last for minutes, and `peers` of another thread waits no longer than for an answer."""
+    with answering() as node, ThreadPoolExecutor(1) as other:
+        node.answer_s = 0.05
+        with node.turn():
+            assert node.ask("ask", "ask")["kind"] == "ask"
+            with pytest.raises(UsageError, match=r"another thread has been in a step .* the thread that trains"):
+                other.submit(node.ask, "ask", "ask").result()
+        assert other.submit(node.ask, "ask", "ask").result()["n"] == 2
