@@ -99,6 +99,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
     return read_settings({}, environment)
 
 
+def settings_of_join(environment: Mapping[str, str] | None = None) -> tuple[RunConfig, PeerConfig] | None:
+    """The settings that `join -- COMMAND` gave this program, if it is such a command; None otherwise."""
+    environment = os.environ if environment is None else environment
+    return from_environment(environment) if JOINED_FILE in environment else None
+
+
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
     """Raise ConfigError in every process that torchrun has started, except the first. Call this if the model is not
     spread over these processes: each of them would be a peer of its own, and all would have the same settings."""

@@ -39,7 +39,7 @@ from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.sinks import Sinks
 from p2p_diloco.peer.slices import Slices, open_slices
 from p2p_diloco.peer.staying import stay
-from p2p_diloco.settings import from_environment, refuse_further_ranks
+from p2p_diloco.settings import from_environment, refuse_further_ranks, settings_of_join
 from p2p_diloco.standard_streams import keep_taken
 from p2p_diloco.tensors.layout import FragmentPlan
 from p2p_diloco.wrapped import show_log, tell_joined
@@ -89,8 +89,17 @@ class Peer:
     ) -> None:
         """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
         match the run's; all others are taken from the run. `local`: this peer's own settings. `run_id`,
-        `initial_peers`, `invite`, `open`: if given, they replace the values in `local`."""
-        given = {} if local is None else local.given
+        `initial_peers`, `invite`, `open`: if given, they replace the values in `local`.
+
+        In a command of `p2p-diloco join`, the settings that `join` was given count where these arguments give none.
+
+        Raises:
+            UsageError: the peer would be in another run than the one that `join` was given.
+        """
+        show_log()
+        of_join = settings_of_join()
+        given = {} if of_join is None else of_join[1].given
+        given |= {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
         if initial_peers is not None:
@@ -104,7 +113,12 @@ class Peer:
         if self._local_config.role == "observer" and not self._local_config.initial_peers:
             mend = "give an address of a peer or a bootstrap, or an invitation"
             raise UsageError("an observer needs a run to read", key="initial_peers", value="unset", mend=mend)
-        self._asked = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
+        asked = config.given if isinstance(config, RunConfig) else config or {}
+        self._asked = RunConfig(**{**({} if of_join is None else of_join[0].given), **asked})
+        if of_join is not None and self._local_config.run_id != of_join[1].run_id:
+            mend = "leave it out, or start this program without join"
+            wrong = f"is another run than {of_join[1].run_id}, for which `p2p-diloco join` started this program"
+            raise UsageError(wrong, key="run_id", value=self._local_config.run_id, mend=mend)
         self._given, self._model = model, bare(model)
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
         refuse_claimed(self._model, self._optimizers)  # now, while the variable may still hold the other peer
@@ -131,7 +145,6 @@ class Peer:
         settings = from_environment()
         if settings is None:
             return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
-        show_log()
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
     # -- entering and leaving
@@ -149,6 +162,7 @@ class Peer:
             refuse_further_ranks(os.environ)
         rank = ALONE if group is None else group.rank
         trainee = Trainee(self._asked, self._local_config, self._model, self._optimizers, rank)
+        keep_taken()  # before there are sockets to other processes
         atexit.register(self._end, _NOT_LEFT)
         try:
             self._stack.enter_context(claimed(self._model, self._optimizers))
@@ -164,7 +178,6 @@ class Peer:
         self.seed = seed_of(session.peer_id)
         tell_joined()
         return self
-        keep_taken()  # before there are sockets to other processes
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -220,6 +233,8 @@ class Peer:
         Raises:
             ConfigError: a loss is not one number, or the samples are no whole number.
         """
+        loss, held_out_loss = number("loss", loss), number("held_out_loss", held_out_loss)
+        samples = samples_of(samples)
         self._hook.report(loss, samples, held_out_loss)
         if self.sinks:
             self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
@@ -233,8 +248,6 @@ class Peer:
         return following.refresh()
 
     def shard(
-        loss, held_out_loss = number("loss", loss), number("held_out_loss", held_out_loss)
-        samples = samples_of(samples)
         self,
         dataset: Dataset[Any] | Sequence[Any] | int,
         *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.peer import Peer, _unwrapped, seed_of
+from p2p_diloco.wrapped import JOINED_FILE
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -101,3 +103,20 @@ def test_with_a_run_named_it_is_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(peer, Peer)
     assert peer._local_config.run_id == "named"
     assert peer._asked.given == {"sync_every": 7}
+
+
+def test_under_join_single_arguments_override_single_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that gives one setting of its own takes part in the run that `join` was given, with all other settings
+    of `join`. If it names another run, it is told."""
+    for name, value in (("JOINED_FILE", "x"), ("RUN_ID", "named"), ("SYNC_EVERY", "9"), ("NAME", "alice")):
+        monkeypatch.setenv(f"P2P_DILOCO_{name}", value)
+    assert JOINED_FILE in os.environ
+    peer = Peer(*parts(), config={"num_fragments": 3}, local=PeerConfig(keep=5))
+    assert peer._asked.given == {"sync_every": 9, "num_fragments": 3}
+    assert peer._local_config.given == {"run_id": "named", "name": "alice", "keep": 5, "role": "worker"}
+    peer = Peer(*parts(), config=RunConfig(sync_every=4), local=PeerConfig(name="bob"))
+    assert (peer._asked.sync_every, peer._local_config.name) == (4, "bob")
+    with pytest.raises(UsageError, match=r"run_id=other is another run than named, .* start this program without join"):
+        Peer(*parts(), run_id="other")
+    monkeypatch.delenv(JOINED_FILE)
+    assert Peer(*parts(), run_id="other")._local_config.given == {"run_id": "other", "role": "worker"}
