@@ -55,8 +55,12 @@ class Controls:
         Raises:
             UsageError, ConfigError: the wish can't be read or can't be done. Refused, GaveUpWaiting: as `revise`.
         """
-        if not isinstance(wish, Mapping) or wish.get("do") not in self.offered:
-            raise UsageError("can't be done from here", key="do", value=wish, mend=f"one of {', '.join(self.offered)}")
+        asked = wish.get("do") if isinstance(wish, Mapping) else None
+        if asked not in self.offered:
+            known = asked in ("set", "save", "stop", "kick")
+            key = "--key" if asked == "kick" else "--identity-path or --key"
+            mend = f"start the dashboard with {key}" if known else f"ask for one of {', '.join(self.offered)}"
+            raise UsageError("can't be done from here", key="do", value=asked, mend=mend)
         log.info("asked for in the browser: %s", wish)
         async with self._one_at_a_time:
             match wish:
