@@ -240,8 +240,8 @@ class Peer:
             self._sinks.write(self.global_step, self.epoch, loss=loss, samples=samples, held_out_loss=held_out_loss)
 
     def refresh(self) -> bool:
-        """For an observer: read the run's newest global parameters into the model. Returns whether they are newer than
-        the parameters that were read before. The model's buffers are not changed."""
+        """For an observer: read the run's newest global parameters and averaged buffers into the model. Returns whether
+        they are newer than those that were read before."""
         following = self._entered.following
         if following is None:
             raise UsageError("only an observer reads at its own times", mend="use role=observer, without an optimizer")
@@ -284,8 +284,8 @@ class Peer:
             yield
 
     def global_state_dict(self) -> dict[str, Any]:
-        """A copy of the model's state_dict in which the global parameters take the place of the model's own. Buffers
-        are the model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
+        """A copy of the model's state_dict in which the global parameters and averaged buffers take the place of the
+        model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
         these are the parameters of `epoch`; in asynchronous mode the newest. After the `with` block these are the
         parameters that were merged last."""
         known, standing = self._known, self._known.standing
