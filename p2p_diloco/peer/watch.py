@@ -22,12 +22,12 @@ from p2p_diloco.tensors.layout import plain_name, trainable
 
 ASKED = 100
 """Each time the loop has asked so often whether the run has ended, and made no step, it is looked whether it trains."""
-NEAR = 0.1
+NEAR = 0.25
 """A step has undone a merge if it went so near to the values before the merge, as a share of its own length."""
 LONG = 2.0
 """... and if it is so many times as long as the steps before the merge were in the mean, or it may be an ordinary step
 that happens to lead back."""
-IN_A_ROW = 2
+IN_A_ROW = 3
 """So many merges in a row are undone before it is told: with few parameters, a step leads back by chance now and
 then."""
 

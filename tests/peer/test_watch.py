@@ -89,13 +89,13 @@ def train(weight: nn.Parameter, masters: list[float], pull: float, *, keeps_mast
 
 
 def rounds(every: int, lr: float, *, keeps_masters: bool) -> None:
-    """Three rounds of a peer, alone, and one step more. Each step moves the weights by 1."""
+    """Five rounds of a peer, alone, and one step more. Each step moves the weights by 1."""
     hook, node, model = hooked(sync_every=every)
     node.lr = lr
     watch = Watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     hook._local.merging = watch.merging  # type: ignore[attr-defined]
     masters = [[0.0], [0.0]]
-    for _ in range(3 * every + 1):
+    for _ in range(5 * every + 1):
         for weight, own in zip(model.parameters(), masters, strict=True):
             train(weight, own, 1.0, keeps_masters=keeps_masters)
         watch.step()
