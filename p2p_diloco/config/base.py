@@ -5,7 +5,6 @@ Law: only pydantic and the standard library are imported; no file, clock, enviro
 
 from __future__ import annotations
 
-import contextlib
 import json
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -68,7 +67,7 @@ class Settings(BaseModel):
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
         """Convert a text from a flag, a variable or a file to the type of the field. A text may stand for None, a list,
-        a table or a path. Other values may be numbers of NumPy or torch, and objects of the multiaddr package."""
+        a table or a path. Addresses may be objects of the multiaddr package."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
         if not isinstance(value, str):
             return _plain(value, bare_type(annotation))
@@ -126,17 +125,12 @@ def unknown_setting(
 
 
 def _plain(value: Any, kind: object) -> Any:
-    """A value from a program, of Python's own types where the field `kind` needs one. Raises PydanticKnownError if it
-    is True or False in place of a number."""
+    """A value from a program for a field of this kind: objects of the multiaddr package become text. Raises
+    PydanticKnownError for True or False in place of a number; pydantic itself reads numbers of NumPy and torch."""
     if kind is tuple and value is not None:
         several = isinstance(value, Iterable) and not isinstance(value, Mapping)  # a single Multiaddr is a mapping
         return tuple(str(item) for item in value) if several else (str(value),)
-    if kind not in (bool, int, float):
-        return value
-    if hasattr(value, "item"):
-        with contextlib.suppress(ValueError, RuntimeError):  # of several elements: pydantic refuses it
-            value = value.item()
-    if isinstance(value, bool) and kind is not bool:
+    if isinstance(value, bool) and kind in (int, float):
         raise PydanticKnownError("int_type" if kind is int else "float_type")
     return value
 
