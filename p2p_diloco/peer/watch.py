@@ -40,6 +40,7 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._entered = trainable(model)
+        self._checked = self._outline()
         self._loaded = self._sample()  # after the last merge
         self._before: Tensor | None = None  # before the merges since the last step, if there were any
         self._ordinary = 0.0  # the length of a step before these merges, in the mean
@@ -64,7 +65,10 @@ class Watch:
         Raises:
             UsageError: the trainable parameters are others than when the run was entered.
         """
-        self._check_parameters()
+        outline = self._outline()
+        if outline != self._checked:  # to read all names takes a millisecond, too long for each step
+            self._check_parameters()
+            self._checked = outline
         self._is_stepped = True
         if self._before is not None and self._undone < IN_A_ROW:
             self._look_whether_undone(self._before)
@@ -87,6 +91,16 @@ class Watch:
             "is exchanged; give Peer the optimizer whose step() the training loop calls, outside of CUDA graphs",
             type(self._optimizer).__name__,
         )
+
+    def _outline(self) -> list[tuple[int, bool]]:
+        """The model's parameters by identity, and whether each is trained."""
+        found: list[nn.Parameter | None] = []
+        modules: list[nn.Module | None] = [self._model]
+        while modules:
+            if (module := modules.pop()) is not None:
+                found += module._parameters.values()
+                modules += module._modules.values()
+        return [(id(parameter), parameter.requires_grad) for parameter in found if parameter is not None]
 
     def _check_parameters(self) -> None:
         now = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
@@ -116,8 +130,11 @@ class Watch:
     def _sample(self) -> Tensor:
         """The first value that this process holds of each trainable parameter."""
         parts = (local_part(parameter) for parameter in self._entered.values())
-        first = [part[(0,) * part.dim()] for part in parts if part.numel()]
-        return torch.tensor([value.item() for value in first], dtype=torch.float32, device="cpu")
+        first: dict[torch.device, list[Tensor]] = {}
+        for part in parts:
+            if part.numel():
+                first.setdefault(part.device, []).append(part[(0,) * part.dim()].to(torch.float32))
+        return torch.cat([torch.empty(0, device="cpu"), *(torch.stack(there).to("cpu") for there in first.values())])
 
 
 def _length(values: Tensor) -> float:
