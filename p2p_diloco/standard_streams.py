@@ -5,6 +5,7 @@ Law: uses only the standard library.
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -30,5 +31,5 @@ def make_usable() -> None:
     for number, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         sys.stdout.reconfigure(errors="replace")
