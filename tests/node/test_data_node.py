@@ -117,7 +117,7 @@ def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
         a, b = await nodes.add("a"), await nodes.add("b")
         assert await nodes.read(*range(SLICES)) == [line(index) for index in range(SLICES)]
         assert sum(a.sent.values()) + sum(b.sent.values()) == SLICES
-        assert a.sent["reader"] == b.sent["reader"] == SLICES / 2
+        assert min(a.sent["reader"], b.sent["reader"]) >= 2  # the further ones come from whichever answers first
         identity = next(iter(nodes.reader._data_sets))
         for name in "ab":
             nodes.kill(name)
