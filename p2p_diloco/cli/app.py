@@ -337,6 +337,7 @@ def bench(
     peers: int = Option(2, help="Peers of the run.", metavar="K"),
     parameters: str = Option("10M", help="Parameters of the model: 25M, 100k.", metavar="N"),
     codec: str = Option("bf16", help="How pseudo-gradients are written on the wire.", metavar="CODEC"),
+    tensors: int = Option(100, help="Parameter tensors of the model, of unlike sizes.", metavar="T"),
     fragments: int = Option(1, help="Fragments that the model is sent in.", metavar="F"),
     rounds: int = Option(7, help="Rounds to measure, after 2 for warm-up.", metavar="R"),
     link: str | None = Option(
@@ -351,7 +352,7 @@ def bench(
         metavar="[raw,gloo,averager|none]",
     ),
     steps: int | None = Option(None, help="Inner steps of a round; unset: one for each fragment.", metavar="H"),
-    step_time: float = Option(0.0, help="Seconds that an inner step takes.", metavar="S"),
+    step_time: float = Option(0.0, help="Seconds that an inner step computes; 0: no training.", metavar="S"),
     overlap: int = Option(0, help="Inner steps to make during an exchange."),
     direct: bool = Option(True, help="Send payloads over direct TLS connections, or over libp2p's streams only."),
     device: str = Option("cpu", help="Device of the peers' models; with e.g. cuda no other method is measured."),
@@ -359,7 +360,7 @@ def bench(
 ) -> None:
     """Measure a whole round between real processes on this machine, and the same work done by other methods.
 
-    Nothing is trained: pseudo-gradients are made up. The other methods take turns with the run:
+    Pseudo-gradients are made up; with --step-time the peers train a small network beside. The other methods take turns:
     a plain libp2p stream of the same bytes; gloo's all-reduce with the same outer step;
     and Hivemind's averager with the same outer step.
     """
@@ -381,6 +382,7 @@ def bench(
         overlap=overlap,
         direct=direct,
         device=device,
+        tensors=tensors,
     )
     raise typer.Exit(measure(plan, as_json=as_json))
 

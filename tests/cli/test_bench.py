@@ -14,20 +14,22 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+import torch
 from rich.console import Console
 
 from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.bench import command, ours
-from p2p_diloco.cli.bench.group import Failed, Group, ask
+from p2p_diloco.cli.bench.group import Bench, Failed, Group, ask
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, memory, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.ours import wire_bytes
 from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
 from p2p_diloco.cli.bench.table import as_object, drawn, figures, headline
+from p2p_diloco.cli.bench.work import Training, model_of
 from p2p_diloco.cli.processes import Child, Children
 from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import RunConfig
@@ -188,15 +190,56 @@ def test_a_device_that_is_not_there_is_told_before_anything_starts(
 
 
 def test_what_share_of_a_round_is_training() -> None:
-    """The median over the rounds; none where inner steps take no time."""
-    training = [Round(2.0, {"training": s}, {}, 0.0, 0.0) for s in (1.9, 1.0, 1.5)]
+    """Their time without exchanges against the median round's, so that steps which exchanges make slower lower it; none
+    where there is no training."""
+    training = [Round(2.0, {"training": 1.8}, {}, 0.0, 0.0, alone_s) for alone_s in (1.6, 1.0, 1.5)]
     result = replace(RESULT, rounds=tuple(training))
     plan, out = replace(PLAN, steps=2, step_s=0.75, beside=()), StringIO()
     assert (figures(plan, result)["training_share"], FIGURES["training_share"]) == (0.75, None)
     Console(file=out, width=80).print(drawn(plan, [result]))
     assert "2 steps of 0.75 s" in out.getvalue()
-    assert ["1.500", "2.000", "75.0%"] in [line.split()[2:] for line in out.getvalue().splitlines()]
+    assert ["1.500", "1.800", "2.000", "75.0%"] in [line.split()[2:] for line in out.getvalue().splitlines()]
     assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
+
+
+@pytest.mark.parametrize(("numel", "tensors"), [(10_000_000, 100), (150, 100), (7, 7), (5, 1)])
+def test_a_models_tensors_are_as_many_as_asked_and_unlike(numel: int, tensors: int) -> None:
+    sizes = [param.numel() for param in model_of(numel, tensors).parameters()]
+    assert (sum(sizes), len(sizes)) == (numel, tensors)
+    assert min(sizes) > 0
+    assert numel < 10**6 or max(sizes) > 100 * min(sizes)
+
+
+def test_peers_have_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least that any of them does in an inner step's time. Its time without exchanges is taken for each round, and
+    is the slowest peer's."""
+    asked: list[tuple[str, dict[str, int]]] = []
+
+    def answers(_members: object, do: str, _within_s: float = 0.0, **values: int) -> list[dict[str, Any]]:
+        asked.append((do, values))
+        return [{"passes": 2.6, "took_s": 1.0, "parts": {}}, {"passes": 4.5, "took_s": 3.0, "parts": {}}]
+
+    monkeypatch.setattr("p2p_diloco.cli.bench.group.ask", answers)
+    group = Group(plan_of(2, "1k", steps=1, step_s=0.1), "x", [], 1, Memory({}))
+    group.agree_on_work()
+    assert asked == [("calibrate", {}), ("work", {"passes": 3})]
+    assert [group.play().alone_s for _ in range(2)] == [3.0, 3.0]
+    assert [do for do, _ in asked[2:]] == 2 * ["train", "alone", "round"]
+
+
+def test_training_makes_at_least_one_pass() -> None:
+    training = Training(torch.device("cpu"))
+    assert training.passes(0.0) == 1
+    training.step(2)
+
+
+def test_measured_processes_have_torchs_own_threads() -> None:
+    """A figure with one thread is a figure that no user has."""
+    given: list[dict[str, str]] = []
+    children = SimpleNamespace(start=lambda *_, environment, **__: given.append(environment))
+    Bench(PLAN, cast("Children", children)).start("peer-0", "ours", 0)
+    assert len(given) == 1
+    assert not any("THREADS" in name for name in given[0])
 
 
 def test_a_round_needs_every_peer() -> None:
@@ -313,7 +356,7 @@ def text_of(results: list[Result], width: int = 80) -> str:
 def test_the_tables_fit_a_terminal() -> None:
     """Eighty columns hold every figure on one line."""
     told = text_of([RESULT])
-    assert "2 peers, 25M parameters, bf16, on loopback" in told
+    assert "2 peers, 25M parameters in 100 tensors, bf16, on loopback" in told
     row = next(line for line in told.splitlines() if "p2p_diloco bf16" in line)
     assert row.split()[2:] == ["2.000", "1.000", "1000.0", "1.2", "500", "2.000", "0.000"]
 
@@ -460,7 +503,7 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     told, log = process.communicate(timeout=240)
     assert process.returncode == 0, log
     result = json.loads(told)
-    assert (result["schema_version"], result["peers"], result["parameters"], result["rounds"]) == (1, 2, 100_000, 3)
+    assert (result["schema_version"], result["peers"], result["parameters"], result["rounds"]) == (2, 2, 100_000, 3)
     assert result["machine"]["congestion"] is None
     ours, fp32, bf16 = result["results"]
     assert [one["name"] for one in (ours, fp32, bf16)] == ["p2p_diloco bf16", "gloo fp32", "gloo bf16"]

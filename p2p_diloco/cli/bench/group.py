@@ -53,7 +53,7 @@ class Bench:
                 self.network.throttle(machine, self.plan.links_mbit[rank])
         asked = {"name": name, "rank": rank, "host_maddrs": [f"/ip4/{host}/tcp/0"], **options}
         serve = module("p2p_diloco.cli.bench.serve", kind, json.dumps(asdict(self.plan)), json.dumps(asked))
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device}
+        environment = {"GLOO_SOCKET_IFNAME": device}  # and torch's own number of threads, as in a user's script
         return self.children.start(name, [*on, *serve], listens=True, environment=environment)
 
     def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
@@ -96,18 +96,32 @@ class Group:
     rounds: list[Round] = field(default_factory=list)
     failed: str = ""
 
+    def agree_on_work(self) -> None:
+        """Give all processes the same work as an inner step: the least that any of them does in its time, while all
+        compute at once.
+
+        Raises:
+            Failed: a process didn't answer in time.
+        """
+        passes = min(answer["passes"] for answer in ask(self.members, "calibrate", self.plan.round_s_max))
+        ask(self.members, "work", passes=max(1, round(passes)))
+
     def play(self) -> Round:
-        """Play one round.
+        """Play one round. If it has training, its inner steps are made without exchanges first, by all processes at
+        once, because they share this machine.
 
         Raises:
             Failed: a process didn't finish the round, made another number of exchanges, or peers differ after it.
         """
         ask(self.members, "train", self.plan.round_s_max)
+        alone_s = 0.0
+        if self.plan.step_s:
+            alone_s = max(answer["took_s"] for answer in ask(self.members, "alone", self.plan.round_s_max))
         before = measure.cpu_s(self.members)
         answers = ask(self.members, "round", self.plan.round_s_max)
         used = {role: spent - before.get(role, 0.0) for role, spent in measure.cpu_s(self.members).items()}
         self._check(answers)
-        self.rounds.append(measure.round_of(answers, used))
+        self.rounds.append(measure.round_of(answers, used, alone_s))
         return self.rounds[-1]
 
     def result(self, warm_up: int) -> Result:
@@ -151,6 +165,8 @@ def groups_of(bench: Bench) -> list[Group]:
     groups = [Group(plan, f"p2p_diloco {plan.codec}", run, sent, measure.memory(seed))]
     ask(run[:1], "build", everyone=[], sent_bytes=sent)  # it founds the run; the others fetch its state
     ask(run[1:], "build", START_S + plan.fetch_s, everyone=[], sent_bytes=sent)
+    if plan.step_s:
+        groups[0].agree_on_work()
     for (kind, wire), members in beside.items():
         first = ask(members[:1], "open", first={})
         opened = [*first, *ask(members[1:], "open", first=first[0])]

@@ -29,7 +29,7 @@ class Round:
 
     `parts`: the slowest peer's times by part. `cpu_s`: processor time of all peers together, by kind of process.
     `waiting_s`, `hidden_s`: for how long exchanges stopped training, and for how long training went on during them; the
-    mean over peers.
+    mean over peers. `alone_s`: how long the same inner steps took without exchanges; 0: there was no training.
     """
 
     took_s: float
@@ -37,6 +37,7 @@ class Round:
     cpu_s: Mapping[str, float]
     waiting_s: float
     hidden_s: float
+    alone_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,13 @@ class Result:
     failed: str = ""
 
 
-def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -> Round:
+def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float], alone_s: float = 0.0) -> Round:
     """Make a `Round` from the answers of a group's processes. A process that reports no waiting time counts as waiting
     for the whole round."""
     slowest = max(answers, key=lambda answer: float(answer["took_s"]))
     waiting = statistics.mean(answer.get("waiting_s", answer["took_s"]) for answer in answers)
     hidden = statistics.mean(answer.get("hidden_s", 0.0) for answer in answers)
-    return Round(slowest["took_s"], slowest["parts"], dict(cpu_s), waiting, hidden)
+    return Round(slowest["took_s"], slowest["parts"], dict(cpu_s), waiting, hidden, alone_s)
 
 
 def cpu_s(children: Iterable[Child]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The contender `ours`: a peer of a run, with its node and its p2pd.
 
-Law: uses a `Peer` as any script would. Its optimizer does nothing, because training is not measured: the time of
-`optimizer.step()` is the exchange's.
+Law: uses a `Peer` as any script would. Its optimizer does nothing, so that the time of `optimizer.step()` is the
+exchange's. Inner steps, if the plan has them, compute with a network that isn't exchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2p_diloco.cli.bench.member import (
     Member,
 )
 from p2p_diloco.cli.bench.plan import Plan
-from p2p_diloco.cli.bench.work import Synthetic, model_of
+from p2p_diloco.cli.bench.work import Synthetic, Training, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node.run import reply_codec_of
 from p2p_diloco.peer import Peer
@@ -63,8 +63,10 @@ class Contender(Member):
         plan, rank, config = self.plan, self.asked["rank"], self._config
         seed = rank is None
         self._device = usable(plan.device)
-        model = (model_of(1, 1) if seed else model_of(plan.parameters, plan.fragments)).to(self._device)
+        model = (model_of(1, 1) if seed else model_of(plan.parameters, plan.tensors)).to(self._device)
         self._train = Synthetic(model, rank or 0).train
+        if plan.step_s:
+            self._training = Training(self._device)
         self._optimizer = Still(model.parameters(), {})
         local = PeerConfig(
             name=self.asked["name"],
@@ -80,16 +82,32 @@ class Contender(Member):
         self._peer = self.leaving.enter_context(run)
         return {"addresses": list(self._peer.addresses), "wire_bytes": wire_bytes(config, plan.parameters)}
 
+    def calibrate(self) -> Line:
+        """How many passes of the training network take as long as an inner step."""
+        return {"passes": self._training.passes(2 * self.plan.step_s) / 2}
+
+    def work(self, passes: int) -> Line:
+        """From now on an inner step has as many passes."""
+        self._passes = passes
+        return {}
+
+    def alone(self) -> Line:
+        """Make a round's inner steps without any exchange."""
+        began = time.perf_counter()
+        for _step in range(self._config.sync_every):
+            self._training.step(self._passes)
+        return {"took_s": time.perf_counter() - began}
+
     def train(self) -> Line:
         self._train()
         finish(self._device)
         return {}
 
     def round(self) -> Line:
-        before, began, step_s = self._peer.metrics, time.perf_counter(), self.plan.step_s
+        before, began, trains = self._peer.metrics, time.perf_counter(), self.plan.step_s > 0
         for _step in range(self._config.sync_every):
-            if step_s:
-                time.sleep(step_s)
+            if trains:
+                self._training.step(self._passes)
             self._optimizer.step()
         finish(self._device)
         took_s, after = time.perf_counter() - began, self._peer.metrics
@@ -98,7 +116,7 @@ class Contender(Member):
             """The increase of the peer's counter in this round."""
             return float(getattr(after, counter) - getattr(before, counter))
 
-        times = {TRAINING: "inner_time_s", **TIMES} if step_s else TIMES
+        times = {TRAINING: "inner_time_s", **TIMES} if trains else TIMES
         parts = {part: gone(counter) for part, counter in times.items()}
         return {
             "took_s": took_s,

@@ -48,9 +48,10 @@ class Links(NamedTuple):
 class Plan:
     """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. `rtt_s`: the
     round trip time that the switch adds between any two peers; `loss`: the fraction of packets that it loses. A round
-    has `steps` inner steps (0: one for each fragment) of `step_s` seconds each; `overlap`: the inner steps made during
-    an exchange. `direct`: whether payloads go over direct connections. `device`: the device of the peers' models.
-    `beside`: the other methods to measure. `rounds`: the rounds to measure, after `WARM_UP` others.
+    has `steps` inner steps (0: one for each fragment), each with the work of `step_s` seconds; `overlap`: the inner
+    steps made during an exchange. `direct`: whether payloads go over direct connections. `device`: the device of the
+    peers' models. `beside`: the other methods to measure. `rounds`: the rounds to measure, after `WARM_UP` others.
+    `tensors`: the parameter tensors of the model.
 
     Raises:
         UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
@@ -70,6 +71,7 @@ class Plan:
     rtt_s: float = 0.0
     loss: float = 0.0
     device: str = CPU
+    tensors: int = 100
 
     def __post_init__(self) -> None:
         for key, value, least, most in (
@@ -79,12 +81,16 @@ class Plan:
             ("--steps", self.steps or self.fragments, self.fragments, 100_000),
             ("--step-time", self.step_s, 0, 60),
             ("--overlap", self.overlap, 0, 100_000),
+            ("--tensors", self.tensors, 1, 100_000),
         ):
             if not least <= value <= most:
                 raise UsageError(f"must be {least} to {most}", key=key, value=value, mend=f"choose e.g. {least}")
-        if self.parameters < self.fragments:
-            mend = "choose more parameters or fewer fragments"
-            raise UsageError("are fewer than --fragments", key="--parameters", value=self.parameters, mend=mend)
+        if self.tensors < self.fragments:
+            mend = "choose more tensors or fewer fragments"
+            raise UsageError("are fewer than --fragments", key="--tensors", value=self.tensors, mend=mend)
+        if self.parameters < self.tensors:
+            mend = "choose more parameters or fewer tensors"
+            raise UsageError("are fewer than --tensors", key="--parameters", value=self.parameters, mend=mend)
         if self.beside and (self.steps or self.step_s or self.overlap):
             wrong, mend = "can't be measured with --steps, --step-time or --overlap", "leave it out"
             raise UsageError(wrong, key="--beside", value=self.beside, mend=mend)

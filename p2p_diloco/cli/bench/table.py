@@ -21,7 +21,7 @@ from p2p_diloco.cli.bench.measure import Memory, Result, Round
 from p2p_diloco.cli.bench.member import ORDER, TRAINING
 from p2p_diloco.cli.bench.plan import CPU, WARM_UP, Plan
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 NONE = "-"
 Figures = dict[str, Any]
 """What `bench --json` prints of one group; docs/cli.md describes every field."""
@@ -50,7 +50,6 @@ def figures(plan: Plan, result: Result) -> Figures:
         return {"name": result.name, "failed": result.failed}
     rounds, least_s = result.rounds, plan.optimum_s(result.sent_bytes)
     usual_s = median(one.took_s for one in rounds)
-    shares = [one.parts[TRAINING] / one.took_s for one in rounds if TRAINING in one.parts]
     sent_gb = len(rounds) * result.peers * result.sent_bytes / 1e9
     return {
         "name": result.name,
@@ -60,7 +59,8 @@ def figures(plan: Plan, result: Result) -> Figures:
         "best_s": min(one.took_s for one in rounds),
         "link_s": least_s,
         "ratio": None if least_s is None else usual_s / least_s,
-        "training_share": median(shares) if shares else None,
+        "training_alone_s": median(one.alone_s for one in rounds) if plan.step_s else None,
+        "training_share": median(one.alone_s / one.took_s for one in rounds) if plan.step_s else None,
         "parts_s": _by_name(rounds, lambda one: one.parts, median),
         "sent_bytes_per_peer": result.sent_bytes,
         # over all rounds together, because the system counts processor time in steps of 10 ms
@@ -97,7 +97,7 @@ def headline(plan: Plan) -> str:
     link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
     parts = [
         f"{plan.peers} peers",
-        f"{size(plan.parameters)} parameters",
+        f"{size(plan.parameters)} parameters in {plan.tensors} tensors",
         plan.codec,
         "" if plan.fragments == 1 else f"{plan.fragments} fragments",
         f"{plan.steps} steps of {plan.step_s:g} s" if plan.steps else "",
@@ -116,7 +116,9 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
     if plan.links_mbit:
         tables.append(_table("what the links allow", sound, {**ALLOWED, "RTT, s": lambda _: seconds(plan.rtt_s)}))
     if plan.step_s:
-        tables.append(_table("the share of a round that is inner steps (without exchanges: 100 %)", sound, STEPS))
+        tables.append(
+            _table("training share: a round's inner steps without exchanges, against the round", sound, STEPS)
+        )
     tables.append(_table("where a round goes, s", sound, _columns(sound, "parts_s", seconds)))
     cpu = _columns(sound, "cpu_s_per_gb", lambda value: f"{value:.1f}")
     tables.append(_table("processor seconds for each GB sent, by process", sound, cpu))
@@ -147,6 +149,7 @@ ALLOWED: Columns = {
     "ratio": lambda told: f"{told['ratio']:.2f}",
 }
 STEPS: Columns = {
+    "alone, s": lambda told: seconds(told["training_alone_s"]),
     "steps, s": lambda told: seconds(told["parts_s"][TRAINING]),
     "round, s": lambda told: seconds(told["median_s"]),
     "share": lambda told: f"{told['training_share']:.1%}",

@@ -1,4 +1,5 @@
-"""The computations of a round that need no other process: a synthetic pseudo-gradient, the outer step and the merge.
+"""The computations of a round that need no other process: inner steps, a synthetic pseudo-gradient, the outer step and
+the merge.
 
 Law: uses the same functions and shards (`tensors`) as a run, so that the other methods differ from a run only in how
 bytes travel.
@@ -6,6 +7,7 @@ bytes travel.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -13,24 +15,58 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
+from p2p_diloco.cli.bench.plan import Plan
 from p2p_diloco.config import RunConfig
+from p2p_diloco.peer.devices import finish
 from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient
 from p2p_diloco.tensors.layout import Layout, specs_of
 from p2p_diloco.tensors.outer import OuterOptimizer
 
-PIECES = 8
+SPREAD = 1000
+"""The largest tensor of a model has about this many times the elements of the smallest."""
+WIDTH, BATCH = 512, 64
+"""Of the network whose passes stand for training."""
+GOLDEN = (5**0.5 - 1) / 2
 SIZE = 1e-3
 """The standard deviation of a synthetic pseudo-gradient's elements."""
 
 
-def model_of(numel: int, fragments: int) -> nn.Module:
-    """A model of `numel` elements, all zero, in parameter tensors of about equal size."""
-    pieces = min(numel, max(PIECES, fragments))
+def model_of(numel: int, tensors: int) -> nn.Module:
+    """A model of `numel` elements, all zero, in `tensors` parameter tensors of unlike sizes, as real models have."""
+    weights = [SPREAD ** (index * GOLDEN % 1) for index in range(tensors)]  # large and small ones mixed
+    sizes = [1 + int((numel - tensors) * weight / sum(weights)) for weight in weights]
+    sizes[0] += numel - sum(sizes)
     model = nn.Module()
-    for index in range(pieces):
-        length = (index + 1) * numel // pieces - index * numel // pieces
-        model.register_parameter(f"w{index:04}", nn.Parameter(torch.zeros(length)))
+    for index, size in enumerate(sizes):
+        model.register_parameter(f"w{index:05}", nn.Parameter(torch.zeros(size)))
     return model
+
+
+class Training:
+    """Inner steps that compute: passes of a small network, forward and backward, on the peers' device, with as many
+    threads as torch takes by itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+        self._network = nn.Sequential(*layers).to(device)
+        self._batch = torch.randn(BATCH, WIDTH, device=device)
+        self._device = device
+
+    def passes(self, within_s: float) -> int:
+        """The passes that this process makes in `within_s` seconds, at least one."""
+        self.step(1)  # the first one allocates
+        made, began = 0, time.perf_counter()
+        while not made or time.perf_counter() - began < within_s:
+            self.step(1)
+            made += 1
+        return made
+
+    def step(self, passes: int) -> None:
+        """One inner step. Its computations have ended when it returns, as those of a loop that reads its loss."""
+        for _ in range(passes):
+            self._network(self._batch).square().mean().backward()
+        self._network.zero_grad()
+        finish(self._device)
 
 
 class Synthetic:
@@ -52,15 +88,16 @@ class Synthetic:
 class Replica:
     """The outer state and the model of one process of a method other than the run (a `Counterpart`)."""
 
-    def __init__(self, numel: int, fragments: int, rank: int) -> None:
-        self.model = model_of(numel, fragments)
+    def __init__(self, plan: Plan, rank: int) -> None:
+        numel = plan.parameters
+        self.model = model_of(numel, plan.tensors)
         self.train = Synthetic(self.model, rank).train
         self.mean = torch.zeros(numel)
         """fp32 [numel]: the pseudo-gradient, later the mean of all pseudo-gradients."""
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
-        self._places = [slice(s.start, s.stop) for s in Layout.build(specs_of(self.model), fragments).shards]
+        self._places = [slice(s.start, s.stop) for s in Layout.build(specs_of(self.model), plan.fragments).shards]
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
@@ -94,7 +131,7 @@ class Counterpart(Member):
     @cached_property
     def replica(self) -> Replica:
         """The outer state and the model. They are made at their first use, so that an idle process has none."""
-        return Replica(self.plan.parameters, self.plan.fragments, self.asked["rank"])
+        return Replica(self.plan, self.asked["rank"])
 
     def train(self) -> Line:
         self.replica.train()
