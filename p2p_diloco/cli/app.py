@@ -15,7 +15,7 @@ from typer import Option
 from p2p_diloco import __version__
 from p2p_diloco.cli import control
 from p2p_diloco.cli.data import data
-from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
+from p2p_diloco.cli.flags import BriefHelp, ListsAndCommand, given, show_all, with_dashes, with_flags
 from p2p_diloco.cli.logs import set_up_logs
 from p2p_diloco.cli.options import (
     BASELINE,
@@ -24,6 +24,7 @@ from p2p_diloco.cli.options import (
     DEBUG,
     INITIAL_PEERS,
     INVITE,
+    JOIN,
     LOGS,
     METRICS_HOST,
     METRICS_PORT,
@@ -96,17 +97,21 @@ def bootstrap(
     serve(host, port, given(PeerConfig, flags), run_keys=run_key or (), as_json=as_json)
 
 
-@app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")
-@with_flags(
-    {
-        "What all peers agree on": RunConfig,
-        "What this peer chooses": PeerConfig,
-        "The built-in trainer": TrainerConfig,
-    }
-)
-def join(ctx: typer.Context, config: Path | None = CONFIG, logs: str = LOGS, debug: bool = DEBUG, **flags: Any) -> None:
+@app.command(cls=BriefHelp, options_metavar="[OPTIONS] [-- COMMAND ...]")
+@with_flags(JOIN)
+def join(
+    ctx: typer.Context,
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
+    _help_all: bool = Option(
+        False, "--help-all", help="Show all options.", is_eager=True, callback=show_all, expose_value=False
+    ),
+    **flags: Any,
+) -> None:
     """Join a run, or found it. Train with the built-in trainer, or run the command after [bold]--[/bold].
 
+    The options below are those that most people set; [bold]--help-all[/bold] shows all of them.
     What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
     """
     set_up_logs(logs, debug=debug)

@@ -15,14 +15,22 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
+from p2p_diloco.cli.options import OFTEN_SET
 from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
 
+MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
+"""The models whose fields are settings; no two have a field of the same name."""
 
-def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command: give it a flag for every field of the models. In the help text each model has its own panel.
+
+ALL = "p2p_diloco.help_all"
+"""The context's mark that the whole help text is asked for."""
+
+
+def with_flags(panels: Mapping[str, Sequence[str]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command: give it a flag for each of these fields of `MODELS`, by the help text's panel that shows it.
 
     The command gets the flags' values as keyword arguments: None or an empty list for a flag that wasn't given.
     """
@@ -33,7 +41,7 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        made = [_parameter(model, key, panel) for panel, model in panels.items() for key in model.model_fields]
+        made = [_parameter(key, panel) for panel, keys in panels.items() for key in keys]
         setattr(command, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - unknown to the types
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *made)}
         return command
@@ -49,8 +57,7 @@ def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, obje
 def as_flag(key: str) -> str:
     """A setting's key, written as its flag. Any other key (a flag, a variable, a part of a setting) is returned
     unchanged."""
-    models: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
-    return flag(key) if any(key in model.model_fields for model in models) else key
+    return flag(key) if any(key in model.model_fields for model in MODELS) else key
 
 
 def with_dashes(name: str) -> str:
@@ -99,8 +106,28 @@ class ListsAndCommand(TyperCommand):
         return super().parse_args(ctx, ours if unfinished else gather_lists(ours, lists))
 
 
-def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Parameter:
-    field = model.model_fields[key]
+class BriefHelp(ListsAndCommand):
+    """A command with so many options that ``--help`` shows only those without a panel, and those of `OFTEN_SET`.
+    ``--help-all`` shows the others, too."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help text without the other options."""
+        others = [option for option in self.params if getattr(option, "rich_help_panel", None) not in (None, OFTEN_SET)]
+        for option in others:
+            option.hidden = ALL not in ctx.meta  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+
+def show_all(ctx: typer.Context, asked: bool) -> None:
+    """Print the whole help text, if it is asked for, and end the command."""
+    if asked:
+        ctx.meta[ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+def _parameter(key: str, panel: str) -> inspect.Parameter:
+    (field,) = (model.model_fields[key] for model in MODELS if key in model.model_fields)
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
