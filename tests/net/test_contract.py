@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
+from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits, Refusal, Transport, Unreachable
 from tests.net.inboxes import Quiet
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited, be_patient
@@ -545,6 +545,6 @@ async def test_records_have_limits(few: Company) -> None:
     """A record too large, too long-lived, or with too long a name is an error of the caller's."""
     a, _ = few.peers[0]
     key = few.new_key()
-    for bad in (("x", bytes(1025), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
+    for bad in (("x", bytes(VALUE_BYTES_MAX + 1), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
         with pytest.raises(ValueError, match="record"):
             await a.store(key, *bad)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
+from collections.abc import Callable
 
 import pytest
 
-from p2p_diloco.net.interface import VALUE_BYTES_MAX
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.interface import CONTENT_BYTES_MAX, VALUE_BYTES_MAX
 from p2p_diloco.net.membership import SEAL_BYTES, Invitation, Membership, RunKey
 from p2p_diloco.net.sealed import COPIES, SealedRecords
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
 
 KEY = RunKey(b"k" * 32)
-NOW = 1_000.0
+NOW = time.time()
+VICTIM = "12D3KooW" + "A" * 44
 
 
 class Swarm:
@@ -21,14 +26,18 @@ class Swarm:
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
+        self.memberships: dict[str, Membership] = {}
 
     def stranger(self, name: str = "eve") -> MemoryTransport:
         return self.network.join(name, DeafInbox())
 
-    def member(self, name: str, key: RunKey = KEY) -> SealedRecords:
-        granted, seed = key.grant("worker", name, NOW + 9)
+    def member(
+        self, name: str, key: RunKey = KEY, role: str = "worker", clock: Callable[[], float] = time.time
+    ) -> SealedRecords:
+        granted, seed = key.grant(role, "a-grant", NOW + 3600)
         invitation = Invitation("main", (), granted, seed, key.secret)
-        return SealedRecords(self.stranger(name), Membership(invitation, name, NOW))
+        self.memberships[name] = Membership(invitation, name, NOW)
+        return SealedRecords(self.stranger(name), self.memberships[name], clock)
 
     def stored(self) -> list[tuple[str, str, bytes]]:
         """Everything that the DHT holds: key, subkey, value."""
@@ -107,11 +116,62 @@ async def test_a_value_has_room_for_its_seal() -> None:
     """The longest content and its seal fit into one record; more is refused."""
     swarm = Swarm()
     alice = swarm.member("alice")
-    longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES)
+    longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES - 2 - len(swarm.memberships["alice"].hello))
+    assert len(longest) > CONTENT_BYTES_MAX
     assert await alice.store("key", "alice", longest, 30.0)
     assert (await alice.fetch("key"))["alice"][0] == longest
-    with pytest.raises(ValueError, match="no room for its seal"):
+    with pytest.raises(ValueError, match="no room for its certificate and its seal"):
         await alice.store("key", "alice", longest + b"x", 30.0)
+
+
+@awaited
+async def test_no_member_stores_a_copy_of_a_peers_own_record() -> None:
+    """Such a copy would say in that peer's name whatever the member likes, for instance that it has left."""
+    swarm = Swarm()
+    victim, bob, mallory = swarm.member(VICTIM), swarm.member("bob"), swarm.member("mallory")
+    await victim.store("main/peers/0", VICTIM, b"true", 30.0)
+    for subkey in (VICTIM, f"{VICTIM}/data"):
+        await mallory.store("main/peers/0", subkey, b"false", 3000.0, owned=False)
+        await mallory.store("main/peers/0", subkey, b"false", 3000.0)
+    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {VICTIM: b"true"}
+
+
+@pytest.mark.parametrize("owned", [True, False])
+@awaited
+async def test_records_of_a_revoked_member_are_left_out(owned: bool) -> None:
+    """It still has the members' secret. Its copies don't count as kept, either."""
+    swarm = Swarm()
+    alice, mallory = swarm.member("alice"), swarm.member("mallory")
+    key, subkey = "main/peers/0", "mallory" if owned else "hash"
+    await mallory.store(key, subkey, b"value", 30.0, owned=owned)
+    assert set(await alice.fetch(key)) == {subkey}
+    swarm.memberships["alice"].revoke(KEY.sign_revocations(1, [swarm.memberships["mallory"].own.grant_id]))
+    assert not await alice.fetch(key)
+
+
+@awaited
+async def test_records_of_a_member_whose_grant_has_expired_are_left_out() -> None:
+    swarm = Swarm()
+    now = NOW
+    alice, mallory = swarm.member("alice", clock=lambda: now), swarm.member("mallory")
+    await mallory.store("key", "mallory", b"value", 30.0)
+    assert set(await alice.fetch("key")) == {"mallory"}
+    now = NOW + 3601
+    assert not await alice.fetch("key")
+
+
+@awaited
+async def test_an_observer_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its invitation allows only to read. What it stores by a client of its own is left out."""
+    swarm = Swarm()
+    alice, eve = swarm.member("alice"), swarm.member("eve", role="observer")
+    with pytest.raises(ConfigError, match="invite=a-grant allows to read the run, and to change nothing"):
+        await eve.store("key", "eve", b"value", 30.0)
+    mine = swarm.memberships["eve"]
+    monkeypatch.setattr(mine, "own", dataclasses.replace(mine.own, role="worker"))
+    for owned, subkey in ((True, "eve"), (False, "hash")):
+        assert await eve.store("key", subkey, b"value", 30.0, owned=owned)
+    assert not await alice.fetch("key")
 
 
 def test_members_sign_as_before() -> None:
