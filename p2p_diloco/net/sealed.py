@@ -34,7 +34,8 @@ class SealedRecords:
 
     def __init__(self, dht: Records, membership: Membership, clock: Callable[[], float] = time.time) -> None:
         self.peer_id = dht.peer_id
-        self._dht, self._membership, self._clock = dht, membership, clock
+        self.membership = membership
+        self._dht, self._clock = dht, clock
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """As `Records.store`.
@@ -43,22 +44,22 @@ class SealedRecords:
             ConfigError: this peer's invitation allows only to read, so members would leave the record out.
         """
         check_record(key, subkey, value, ttl_s)
-        if (own := self._membership.own).role == "observer":
+        if (own := self.membership.own).role == "observer":
             mend = "use an invitation as a worker"
             raise ConfigError("allows to read the run, and to change nothing", key="invite", value=own.name, mend=mend)
-        hello = self._membership.hello
+        hello = self.membership.hello
         value = len(hello).to_bytes(_LENGTH_BYTES, "big") + hello + value
         if len(value) > VALUE_BYTES_MAX - SEAL_BYTES:
             raise ValueError(f"the record {key}/{subkey} has no room for its certificate and its seal")
-        hidden = self._membership.hidden(key)
+        hidden = self.membership.hidden(key)
         if not owned and await self._others_keep(hidden, subkey, ttl_s):
             return True
         name = subkey if subkey.partition("/")[0] == self.peer_id else f"{self.peer_id}{_COPY}{subkey}"
-        return await self._dht.store(hidden, name, self._membership.seal(_place(hidden, name), value), ttl_s)
+        return await self._dht.store(hidden, name, self.membership.seal(_place(hidden, name), value), ttl_s)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         newest: dict[str, tuple[bytes, float]] = {}
-        for _, subkey, value, until in await self._opened(self._membership.hidden(key)):
+        for _, subkey, value, until in await self._opened(self.membership.hidden(key)):
             if until > newest.get(subkey, (b"", 0.0))[1]:
                 newest[subkey] = value, until
         return newest
@@ -84,12 +85,12 @@ class SealedRecords:
 
     def _content(self, owner: str, place: bytes, sealed: bytes) -> bytes | None:
         """The value that a record holds; None if its owner isn't a member that may store records."""
-        content = self._membership.open(place, sealed)
+        content = self.membership.open(place, sealed)
         if content is None:
             return None
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "big")
         try:
-            member = self._membership.admit(owner, content[_LENGTH_BYTES:end], self._clock())
+            member = self.membership.admit(owner, content[_LENGTH_BYTES:end], self._clock())
         except Stranger:
             return None
         return None if member.role == "observer" else content[end:]

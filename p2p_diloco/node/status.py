@@ -19,6 +19,7 @@ from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
 REFUSED_MAX, NAME_LETTERS_MAX, WHY_LETTERS_MAX, WAITS_LETTERS_MAX = 2, 40, 100, 120
+MEASURE_MAX = 1e30
 TEXT_MAX = 256
 """The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 
@@ -287,8 +288,16 @@ def _read_count(value: object) -> int:
     return count
 
 
+def _read_measure(value: object) -> float:
+    """A number that is no larger than any loss, speed or time; sums and means of such numbers are finite."""
+    measure = read_float(value)
+    if abs(measure) > MEASURE_MAX:
+        raise Unfit("too large")
+    return measure
+
+
 def _read_text(value: object) -> str:
     return clean(value) if type(value) is str else read_text(value)
 
 
-_RECORD = Record(PeerStatus, {int: _read_count, float: read_float, str: _read_text})
+_RECORD = Record(PeerStatus, {int: _read_count, float: _read_measure, str: _read_text})

@@ -14,6 +14,7 @@ from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.membership import Invitation, Membership
 from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.node import unowned
+from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
@@ -47,12 +48,14 @@ async def look(dht: Records, run_id: str) -> Snapshot:
 
 async def run_record(dht: Records, run_id: str) -> RunRecord | None:
     """Read the run's record; None if none can be read. If several peers have founded the run, the record with the
-    lowest hash wins, as it does for joiners."""
+    lowest hash wins, as it does for joiners; in a private run only records that the run key signed count."""
     try:
         found = await unowned.fetch(dht, f"{run_id}/config")
     except Unreachable:
         return None
+    access = Access(dht.membership) if isinstance(dht, SealedRecords) else None
     for _, value in sorted(found.items()):
-        with contextlib.suppress(ValueError):
-            return RunRecord.unpack(value)
+        if access is None or access.founded_by_the_key(run_id, value):
+            with contextlib.suppress(ValueError):
+                return RunRecord.unpack(value)
     return None

@@ -28,6 +28,8 @@ LETTERS = 6
 DEAD = re.compile(r"\(…(\w{6})\)|^(?:…|\w+)(\w{6}) ")
 """Finds the last letters of the dead peer's id in the text of a death, which names the peer by its name and these
 letters, or by these alone, or by its id."""
+SLOWEST = 1e-9
+"""Steps a second; a peer that tells fewer doesn't train."""
 SILENT_S = 15.0
 """Seconds after which a peer that has written no record is probably dead: a live one writes a record every 10 s."""
 
@@ -204,7 +206,7 @@ def _ends_in_s(
     pace=time the fastest, because it makes all steps of a round."""
     now = {**(config or {}), **changed}
     stop, steps = now.get("stop_after_epochs"), now.get("sync_every")
-    speeds = [peer.steps_per_second for peer in training if peer.steps_per_second]
+    speeds = [peer.steps_per_second for peer in training if (peer.steps_per_second or 0.0) > SLOWEST]
     if not (isinstance(stop, int) and isinstance(steps, int) and speeds) or now.get("mode") == "async":
         return None
     speed = max(speeds) if now.get("pace") == "time" else min(speeds)

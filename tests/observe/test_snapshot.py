@@ -221,6 +221,8 @@ def test_a_flood_of_peers_is_cut() -> None:
     [
         ({"steps_per_second": float("nan")}, "steps_per_second"),
         ({"loss": float("inf")}, "loss"),
+        ({"loss": 1.7e308}, "loss"),
+        ({"steps_per_second": 1e308}, "steps_per_second"),
         ({"loss": "low"}, "loss"),
         ({"step": 1.5}, "step"),
         ({"step": True}, "step"),
@@ -234,6 +236,14 @@ def test_a_value_of_the_wrong_kind_is_unknown(change: dict[str, Any], field: str
     (peer,) = snapshot("main", None, [record(**change)], NOW).peers
     assert getattr(peer, field) is None
     assert peer.name == "alice"
+
+
+def test_speeds_that_no_peer_has_tell_no_end() -> None:
+    """A run's end in 1e300 seconds is none."""
+    config = run_with(mode="sync", sync_every=100, stop_after_epochs=20)
+    seen = snapshot("main", config, [record("a", steps_per_second=5e-324)], NOW)
+    assert seen.run.ends_in_s is None
+    assert json.loads(seen.to_json())
 
 
 @pytest.mark.parametrize("odd", [float("nan"), b"bytes"])
