@@ -175,6 +175,12 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error) or "no reason given").lower()
 
 
+def printable(text: str) -> str:
+    """Replace the control characters in a text by spaces. So text from other peers can't begin a line of a log, or give
+    commands to a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def shown(value: object) -> str:
     """A value as a user would write it: lists with commas, switches as on and off, None as 'unset'."""
     match value:

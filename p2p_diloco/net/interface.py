@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from p2p_diloco.errors import printable
 from p2p_diloco.net.bandwidth import Bandwidth
 
 VALUE_BYTES_MAX = 1536
@@ -67,11 +68,11 @@ class Limits:
 
 class Refusal(Exception):
     """Raised when a message is refused, by its receiver or by a check before it is sent. The receiver can be reached,
-    but would refuse the same message again."""
+    but would refuse the same message again. The reason may be another peer's text, so it has no control characters."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = printable(reason)
+        super().__init__(self.reason)
 
 
 class Unreachable(Exception):

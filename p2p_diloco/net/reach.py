@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from p2p_diloco.errors import printable
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import place_of
@@ -98,14 +99,9 @@ def _told(answer: object, me: str) -> DialBack:
             told: dict[str, str | None] = {}
             for address, why in reached.items():
                 if isinstance(address, str) and address.endswith(f"/p2p/{me}") and len(address) <= ADDRESS_LETTERS_MAX:
-                    told[address] = None if why is None else _plain(str(why))
+                    told[address] = None if why is None else printable(str(why)[:REASON_LETTERS_MAX])
             return DialBack(seen, told)
     raise FrameError("the peer's answer can't be read")
-
-
-def _plain(text: str) -> str:
-    """Make the text of an unknown peer safe for a log: cut it, and replace unprintable characters by spaces."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:REASON_LETTERS_MAX])
 
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:

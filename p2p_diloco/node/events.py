@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from p2p_diloco.core.events import Effect, Event, Note
+from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID
-from p2p_diloco.node.status import printable
 
 NOTES_KEPT = 50
 SHARDS_NAMED = 8

@@ -16,10 +16,11 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
+from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.plain import Record, Unfit
-from p2p_diloco.node.status import ADDRESSES_MAX, printable
+from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 
 RECORD_TTL_S = 30.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgpack
 
+from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
 from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 
@@ -273,12 +274,6 @@ def cut(text: str) -> str:
 def clean(text: str) -> str:
     """Replace the control characters in a text by spaces, and cut the text to `TEXT_MAX` letters."""
     return printable(text[:TEXT_MAX])
-
-
-def printable(text: str) -> str:
-    """Replace the control characters in a text by spaces. So text from other peers can't begin a line of a log, or give
-    commands to a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _read_count(value: object) -> int:

@@ -206,7 +206,7 @@ def _ends_in_s(
     pace=time the fastest, because it makes all steps of a round."""
     now = {**(config or {}), **changed}
     stop, steps = now.get("stop_after_epochs"), now.get("sync_every")
-    speeds = [peer.steps_per_second for peer in training if (peer.steps_per_second or 0.0) > SLOWEST]
+    speeds = [speed for peer in training if (speed := peer.steps_per_second or 0.0) > SLOWEST]
     if not (isinstance(stop, int) and isinstance(steps, int) and speeds) or now.get("mode") == "async":
         return None
     speed = max(speeds) if now.get("pace") == "time" else min(speeds)

@@ -1,10 +1,10 @@
-"""The counters of a transport."""
+"""The counters of a transport, and its refusals."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.net.interface import Traffic
+from p2p_diloco.net.interface import Refusal, Traffic
 
 
 def test_the_number_of_peers_counted_apart_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +19,9 @@ def test_the_number_of_peers_counted_apart_is_limited(monkeypatch: pytest.Monkey
     assert (traffic.bytes_sent, traffic.bytes_received, traffic.refused) == (4, 40, 4)
     assert {name: one.bytes_received for name, one in traffic.peers.items()} == {"a": 10, "b": 20}
     assert traffic.ways() == {"a": "direct", "b": "direct"}
+
+
+def test_a_refusals_reason_gives_no_commands_to_a_terminal() -> None:
+    """It may be another peer's text, and comes into logs."""
+    refusal = Refusal("no\x1b[2J\x1b[31m, and\nWARNING forged")
+    assert refusal.reason == str(refusal) == "no [2J [31m, and WARNING forged"
