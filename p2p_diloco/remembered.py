@@ -71,7 +71,7 @@ def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
 def _read(run_id: str) -> dict[str, float]:
     try:
         found = json.loads(file_of(run_id).read_text())
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError):  # a RecursionError is a RuntimeError
         return {}
     if not isinstance(found, dict):
         return {}

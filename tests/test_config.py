@@ -81,6 +81,7 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"sync_every": 6, "num_fragments": 2, "overlap_steps": 4}, "overlap_steps", "more than the 3 steps between"),
         ({"nesterov": "perhaps"}, "nesterov", "is neither on nor off"),
         ({"outer_options": "{"}, "outer_options", "is not JSON"),
+        ({"outer_options": "[" * 10**6}, "outer_options", "is not JSON"),
         ({"sync_evry": 5}, "sync_evry", "is not a setting; did you mean sync_every?"),
         ({"stop_after_epochs": 0}, "stop_after_epochs", "must be at least 1"),
         ({"pace": "speed"}, "pace", "is not known"),

@@ -139,7 +139,7 @@ def _table(key: str, text: str) -> object:
     """Read a table from JSON. Flags and environment variables give tables in this form."""
     try:
         return json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         mend = 'write it like {"betas": [0.9, 0.95]}'
         raise ConfigError("is not JSON", key=key, value=text, mend=mend) from None
 

@@ -69,6 +69,10 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
         found = {path.name: path}
         if path.is_dir():
             found = {one.relative_to(path).as_posix(): one for one in path.rglob("*") if one.is_file()}
+            for one in found.values():
+                if not one.resolve().is_relative_to(path.resolve()):
+                    mend = "name the file itself, or put it into the folder"
+                    raise ConfigError("is a link to a file outside of the folder", key="PATH", value=one, mend=mend)
         for name, one in found.items():
             if name in files or len(name) > NAME_MAX:
                 wrong = f"is the name of two files, or longer than {NAME_MAX} letters"

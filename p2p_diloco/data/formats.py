@@ -102,11 +102,13 @@ def _cut_tar(path: Path, slice_bytes: int) -> Iterator[Range]:
         with tarfile.open(path, "r:") as tar:
             start, samples = 0, 0
             for _, members in groupby(tar, _key_of):
-                first = next(members)
-                if samples and first.offset - start >= slice_bytes:
-                    yield start, first.offset - start, samples
-                    start, samples = first.offset, 0
-                samples += any(member.isfile() for member in (first, *members))
+                group = list(members)
+                if sparse := [member.name for member in group if member.issparse()]:
+                    raise _unusable(path, f"has the sparse file {sparse[0]}", "write it without --sparse")
+                if samples and group[0].offset - start >= slice_bytes:
+                    yield start, group[0].offset - start, samples
+                    start, samples = group[0].offset, 0
+                samples += any(map(_has_content, group))
             if samples:
                 yield start, tar.offset - start, samples
     except tarfile.TarError as error:
@@ -118,11 +120,17 @@ def _key_of(member: tarfile.TarInfo) -> str:
     return folder + slash + name.partition(".")[0]
 
 
+def _has_content(member: tarfile.TarInfo) -> bool:
+    """Whether a member's bytes lie in the archive. Links have none; a sparse file of a few bytes may unfold to any
+    length."""
+    return member.isreg() and not member.issparse()
+
+
 def _read_tar(path: Path) -> Sequence[dict[str, bytes]]:
     with tarfile.open(path, "r:") as tar:
         found = []
         for key, members in groupby(tar, _key_of):
-            files = [(member.name[len(key) + 1 :], tar.extractfile(member)) for member in members]
+            files = [(one.name[len(key) + 1 :], tar.extractfile(one)) for one in members if _has_content(one)]
             if sample := {rest: file.read() for rest, file in files if file is not None}:
                 found.append(sample)
         return found

@@ -6,7 +6,7 @@ comes from another peer: any bytes give a manifest or a ValueError.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 
 import msgpack
@@ -81,12 +81,33 @@ class Manifest:
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview) -> Manifest:
-        """Decode a manifest. Raises ValueError for any other bytes."""
+        """Decode a manifest. Raises ValueError for any other bytes.
+
+        Each slice is checked before the next is read: 64 MiB of empty lists would become 4 GB of Python's objects.
+        """
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=max(1, len(packed)), max_array_len=0, max_map_len=0, max_ext_len=0,
+            max_str_len=4 * NAME_MAX, max_bin_len=HASH_BYTES,
+        )  # fmt: skip
         try:
-            form, slices = msgpack.unpackb(packed)
-            return cls(form, tuple(Slice(*one) for one in slices))
+            unpacker.feed(packed)
+            if unpacker.read_array_header() != len(fields(cls)):
+                raise ValueError("it has another number of fields")
+            form, count = unpacker.unpack(), unpacker.read_array_header()
+            if count > SLICES_MAX:
+                raise ValueError("it has too many slices")
+            found = cls(form, tuple(_slice(unpacker) for _ in range(count)))
+            if unpacker.tell() != len(packed):
+                raise ValueError("more bytes follow")
+            return found
         except (TypeError, ValueError, msgpack.UnpackException) as error:
             raise ValueError(f"these bytes are no manifest: {error}") from None
+
+
+def _slice(unpacker: msgpack.Unpacker) -> Slice:
+    if unpacker.read_array_header() != len(fields(Slice)):
+        raise ValueError("a slice has another number of fields")
+    return Slice(*(unpacker.unpack() for _ in fields(Slice)))
 
 
 def hash_of(content: memoryview | bytes) -> bytes:

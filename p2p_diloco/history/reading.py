@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Bytes that are read at a time. Up to this many bytes before a damaged one are lost with it."""
+BATCH_BYTES_MAX = 2**24
+"""The longest batch of records."""
+EXPANSION_MAX = 100
+"""A real history is 3 to 20 times as long as its file; a made one can be a thousand times as long."""
 HEAD: Mapping[str, type] = {
     **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), str),
     **dict.fromkeys(("history", "incarnation", "file"), int),
@@ -141,11 +145,16 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _values(path: Path) -> Iterator[Any]:
     """The values of a file, up to its end or to the first damage, which is raised as ValueError."""
-    stream, unpacker = zlib.decompressobj(), msgpack.Unpacker(strict_map_key=False, max_buffer_size=2**28)
+    stream, unpacker = zlib.decompressobj(), msgpack.Unpacker(strict_map_key=False, max_buffer_size=BATCH_BYTES_MAX)
+    read = unpacked = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             try:
-                unpacker.feed(stream.decompress(chunk))
+                data = stream.decompress(chunk)
+                read, unpacked = read + len(chunk), unpacked + len(data)
+                if unpacked > BATCH_BYTES_MAX // 16 + EXPANSION_MAX * read:
+                    raise ValueError(f"its content is more than {EXPANSION_MAX} times as long as the file")
+                unpacker.feed(data)
                 yield from unpacker
             except (zlib.error, msgpack.UnpackException, ValueError) as error:
                 raise ValueError(f"{path.name} is damaged before its end: {error}") from None

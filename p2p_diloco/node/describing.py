@@ -20,7 +20,9 @@ from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
 
 DESCRIPTION_BYTES_MAX = 16 * 2**20
-"""The longest description of a model that is accepted."""
+"""The longest description of a model that is accepted of any run."""
+BYTES_OF_ONE = 1024
+"""The most bytes of one parameter, buffer or shard in a description."""
 DESCRIBE_S = 3.0
 """Deadline for one peer's description of the run's model."""
 
@@ -63,17 +65,19 @@ class Describing:
 
 class DescriptionInbox(Handler):
     """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
-    messages."""
+    messages, and descriptions that are too long for a model of `count` parameters, buffers and shards: decoded, a
+    hostile one takes a hundred times its bytes."""
 
-    def __init__(self, token: bytes, peer: str) -> None:
+    def __init__(self, token: bytes, peer: str, count: int) -> None:
         self._token, self._peer = token, peer
+        self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
         message = wire.unpack(header, self._token)
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
-        if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
+        if not 0 < message.nbytes <= self._bytes_max:
             raise Refusal("the description is empty, or longer than allowed")
         return message, message.nbytes
 
@@ -87,9 +91,10 @@ class DescriptionInbox(Handler):
         return message
 
 
-async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Described | None:
-    """Ask a peer to describe the run's model; returns None if no description came in time."""
-    before, waiting = inbox.handler, DescriptionInbox(token, peer)
+async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str, count: int) -> Described | None:
+    """Ask a peer to describe the run's model; returns None if no description came in time. `count`: about how many
+    parameters, buffers and shards the model has; a description that is much longer is refused."""
+    before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
     inbox.handler = waiting
     try:
         await transport.send(peer, wire.pack(wire.Describe(), token))

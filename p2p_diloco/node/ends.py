@@ -152,7 +152,7 @@ def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
         return None
 

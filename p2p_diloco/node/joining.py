@@ -232,7 +232,8 @@ class Joining:
             return Run(run_id, config, own, self._salt)
         run_token = token(run_id, config.fingerprint(), record.model, self._salt)
         while True:
-            described = await self._described(run_token)
+            count = 4 * record.params + record.shards  # a BatchNorm has three buffers for two parameters
+            described = await self._described(run_token, count)
             layout = None if described is None else described.layout
             if own is not None and own.fingerprint() != record.model:
                 lines = layout.difference(own) if layout is not None else []
@@ -245,14 +246,14 @@ class Joining:
                 f"is over: no peer of the run {run_id} described its model",
             )
 
-    async def _described(self, run_token: bytes) -> Described | None:
+    async def _described(self, run_token: bytes, count: int) -> Described | None:
         """The description of the run's model, from the first peer that gives one; None if no peer does. An observer
         prefers a description with a card."""
         first = None
         for peer, status in (await read_peers(self._transport, self._run_id)).items():
             if peer != self._transport.peer_id:
                 await self._transport.introduce(peer, status.addresses)
-                described = await ask_to_describe(self._transport, self._inbox, run_token, peer)
+                described = await ask_to_describe(self._transport, self._inbox, run_token, peer, count)
                 if described is not None and (described.card or self._setup.local.role != "observer"):
                     return described
                 first = first or described

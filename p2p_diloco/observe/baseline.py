@@ -113,7 +113,7 @@ def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, 
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise _unusable(path, f"has no JSON object in line {number}")

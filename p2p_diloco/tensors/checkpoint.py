@@ -189,7 +189,7 @@ def _read_manifest(folder: Path) -> dict[str, object]:
         raise _broken(folder, f"it has no {MANIFEST}") from None
     except OSError as error:
         raise _broken(folder, f"{MANIFEST} can't be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(folder, f"{MANIFEST} is truncated or no JSON") from error
     match content:
         case {"format": int(version)} if version != FORMAT:

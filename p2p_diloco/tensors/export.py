@@ -200,7 +200,7 @@ def _config_files(model: Exported, dtypes: Mapping[str, torch.dtype]) -> dict[st
     _check_hf(model)
     try:
         config: dict[str, Any] = json.loads(model.files[CONFIG])
-    except ValueError:
+    except (ValueError, RecursionError):
         config = {}
     if type(config) is not dict or not config:
         mend = "use --format safetensors"

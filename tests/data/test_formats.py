@@ -92,6 +92,45 @@ def test_the_manifest_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None
     assert identity("there") != first
 
 
+def test_links_in_a_tar_file_have_no_content(tmp_path: Path) -> None:
+    """Also those that lead nowhere: neither cutting nor reading fails."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        add(tar, "one.txt", b"1")
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+            link = tarfile.TarInfo("two.txt")
+            link.type, link.linkname = kind, "/nowhere"
+            tar.addfile(link)
+        add(tar, "three.txt", b"3")
+    assert in_slices(tmp_path, [path], 1 << 20) == [[{"txt": b"1"}, {"txt": b"3"}]]
+
+
+def test_a_sparse_file_in_a_tar_file_is_not_unfolded(tmp_path: Path) -> None:
+    """A made one of 2 kB could ask for any memory. Who serves one is told; who gets one reads it as nothing."""
+    path = tmp_path / "a.tar"
+    sparse = tarfile.TarInfo("big.bin")
+    sparse.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(2**36), "GNU.sparse.numblocks": "1"}
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(sparse)
+        add(tar, "one.txt", b"1")
+    with pytest.raises(ConfigError, match=r"a.tar has the sparse file big.bin"):
+        cut_files([path], 1 << 20, lambda text: None)
+    assert formats.FORMATS["tar"].read(path) == [{"txt": b"1"}]
+
+
+def test_a_link_out_of_a_served_folder_is_refused(tmp_path: Path) -> None:
+    """It would serve a file that nobody has named. A link within the folder is served."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a\n")
+    (folder / "b.txt").symlink_to("a.txt")
+    assert len(cut_files([folder], 4, lambda text: None)[0].slices) == 2
+    (tmp_path / "secret.txt").write_text("s\n")
+    (folder / "c.txt").symlink_to("../secret.txt")
+    with pytest.raises(ConfigError, match=r"c.txt is a link to a file outside of the folder"):
+        cut_files([folder], 4, lambda text: None)
+
+
 def test_files_that_are_no_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*names: str) -> str:
         with pytest.raises(ConfigError) as raised:

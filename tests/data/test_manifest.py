@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -50,6 +51,33 @@ def test_anything_else_is_no_manifest(wrong: Any) -> None:
 def test_any_bytes_give_a_manifest_or_a_value_error(content: bytes) -> None:
     with pytest.raises(ValueError, match="no manifest"):
         Manifest.unpack(content)
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        b"\x92\xa4text\xdd" + (2**18).to_bytes(4, "big"),  # a list of slices
+        b"\x92\xa4text\xdd" + (2**31).to_bytes(4, "big"),
+        b"\x92\xa4text\x91\x94\xa1a\xdd" + (2**20).to_bytes(4, "big"),  # in place of a number
+        b"\x92\xa4text\x91\x94\xdb" + (2**20).to_bytes(4, "big"),  # a long name
+        b"\xdd" + (2**20).to_bytes(4, "big"),
+    ],
+)
+def test_a_manifest_takes_no_more_memory_than_its_slices(begins: bytes) -> None:
+    """A list without elements has one byte, and sixty as an object. None is made before it is known to fit."""
+    packed = begins + b"\x90" * 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="no manifest"):
+            Manifest.unpack(packed)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(packed)
+    finally:
+        tracemalloc.stop()
+
+
+def test_bytes_after_a_manifest_are_refused() -> None:
+    with pytest.raises(ValueError, match="more bytes follow"):
+        Manifest.unpack(Manifest("text", (ONE,)).packed + b"\x90")
 
 
 def test_a_slice_knows_its_bytes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from p2p_diloco.node import history
 from p2p_diloco.node.history import FILES
 from tests.history.recorded import RUN, RecordedWorld
 
+HEAD = {
+    "role": "worker", "eligible": True, "incarnation": 1, "began": 0.0, "rules": {"fragments": [[0]]},
+    "peer": "px", "name": "px", "started": 0.0, "file": 1, "now": 0.0, "time": 0.0, "names": {},
+}  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,9 +29,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(path: Path, **values: object) -> None:
     """Write a history that is a head alone."""
-    first = {"role": "worker", "eligible": True, "incarnation": 1, "began": 0.0, "rules": {"fragments": [[0]]}}
-    where = {"peer": "px", "name": "px", "started": 0.0, "file": 1, "now": 0.0, "time": 0.0, "names": {}}
-    path.write_bytes(zlib.compress(msgpack.packb([{**RUN, **first, **where, **values}])))
+    path.write_bytes(zlib.compress(msgpack.packb([{**RUN, **HEAD, **values}])))
 
 
 @pytest.fixture
@@ -123,6 +127,24 @@ def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"other.txt is no history"):
         read([path])
+
+
+def test_a_made_history_takes_little_memory(tmp_path: Path) -> None:
+    """Of a file of 60 kB that would become 4 GB of lists, only the beginning is unpacked."""
+    path = tmp_path / "x.history"
+    write(path)
+    stream = zlib.compressobj()
+    content = stream.compress(msgpack.packb([{**HEAD, **RUN}]) + b"\xdd" + (2**23).to_bytes(4, "big"))
+    for _ in range(60):
+        content += stream.compress(b"\x90" * 2**20)
+    path.write_bytes(content + stream.flush())
+    tracemalloc.start()
+    try:
+        (life,) = read([path])
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    assert "100 times as long as the file" in life.gap
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.run_inbox import REMEMBERED_BYTES_MAX, RunInbox
 from p2p_diloco.node.seals import Seals
+from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -143,11 +144,11 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
     inbox, token = Inbox(), b"t" * 16
     with pytest.raises(Refusal, match="not in a run yet"):
         inbox.admit("stranger", wire.pack(Probe(summary()), token))
-    inbox.handler = DescriptionInbox(token, "friend")
+    inbox.handler = DescriptionInbox(token, "friend", 10)
     with pytest.raises(Refusal, match="still waits for the description"):
         inbox.admit("friend", wire.pack(Probe(summary()), token))
     with pytest.raises(Refusal, match="the description is empty, or longer than allowed"):
-        inbox.admit("friend", wire.pack(wire.Description(2**40), token))
+        inbox.admit("friend", wire.pack(wire.Description(CARD_BYTES_MAX + 2**17), token))  # far more than ten need
     header = wire.pack(wire.Description(1), token)
     with pytest.raises(Refusal, match="did not ask for a description"):
         await inbox.deliver("stranger", header, memoryview(b"\x80"))

@@ -203,6 +203,7 @@ def older_format(path: Path) -> None:
         (lambda p: (p / "manifest.json").unlink(), "it has no manifest.json"),
         (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is truncated or no JSON"),
+        (lambda p: (p / "manifest.json").write_text("[" * 10**6), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not a manifest of p2p"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not a manifest of p2p_diloco"),
         (newer_format, "it has format 3, and this version reads format 2"),

@@ -196,7 +196,7 @@ def size_of(path: Path) -> int:
     for manifest in (each for each in [path / "manifest.json", *newest] if each.is_file()):
         try:
             return sum(math.prod(shape) for _, shape, _ in json.loads(manifest.read_text())["layout"]["params"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             wrong, mend = f"can't be read ({type(error).__name__})", "name another checkpoint, or give --params"
             raise ConfigError(wrong, key="--model", value=manifest, mend=mend) from None
     config = path / "config.json" if path.is_dir() else path
