@@ -19,6 +19,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.dht_requests import bound_requests
 from p2p_diloco.net.hivemind_library import DHTNode, P2PDaemonError, PeerID
 from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
@@ -95,6 +96,7 @@ class DhtPeer:
             reached = await _greet(daemon, initial_peers)
             serves = not local.client_mode and (on_reached is None or await on_reached(daemon, reached))
             records = SignedRecords(identity.key)
+            bound_requests()
             node = await DHTNode.create(
                 p2p=daemon.p2p,
                 initial_peers=reached or None,

@@ -13,10 +13,10 @@ from typing import Any
 from p2p_diloco.net.hivemind_library import DHTLocalStorage, DictionaryDHTValue
 
 RECORDS_PER_KEY_MAX = 1024
-"""The most records under one key. Each has at most 1.4 KB with its name, its signature and its owner, so together they
-have at most 1.5 MB; one message carries 4 MiB."""
+"""The most records under one key. Each has at most 1.9 KB with its name, its signature and its owner, so together they
+have at most 2 MB; one message carries 4 MiB."""
 RECORDS_MAX = 16 * 1024
-"""The most records under all keys together: at most 24 MB, and usually far less."""
+"""The most records under all keys together: at most 31 MB, and usually far less."""
 MADE_ROOM_PART = 8
 """Room is made for RECORDS_MAX / MADE_ROOM_PART records at a time. So a flood of records causes a sort of all of them
 only now and then."""
