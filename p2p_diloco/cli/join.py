@@ -18,6 +18,7 @@ from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import Interrupts, exit_code
+from p2p_diloco.net.invited import LINE_LETTERS_MIN
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
@@ -51,6 +52,11 @@ def join_run(
             further errors.
     """
     refuse_further_ranks(os.environ)
+    if len(str(settings.get("invite", ""))) >= LINE_LETTERS_MIN:
+        log.warning(
+            "other users of this machine can read --invite in the list of processes: put the line into "
+            "P2P_DILOCO_INVITE, or into a file"
+        )
     run, peer = settings_of(settings, config_file)
     check_paths(peer)
     if command is not None:

@@ -22,7 +22,7 @@ SHARED_FOR_S = 365 * 86_400
 """Seconds for which the invitation that a founder writes is valid."""
 SHARED_NAME, FOUNDER = "shared", "founder"
 """The names of the grant in that invitation, and of the founder's own."""
-_LINE_LETTERS_MIN = 300
+LINE_LETTERS_MIN = 300
 """A base64 text with at least this many letters is an invitation itself; a shorter text names a file."""
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def read_invitation(local: PeerConfig) -> Invitation:
         ConfigError: there is none, or it can't be read.
     """
     given = local.invite or ""
-    if len(given) >= _LINE_LETTERS_MIN:
+    if len(given) >= LINE_LETTERS_MIN:
         return Invitation.unpack(given)
     path = Path(given).expanduser()
     text = read(path, key="invite")
@@ -178,7 +178,7 @@ def write_files(run_id: str, key: RunKey, addresses: Sequence[str]) -> None:
 def _key_path(local: PeerConfig, run_id: str) -> Path:
     """The run key's file: beside the invitation's, or else in this folder."""
     given = local.invite or ""
-    if given and len(given) < _LINE_LETTERS_MIN:
+    if given and len(given) < LINE_LETTERS_MIN:
         return Path(given).expanduser().parent / _key_file(run_id)
     return _key_file(run_id)
 

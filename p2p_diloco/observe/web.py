@@ -18,7 +18,7 @@ from importlib.resources import files
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -124,12 +124,16 @@ def application(feed: Feed, door: Door, controls: Controls | None = None) -> ASG
 
 
 async def _wish(request: Request) -> object:
-    """The JSON in a request's body. Raises ValueError if the body is no JSON, too long or nested too deeply."""
+    """The JSON in a request's body. Raises ValueError if the body is no JSON, too long, cut off or nested too
+    deeply."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > WISH_BYTES_MAX:
-            raise ValueError("the request is too long")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > WISH_BYTES_MAX:
+                raise ValueError("the request is too long")
+    except ClientDisconnect:
+        raise ValueError("the request was cut off") from None
     try:
         return json.loads(body)
     except RecursionError:

@@ -341,3 +341,11 @@ def test_help_is_there_without_docstrings() -> None:
     result = run("join", "--help", PYTHONOPTIMIZE="2")
     assert (result.returncode, result.stderr) == (0, "")
     assert "--sync-every" in result.stdout
+
+
+def test_an_invitation_among_the_arguments_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other users see it in the list of processes; a variable or a file isn't seen."""
+    assert carry_out(["join", "--invite", "x" * 400]) == 3
+    assert "other users of this machine can read --invite" in capsys.readouterr().err
+    assert carry_out(["join", "--invite", "there-is-none.invite"]) == 3
+    assert "other users" not in capsys.readouterr().err

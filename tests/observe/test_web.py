@@ -55,7 +55,7 @@ class Browser:
         """A cookie that lets in."""
         return self.get("/", f"token={self.tokens[-1]}")[1]["set-cookie"].partition(";")[0]
 
-    def get(self, path: str, query: str = "", method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
+    def get(self, path: str, query: str = "", method: str = "GET", body: bytes | None = b"", **headers: str) -> Answer:
         sent = {"host": "127.0.0.1:9465", **{name.replace("_", "-"): value for name, value in headers.items()}}
         scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(),
@@ -65,7 +65,9 @@ class Browser:
         told: list[Any] = []
         gone = asyncio.Event()
 
-        bodies = [body]
+        bodies = [body] if body is not None else []
+        if body is None:
+            gone.set()
 
         async def receive() -> dict[str, Any]:
             if bodies:
@@ -165,6 +167,13 @@ def test_a_button_does_what_its_browser_asks_for(browser: Browser) -> None:
         status, _, told = browser.get("/change", "", "POST", body, cookie=session, **OWN)
         assert status == 400
         assert why in json.loads(told)["refused"]
+
+
+def test_a_request_that_is_cut_off_is_no_fault(browser: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    """The browser went away: one line in the log, and no traceback."""
+    status, _, told = browser.get("/change", "", "POST", None, cookie=browser.session(), **OWN)
+    assert (status, json.loads(told)) == (400, {"refused": "the request was cut off"})
+    assert [record.getMessage() for record in caplog.records] == ["refused: the request was cut off"]
 
 
 @pytest.mark.parametrize(
