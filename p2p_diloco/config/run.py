@@ -216,9 +216,9 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         interval = self.sync_every // self.num_fragments
-        if self.sync_every % self.num_fragments:
-            mend = f"choose e.g. sync_every={self.num_fragments * max(1, interval)}"
-            self._refuse("sync_every", f"is not a multiple of num_fragments={self.num_fragments}", mend)
+        if not interval:
+            wrong = f"is less than num_fragments={self.num_fragments}: each fragment needs an inner step of its own"
+            self._refuse("sync_every", wrong, f"choose at least {self.num_fragments}")
         if self.overlap_steps > interval:
             wrong = f"is more than the {interval} steps between two fragments (sync_every / num_fragments)"
             self._refuse("overlap_steps", wrong, f"choose at most {interval}")

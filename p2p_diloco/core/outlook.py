@@ -41,8 +41,10 @@ def round_now(replica: Replica) -> tuple[int, int, int] | None:
 
 def steps(replica: Replica) -> int:
     """Return how many inner steps a peer that always makes H has made up to the present state."""
-    of = [steps_of(replica.state(shard), replica.rules) for shard in range(len(replica.logs))]
-    return sum(min(of[shard] for shard in shards) for shards in replica.rules.fragments)
+    return sum(
+        min(steps_of(replica.state(shard), replica.rules, fragment) for shard in shards)
+        for fragment, shards in enumerate(replica.rules.fragments)
+    )
 
 
 def ended_by(replica: Replica) -> Revision:

@@ -94,9 +94,13 @@ class Rules:
         least = revision.min_peers or self.min_peers
         return max(least, self.start_peers) if first else least
 
-    def steps_between(self, revision: Revision) -> int:
-        """The inner steps from one exchange to the next (that of the next fragment), by the H of this revision."""
-        return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments))
+    def steps_between(self, revision: Revision, fragment: int = 0) -> int:
+        """The inner steps from the exchange before to that of this fragment, by the H of this revision."""
+        return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments), fragment)
+
+    def fragment_of(self, shard: int) -> int:
+        """The fragment that a shard belongs to."""
+        return next(number for number, shards in enumerate(self.fragments) if shard in shards)
 
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
         """Whether the run has ended, judging by this version of the whole model and the revision of its shards."""

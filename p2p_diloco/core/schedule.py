@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 
-def fragment_interval(sync_every: int, fragments: int) -> int:
-    """Return the number of inner steps between two exchanges: every fragment is exchanged once in ``sync_every``
-    steps."""
-    return sync_every // fragments
+def fragment_interval(sync_every: int, fragments: int, fragment: int = 0) -> int:
+    """Return the number of inner steps from the exchange before to that of ``fragment``. Every fragment is exchanged
+    once in ``sync_every`` steps: fragment i after floor((i + 1) · sync_every / fragments) of them. So the numbers
+    differ by one at most, and the first fragment has the fewest."""
+    return (fragment + 1) * sync_every // fragments - fragment * sync_every // fragments
 
 
 def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
@@ -19,10 +20,11 @@ def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
     The schedule of Streaming DiLoCo (arXiv 2501.18512, section 2). A running replica uses `fragment_by_log` instead,
     which gives the same result for a peer without faults.
     """
-    interval = fragment_interval(sync_every, fragments)
-    if step <= 0 or step % interval:
+    if step <= 0:
         return None
-    return (step // interval - 1) % fragments
+    made = (step - 1) % sync_every + 1  # of the present sync_every steps
+    fragment = -(-made * fragments // sync_every) - 1
+    return fragment if (fragment + 1) * sync_every // fragments == made else None
 
 
 def fragment_by_log(epochs: Sequence[int | None]) -> int | None:

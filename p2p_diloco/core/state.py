@@ -42,16 +42,18 @@ def _buffered_after(state: State, commit: Commit, size: int) -> int:
 
 def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
     """Return when the H of the state after this commit came into force, in the form of `State.paced`."""
-    before = rules.steps_between(state.revision)
-    if rules.steps_between(commit.revision) == before:
+    fragment = rules.fragment_of(state.shard)
+    before = rules.steps_between(state.revision, fragment)
+    if rules.steps_between(commit.revision, fragment) == before:
         return state.paced
-    return commit.version.epoch, steps_of(state, rules) + before
+    return commit.version.epoch, steps_of(state, rules, fragment) + before
 
 
-def steps_of(state: State, rules: Rules) -> int:
-    """Return how many inner steps this shard's commits stand for: each for `Rules.steps_between` at its own H."""
+def steps_of(state: State, rules: Rules, fragment: int) -> int:
+    """Return how many inner steps the commits of this shard, which is of ``fragment``, stand for: each for
+    `Rules.steps_between` at its own H."""
     epoch, steps = state.paced
-    return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision)
+    return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision, fragment)
 
 
 def founding(shard: int, version: Version, founder: str, role: str) -> State:

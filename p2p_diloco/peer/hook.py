@@ -223,10 +223,8 @@ class Hook:
             mend = "call peer.report(samples=...) before optimizer.step()"
             raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
         values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
-        request = self._node.request("contribute", shards=due.shards, **values)
-        return Flight(
-            request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began, self._rhythm.interval
-        )
+        request, interval = self._node.request("contribute", shards=due.shards, **values), self._rhythm.interval
+        return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began, interval)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then

@@ -22,9 +22,8 @@ class Rhythm:
         self._by_time = config.pace == "time"
         self.sync_every = config.sync_every
         """This peer's H: inner steps between two exchanges of the whole model."""
-        self._followed = config.sync_every
-        self.interval = fragment_interval(config.sync_every, fragments)
-        """Inner steps of a round; with pace="time" the most that a round may have."""
+        self._followed = self._most = config.sync_every
+        self._turn = 0  # the fragment that is due next, if this peer missed none
         self.steps = 0
         """Inner steps since the last sending."""
         self._overlap_steps = config.overlap_steps
@@ -32,6 +31,11 @@ class Rhythm:
         self._sent_steps = self.interval  # steps of this peer's last round
         self._resumed_at: float | None = None  # the start of the present step; None: its time is not counted
         self._round_at = math.inf  # when this round's base was merged; with overlap, when the last fragment was sent
+
+    @property
+    def interval(self) -> int:
+        """Inner steps of this round; with pace="time" the most that it may have."""
+        return max(1, fragment_interval(self._most, self._fragments, self._turn))
 
     @property
     def step_time_s(self) -> float:
@@ -82,12 +86,14 @@ class Rhythm:
         """Record that a round's progress was sent, and count the next round's steps from 0. Returns the number of steps
         in the sent round."""
         self._sent_steps, self.steps = self.steps, 0
+        self._turn = (self._turn + 1) % self._fragments
         self.next_round()
         return self._sent_steps
 
     def unsent(self, steps: int) -> None:
         """Undo `sent`, because the exchange never began. Its `steps` are added to the round's steps again."""
         self.steps += steps
+        self._turn = (self._turn - 1) % self._fragments
 
     def next_round(self) -> None:
         """Record that a round begins now."""
@@ -106,5 +112,4 @@ class Rhythm:
 
     def change(self, sync_every: int) -> None:
         """Set this peer's number of inner steps between two exchanges of the whole model."""
-        self.sync_every = sync_every
-        self.interval = max(1, fragment_interval(sync_every, self._fragments))
+        self.sync_every = self._most = sync_every

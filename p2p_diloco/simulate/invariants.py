@@ -74,8 +74,9 @@ def advanced(world: World, process: Process, shard: int) -> None:
         fell = state.revision < before.revision
         require(not fell, "h", f"{process.name}: shard {shard} went back from {before.revision} to {state.revision}")
         if state.version.epoch == before.version.epoch + 1:
-            steps = steps_of(state, world.rules) - steps_of(before, world.rules)
-            round = world.rules.steps_between(before.revision)
+            fragment = world.rules.fragment_of(shard)
+            steps = steps_of(state, world.rules, fragment) - steps_of(before, world.rules, fragment)
+            round = world.rules.steps_between(before.revision, fragment)
             require(steps == round, "h", f"{process.name}: shard {shard} counts {steps} steps for a round of {round}")
     process.reached[shard] = state
     if world.data is not None and shard == world.data.ledger:

@@ -22,6 +22,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 from torch import Tensor, nn
 
+from p2p_diloco.core.schedule import fragment_due, fragment_interval
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
 
@@ -308,8 +309,7 @@ class FragmentPlan:
         sync_every: int = 500,
         layout: FragmentLayout = "contiguous",
     ) -> None:
-        """Make the plan for `model`. Raises `ConfigError` unless `sync_every` (steps) is a multiple of
-        `num_fragments`."""
+        """Make the plan for `model`. Raises `ConfigError` if `sync_every` (steps) is less than `num_fragments`."""
         self._plan(Layout.build(specs_of(model), num_fragments, layout), sync_every)
 
     @classmethod
@@ -321,17 +321,14 @@ class FragmentPlan:
 
     def _plan(self, layout: Layout, sync_every: int) -> None:
         count = len(layout.fragments)
-        if sync_every < 1 or sync_every % count:
-            below = sync_every // count * count
-            near = " or ".join(str(n) for n in (below, below + count) if n > 0)
-            raise ConfigError(
-                f"must be a multiple of num_fragments={count}",
-                key="sync_every",
-                value=sync_every,
-                mend=f"use {near}",
-            )
-        self.interval = sync_every // count
-        """Inner steps from the sending of one fragment to the sending of the next one."""
+        if sync_every < count:
+            wrong, mend = f"is less than the number of fragments, {count}", f"use at least {count}"
+            raise ConfigError(wrong, key="sync_every", value=sync_every, mend=mend)
+        self.sync_every = sync_every
+        """Inner steps in which each fragment is sent once."""
+        self.interval = fragment_interval(sync_every, count)
+        """Inner steps from the sending of one fragment to the sending of the next one; sometimes one more, if
+        `sync_every` isn't a multiple of the number of fragments."""
         self.fragments = [[layout.params[index].name for index in members] for members in layout.fragments]
         """The names of the parameters of each fragment."""
         self.fragment_of = {name: number for number, names in enumerate(self.fragments) for name in names}
@@ -340,9 +337,7 @@ class FragmentPlan:
     def due(self, step: int) -> int | None:
         """Return the fragment to send after inner step `step` (the first step is 1); None if no fragment is due
         then."""
-        if step < 1 or step % self.interval:
-            return None
-        return (step // self.interval - 1) % len(self.fragments)
+        return fragment_due(step, self.sync_every, len(self.fragments))
 
 
 def _shape(spec: ParamSpec) -> str:

@@ -39,6 +39,20 @@ def test_nothing_is_due_when_all_is_finished() -> None:
     assert fragment_by_log([]) is None
 
 
+@pytest.mark.parametrize(("sync_every", "fragments"), [(500, 3), (500, 7), (3, 3), (10, 4), (1, 1), (99, 98)])
+def test_steps_that_fragments_cant_share_evenly(sync_every: int, fragments: int) -> None:
+    """Fragment i is due floor((i + 1) · H / N) steps after each multiple of H: each once in H steps, in turn, and the
+    intervals differ by one at most."""
+    expected = [(number + 1) * sync_every // fragments for number in range(fragments)]
+    found = {step: fragment_due(step, sync_every, fragments) for step in range(2 * sync_every + 1)}
+    due = [(step, fragment) for step, fragment in found.items() if fragment is not None]
+    assert due == [(turn * sync_every + step, n) for turn in (0, 1) for n, step in enumerate(expected)]
+    intervals = [fragment_interval(sync_every, fragments, number) for number in range(fragments)]
+    assert sum(intervals) == sync_every
+    assert max(intervals) - intervals[0] <= 1
+    assert min(intervals) == intervals[0] > 0
+
+
 def test_the_log_agrees_with_the_step_count() -> None:
     """A peer without faults follows the schedule by steps exactly."""
     epochs = [0, 0, 0]

@@ -35,6 +35,17 @@ def test_fragments_take_turns() -> None:
     assert hook.standing.global_step == 10
 
 
+def test_fragments_take_turns_in_any_number_of_steps() -> None:
+    """H = 5 and two fragments: one after 2 steps, the other after 3."""
+    hook, node, model = hooked(fragments=2, sync_every=5)
+    sent = []
+    for _ in range(10):
+        step(hook, model)
+        sent.append(len(node.contributed()))
+    assert sent == [0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
+    assert [c["shards"] for c in node.contributed()] == [[0], [1], [0], [1]]
+
+
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
     # overlap_steps, merge, merge_alpha: the local values after the step of each merge, the value that each commit made
     (0, "mix", 0.0): ([(-11, -5), (-17, -23), (-35, -29), (-41, -47), (-59, -53)], [-11, -23, -35, -47, -59]),

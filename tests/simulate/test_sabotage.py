@@ -163,8 +163,16 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
         "H changes, and the steps before it are counted by the new one",
         state,
         "_paced_after",
-        "rules.steps_between(commit.revision) == before",
+        "rules.steps_between(commit.revision, fragment) == before",
         "True",
+        "healed",
+    ),
+    (
+        "each fragment's interval is the first one's",
+        state,
+        "steps_of",
+        "rules.steps_between(state.revision, fragment)",
+        "rules.steps_between(state.revision)",
         "healed",
     ),
     (

@@ -369,7 +369,14 @@ def test_a_plan_names_each_parameter_once():
     )
 
 
-@pytest.mark.parametrize(("every", "near"), [(500, "498 or 501"), (2, "3"), (0, "3")])
-def test_steps_that_fragments_cant_share_are_refused(every, near):
-    with pytest.raises(ConfigError, match=rf"sync_every={every} must be a multiple of num_fragments=3; use {near}"):
+def test_a_plan_divides_any_number_of_steps():
+    """H = 500 and three fragments: after 166, 333 and 500 steps."""
+    plan = FragmentPlan(Blocks(3), 3, 500)
+    assert [step for step in range(1, 1001) if plan.due(step) is not None] == [166, 333, 500, 666, 833, 1000]
+    assert plan.interval == 166
+
+
+@pytest.mark.parametrize("every", [2, 0])
+def test_fewer_steps_than_fragments_are_refused(every):
+    with pytest.raises(ConfigError, match=rf"sync_every={every} is less than the number of fragments, 3; use at least"):
         FragmentPlan(Blocks(3), 3, every)
