@@ -128,12 +128,13 @@ class OfARun:
         name: str = "train",
         epochs: int | None = None,
         fingerprint: str = "",
+        length: int | None = None,
         **arguments: Any,
     ) -> SharedLoader:
         """A loader of this peer's part of a data set that all peers share, for Trainer's `get_train_dataloader` or
         Lightning's `trainer.fit`. Arguments are those of `Peer.shard` and `Shard.loader`. Training ends when all epochs
         are used."""
-        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint}
+        sharing = {"name": name, "epochs": epochs, "fingerprint": fingerprint, "length": length}
         return self._part.loader(dataset, sharing, {**arguments, "batch_size": batch_size})
 
 

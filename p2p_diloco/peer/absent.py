@@ -5,7 +5,7 @@ Law: if no run is named, a script that uses `Peer.from_env` behaves as if it did
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn
@@ -68,14 +68,15 @@ class AbsentPeer:
 
     def shard(
         self,
-        dataset: Dataset[Any] | Sequence[Any] | int,
+        dataset: Dataset[Any] | Iterable[Any] | Callable[..., Iterable[Any]] | int,
         *,
         name: str = "train",
         epochs: int | None = None,
         fingerprint: str = "",
+        length: int | None = None,
     ) -> Shard:
         """The whole data set, because there is no other peer. Its order is that of a run with the id "main"."""
-        data, found = data_set(dataset, name, epochs, fingerprint)
+        data, found = data_set(dataset, name, epochs, fingerprint, length)
         made = self._shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
         return made.again(data, found)
 

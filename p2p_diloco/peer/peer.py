@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from types import TracebackType
@@ -249,17 +249,19 @@ class Peer:
 
     def shard(
         self,
-        dataset: Dataset[Any] | Sequence[Any] | int,
+        dataset: Dataset[Any] | Iterable[Any] | Callable[..., Iterable[Any]] | int,
         *,
         name: str = "train",
         epochs: int | None = None,
         fingerprint: str = "",
+        length: int | None = None,
     ) -> Shard:
         """This peer's part of a data set that all peers have: each sample of an epoch is used by one peer, even if
-        peers come and go. `dataset`: the data set, or the number of its samples. `epochs`: the number of epochs after
-        which the data set ends; None: it never ends. All peers must give the same length, `epochs` and `fingerprint`
-        for a `name`."""
-        data, found = data_set(dataset, name, epochs, fingerprint)
+        peers come and go. `dataset`: the data set, the number of its samples, or a stream: an iterable, or a function
+        that returns one. `epochs`: the number of epochs after which the data set ends; None: it never ends. `length`:
+        how many samples of a stream an epoch has, if the stream has no length. All peers must give the same length,
+        `epochs` and `fingerprint` for a `name`."""
+        data, found = data_set(dataset, name, epochs, fingerprint, length)
         return open_shard(self._entered, data, found, self._local_config.run_id)
 
     def slices(self, name: str, *, fingerprint: str = "") -> Slices:

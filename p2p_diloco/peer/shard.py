@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.order import Numbers, Ordered, indices
+from p2p_diloco.peer.stream import Collated, Stream, stream
 
 log = logging.getLogger("p2p_diloco")
 
@@ -148,6 +149,10 @@ class Shard:
         self._delivered.append(spans)
         return True
 
+    def pass_over(self) -> None:
+        """The batch that was delivered last holds no samples. It is used at once, because no step may come after it."""
+        self._stepped = union(self._stepped, self._delivered.pop())
+
     def indices(self, spans: Spans) -> list[int]:
         """The samples at these positions."""
         positions = _positions(spans)
@@ -237,6 +242,9 @@ class ShardLoader:
     def __init__(self, shard: Shard, batch_size: int, ahead: int, arguments: Mapping[str, Any]) -> None:
         self._shard, self._ahead = shard, ahead
         given = {"persistent_workers": bool(arguments.get("num_workers")), **arguments}
+        self._streams = isinstance(shard.dataset, Stream)
+        if self._streams:
+            given["collate_fn"] = Collated(given.get("collate_fn") or default_collate)
         self._loader: DataLoader[Any] = DataLoader(shard.dataset, batch_sampler=_Drawn(shard, batch_size), **given)
 
     def __iter__(self) -> Iterator[Any]:
@@ -245,9 +253,13 @@ class ShardLoader:
         try:
             while shard.free or shard.refill():
                 for batch in self._loader:
-                    if shard.deliver():
-                        yield batch
-                        shard.goes_on(turn)
+                    if not shard.deliver():
+                        continue
+                    if self._streams and batch is None:
+                        shard.pass_over()
+                        continue
+                    yield batch
+                    shard.goes_on(turn)
             shard.end()
         finally:
             shard.leave(turn)
@@ -292,7 +304,9 @@ def _positions(spans: Spans) -> Numbers:
     return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in spans])
 
 
-def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[DataSet, Dataset[Any]]:
+def data_set(
+    dataset: Any, name: Any, epochs: Any, fingerprint: Any, length: Any = None
+) -> tuple[DataSet, Dataset[Any]]:
     """Check the arguments of `Peer.shard`. Returns what the peers must agree on, and the data set itself. If `dataset`
     is a number of samples, the samples are the numbers from 0.
 
@@ -300,13 +314,18 @@ def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[Da
         ConfigError, UsageError: an argument can't be used.
     """
     found: Any = range(dataset) if isinstance(dataset, int) else dataset
+    getitem = getattr(type(found), "__getitem__", Dataset.__getitem__)  # torch's own only raises an error
+    if not hasattr(found, "__len__") or getitem is Dataset.__getitem__:
+        found = stream(found, length, name)
+    elif length is not None:
+        what = "can be given for a stream only, and this data set has samples by number"
+        raise UsageError(what, key="length", value=length, mend="leave it out")
     if isinstance(found, Ordered):
         fingerprint = fingerprint or found.fingerprint
-    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-        mend = "give a data set with a length and samples by number, or the number of samples"
-        raise UsageError("has no length", key="dataset", value=type(dataset).__name__, mend=mend)
-    if not 1 <= len(found) <= LENGTH_MAX:
-        raise ConfigError("has no samples, or too many", key="dataset", value=len(found), mend="give 1 sample or more")
+    key, count = ("dataset", len(found)) if length is None else ("length", length)
+    if not isinstance(count, int) or not 1 <= count <= LENGTH_MAX:
+        mend = f"give a whole number of samples from 1 to {LENGTH_MAX}"
+        raise ConfigError("has no samples, or too many", key=key, value=count, mend=mend)
     if epochs is not None and not (isinstance(epochs, int) and 1 <= epochs <= EPOCHS_MAX):
         mend = f"choose a whole number from 1 to {EPOCHS_MAX}, or leave it out for a run without end"
         raise ConfigError("is out of range", key="epochs", value=epochs, mend=mend)
@@ -314,4 +333,4 @@ def data_set(dataset: Any, name: Any, epochs: Any, fingerprint: Any) -> tuple[Da
         if not isinstance(text, str) or len(text) > TEXT_MAX:
             mend = f"give text of at most {TEXT_MAX} letters"
             raise ConfigError("is no text, or too long", key=key, value=str(text)[:40], mend=mend)
-    return DataSet(name, len(found), epochs or 0, fingerprint), found
+    return DataSet(name, count, epochs or 0, fingerprint), found

@@ -66,8 +66,8 @@ class FakePeer(Peer):
         if self.steps == self.jump[0]:
             self.start += self.jump[1]
 
-    def shard(self, dataset: Any, *, name: str = "train", epochs: int | None = None, fingerprint: str = "") -> Shard:
-        data, found = data_set(dataset, name, epochs, fingerprint)
+    def shard(self, dataset: Any, *, name: str = "train", **sharing: Any) -> Shard:
+        data, found = data_set(dataset, name, **sharing)
         return self.shards.setdefault(name, Shard(data, found, f"main/{name}", Alone(data)))
 
     @property

@@ -44,3 +44,18 @@ def test_accumulated_gradients_and_workers(swarm: Swarm, tmp_path: Path) -> None
     run.ended(180.0)
     assert not run.verdict()
     assert all(member.last("end")["complete"] for member in run.living)
+
+
+def test_each_sample_of_a_stream_is_used_once(swarm: Swarm, tmp_path: Path) -> None:
+    """Three peers share two epochs of a stream of 450 samples, whose length was given as 500. One is killed: the others
+    go back to what it held. The positions behind the stream's end are used, too, so every loader ends."""
+    options: dict[str, Any] = {"stream": 500, "workers": 1, "step_s": 0.1}
+    run = Once(swarm, tmp_path, 450, 2, lives=3, config=CONFIG, **options)
+    for _ in range(3):
+        run.join()
+    run.reaches(150, 180.0)
+    run.kill(run.living[0])
+    run.ended(180.0)
+    assert not run.verdict()
+    assert all(member.last("end")["complete"] and member.last("end")["used"] == 1000 for member in run.living)
+    assert any("has no sample 450, though length=500" in member.log() for member in run.living)

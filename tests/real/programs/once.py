@@ -12,12 +12,13 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from train import say
 
 from p2p_diloco import Peer, PeerConfig
@@ -34,6 +35,16 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Counting(IterableDataset[int]):
+    """The same numbers as a stream, which knows no length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.length)
 
 
 def read(lines: list[str]) -> torch.Tensor:
@@ -63,7 +74,9 @@ def main(options: dict[str, Any]) -> None:
         dataset: Any = Numbers(samples)
         if "slices" in options:
             dataset, more = peer.slices(options["slices"]).samples, {"collate_fn": read}
-        shard = peer.shard(dataset, epochs=options["epochs"])
+        if "stream" in options:
+            dataset = Counting(samples)
+        shard = peer.shard(dataset, epochs=options["epochs"], length=options.get("stream"))
         loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0), **more)
         tick, accumulate = 0, options.get("accumulate", 1)
 
