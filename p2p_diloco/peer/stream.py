@@ -41,7 +41,6 @@ class Stream(Ordered):
         self._owner = 0  # the process that reads `_samples`; 0: nobody can
         self._epoch = self._next = 0  # where `_samples` is
         self._most = 0  # this many samples of the epoch were there
-        self._end = length  # from here on the epoch holds no samples
         self._begin_s = self._pass_s = 0.0  # how long it took to begin, and to pass over a sample
         self._told = False
 
@@ -73,8 +72,6 @@ class Stream(Ordered):
         return positions
 
     def _at(self, epoch: int, index: int) -> list[Any]:
-        if epoch == self._epoch and index >= self._end:
-            return []
         began = time.monotonic()
         if begins := self._must_begin(epoch, index):
             self._begin(epoch, index)
@@ -107,27 +104,29 @@ class Stream(Ordered):
         # A stream that knows in which worker of a DataLoader it is would give this worker a part, or another order.
         torch.utils.data._utils.worker._worker_info = None
         if epoch != self._epoch:
-            self._epoch, self._most, self._end = epoch, 0, self._length
+            self._epoch, self._most = epoch, 0
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
+        if index and not self._seeks:  # this may take long, and training stands still meanwhile
+            log.info("the stream %r is read from its beginning to sample %d", self._name, index)
         self._next = index if self._seeks else 0
         self._samples, self._owner = _begun(self._source, self._next, seeks=self._seeks), os.getpid()
 
     def _ends(self) -> None:
         if self._next < max(1, self._most):
-            what = f"gave {self._next} samples in this pass: it is empty, or can't be read again in the same order"
+            what = (
+                f"ends before sample {self._next} in this pass: it is empty, or can't be read again in the same order"
+            )
             raise UsageError(what, key="dataset", value=self._name, mend=ANEW)
-        self._end = self._next
         if not self._told:
             text = "the stream %r has no sample %d, though length=%d: what lies behind counts as used and holds nothing"
-            log.warning(text, self._name, self._end, self._length)
+            log.warning(text, self._name, self._next, self._length)
         self._told = True
 
     def _look_behind(self) -> None:
         if next(self._samples, END) is not END:
             log.warning("the stream %r goes on after length=%d: the rest is not used", self._name, self._length)
             self._told = True
-        self._owner = 0
 
 
 class Collated:

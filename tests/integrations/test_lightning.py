@@ -175,12 +175,17 @@ def test_an_exception_makes_no_last_exchange(tmp_path: Path) -> None:
     assert module.inner.weight.item() not in (GLOBAL, 1.0)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path, workers: int, accumulate: int) -> None:
-    """Lightning fetches one batch ahead, and makes a step with the last batches. Every sample is in a step."""
+@pytest.mark.parametrize(
+    ("workers", "accumulate", "length"), [(0, 1, None), (0, 3, None), (2, 1, None), (2, 3, None), (2, 3, 40)]
+)
+def test_shared_data_is_used_once_an_epoch_and_ends_training(
+    tmp_path: Path, workers: int, accumulate: int, length: int | None
+) -> None:
+    """Lightning fetches one batch ahead, and makes a step with the last batches. Every sample is in a step, also of a
+    stream, which needs a length."""
     module, callback = Module(), DilocoCallback(start=0)
-    loader = callback.loader(data(40), 7, epochs=2, num_workers=workers)
+    shared = data(40) if length is None else data(40).__iter__
+    loader = callback.loader(shared, 7, epochs=2, num_workers=workers, length=length)
     settings = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

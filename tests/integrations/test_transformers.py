@@ -229,20 +229,30 @@ class Sharing(Trainer):
         return self.loader
 
 
-def shared(folder: Path, steps: int, *, resume: str | None = None, epochs: int | None = None, **settings: Any) -> Model:
-    """What a Trainer has trained with a shared data set, in batches of 7."""
+def shared(
+    folder: Path,
+    steps: int,
+    *,
+    resume: str | None = None,
+    epochs: int | None = None,
+    length: int | None = None,
+    **settings: Any,
+) -> Model:
+    """What a Trainer has trained with a shared data set, in batches of 7. With a length the data is a stream."""
     plain = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
     args = TrainingArguments(str(folder), max_steps=steps, **{**plain, **settings})
     model, callback = Model(), DilocoCallback(start=0)
     trainer = Sharing(model, args, callbacks=[callback])
-    trainer.loader = callback.loader(data(40), 7, epochs=epochs, collate_fn=default_data_collator)
+    dataset = data(40) if length is None else data(40).__iter__
+    trainer.loader = callback.loader(dataset, 7, epochs=epochs, length=length, collate_fn=default_data_collator)
     trainer.train(resume_from_checkpoint=resume)
     return model
 
 
-def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path) -> None:
-    """Every sample is in a step of each epoch, and training ends with the data."""
-    model = shared(tmp_path, 1000, epochs=2, save_strategy="steps", save_steps=4)
+@pytest.mark.parametrize("length", [None, 40])
+def test_shared_data_is_used_once_an_epoch_and_ends_training(tmp_path: Path, length: int | None) -> None:
+    """Every sample is in a step of each epoch, and training ends with the data, also with that of a stream."""
+    model = shared(tmp_path, 1000, epochs=2, length=length, save_strategy="steps", save_steps=4)
     seen = sorted(value for _, values in model.trained for value in values)
     assert seen == sorted([each["x"].item() for each in data(40)] * 2)
     resumed = shared(tmp_path, 6, resume=str(tmp_path / "checkpoint-4"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -83,13 +84,30 @@ def test_any_order_of_positions_gives_the_same_samples(source: Any) -> None:
     assert read(source, [3, 4, 8, 50, 51, 2, 99, 3], 100) == [3, 4, 8, 50, 51, 2, 99, 3]
 
 
-def test_forward_is_one_pass() -> None:
-    """What others hold is passed over; only going back, or a new epoch, begins anew."""
+def test_a_worker_begins_anew() -> None:
+    """It would share the open files of the process that forked it."""
+
+    def process() -> Iterator[int]:
+        mine = os.getpid()
+        for _ in range(10):
+            yield mine
+
+    one = Stream(process, 10, "train")
+    assert one[0] == os.getpid()
+    assert [*DataLoader(one, batch_size=None, sampler=[1], num_workers=1)] != [os.getpid()]
+
+
+def test_forward_is_one_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """What others hold is passed over; only going back, or a new epoch, begins anew, and says so."""
     source = Counting(100)
-    assert read(source, [3, 4, 60, 62], 100) == [3, 4, 60, 62]
-    assert (source.passes, source.read) == (1, 63)
-    assert read(source, [3, 60, 2, 103], 100) == [3, 60, 2, 1003]
+    with caplog.at_level(logging.INFO):
+        assert read(source, [0, 3, 4, 60, 62], 100) == [0, 3, 4, 60, 62]
+        assert (source.passes, source.read, caplog.messages) == (1, 63, [])
+        assert read(source, [3, 60, 2, 103], 100) == [3, 60, 2, 1003]
     assert source.passes == 4
+    assert caplog.messages == [
+        f"the stream 'train' is read from its beginning to sample {sample}" for sample in (3, 2, 3)
+    ]
 
 
 def test_a_stream_that_begins_anywhere_does_so_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,15 +131,13 @@ def test_an_early_end_and_a_late_one_are_told_once(caplog: pytest.LogCaptureFixt
     """Positions behind the end hold nothing; what is behind the length is not used."""
     with caplog.at_level(logging.WARNING):
         assert read(Counting(7), [5, 6, 7, 8, 9, 13, 17, 18], 10) == [5, 6, 1003]
-    assert [one.message for one in caplog.records] == [
+    assert caplog.messages == [
         "the stream 'train' has no sample 7, though length=10: what lies behind counts as used and holds nothing"
     ]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert read(Counting(12), [8, 9, 18, 19], 10) == [8, 9, 1008, 1009]
-    assert [one.message for one in caplog.records] == [
-        "the stream 'train' goes on after length=10: the rest is not used"
-    ]
+    assert caplog.messages == ["the stream 'train' goes on after length=10: the rest is not used"]
     assert Stream(Counting(7), 10, "train")[6] == 6
     with pytest.raises(IndexError):
         Stream(Counting(7), 10, "train")[7]
@@ -139,8 +155,8 @@ def test_a_stream_that_raises_has_not_ended() -> None:
 
     one = Stream(faulty, 10, "train")
     with pytest.raises(OSError, match="away"):
-        one.__getitems__([3, 4])
-    assert one.__getitems__([3, 4]) == [3, 4]
+        one.__getitems__([4])
+    assert one.__getitems__([4, 5]) == [4, 5]
 
 
 @pytest.mark.parametrize("source", [iter(range(10)), (n for n in range(10)), Once(), Once().__iter__])
@@ -154,13 +170,18 @@ def test_what_can_be_read_only_once_is_refused(source: Any) -> None:
 
 def test_a_second_pass_that_has_less_is_an_error() -> None:
     """Else all that is left would count as used without a word. Once a pass had a sample, each later pass of the epoch
-    must have it, and each epoch needs one."""
+    must have it, and each epoch needs one. Epochs may be of different lengths."""
+    source = Counting(8)
+    one = Stream(source, 10, "train")
+    assert one.__getitems__([7]) == [7]
+    source.size = 5
+    assert one.__getitems__([14, 15]) == [1004]
     rest = iter(range(10))
     one = Stream(lambda: (number for number in rest), 10, "train")
     assert one.__getitems__([8]) == [8]
-    with pytest.raises(UsageError, match="dataset=train gave 1 samples in this pass"):
+    with pytest.raises(UsageError, match="dataset=train ends before sample 1 in this pass"):
         one.__getitems__([4])
-    with pytest.raises(UsageError, match="gave 0 samples in this pass"):
+    with pytest.raises(UsageError, match="ends before sample 0 in this pass"):
         one.__getitems__([10])
 
 
