@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_each_sample_comes_once_an_epoch_in_the_streams_order(workers: int) -> N
     assert alone(Counting(100), 7, workers, epochs=2, length=100) == whole
     assert alone(Counting(100), 7, workers, epochs=2, length=150) == whole
     assert alone(Counting(100), 7, epochs=1, length=40) == whole[:40]
+
+
+def test_two_streams_at_a_time() -> None:
+    """Each has its own positions and its own end."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    peer, seen = AbsentPeer(None, optimizer), list[list[int]]()
+    loaders = [peer.shard(Counting(size), name=str(size), epochs=1, length=size).loader(5) for size in (30, 50)]
+    for pair in zip_longest(*loaders, fillvalue=torch.tensor([-1])):
+        seen.append([batch[0].item() for batch in pair])
+        optimizer.step()
+    assert seen == [[0, 0], [5, 5], [10, 10], [15, 15], [20, 20], [25, 25], *([-1, at] for at in (30, 35, 40, 45))]
 
 
 @pytest.mark.parametrize("source", [Counting(100), lambda: range(100), range(100).__iter__, numbers])
