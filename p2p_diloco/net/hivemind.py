@@ -45,6 +45,8 @@ class HivemindTransport:
         finder: ReachFinder,
         relay: Relay,
         hellos: Hellos | None,
+        *,
+        tunnelled: bool,
     ) -> None:
         self.peer_id = dht.peer_id
         self.membership = None if hellos is None else hellos.membership
@@ -56,6 +58,7 @@ class HivemindTransport:
         self._records: Records = dht if self.membership is None else SealedRecords(dht, self.membership)
         self._dht, self._exchange = dht, exchange
         self._circuits, self._paths, self._finder, self._relay = circuits, paths, finder, relay
+        self._tunnelled = tunnelled
 
     @property
     def limits(self) -> Limits:
@@ -159,7 +162,10 @@ class HivemindTransport:
         paths = Paths(daemon, circuits, linked)
         relay = Relay(daemon, local.relay_mbit, any_run if hellos is None else hellos.run_of)
         finder = ReachFinder(daemon, answers, linked, reach_changed)
-        transport = cls(dht, exchange, circuits, paths, finder, relay, hellos)
+        # a process on this machine would reach it there, so what answers at these addresses is elsewhere
+        tunnelled = bool(local.initial_peers) and all(map(is_loopback, local.initial_peers)) and finder.now.private
+        tunnelled = tunnelled and not local.client_mode
+        transport = cls(dht, exchange, circuits, paths, finder, relay, hellos, tunnelled=tunnelled)
         try:
             if local.direct:
                 channel = exchange.sender.direct = DirectChannel(
@@ -183,6 +189,11 @@ class HivemindTransport:
     def tell_reach(self) -> None:
         """Log whether other peers can dial this one. A change is logged without this call."""
         _tell(self.reach)
+        if self._tunnelled:
+            log.warning(
+                "the initial peers have addresses on this machine, but can't dial this peer there: it reaches them "
+                "through a tunnel, and exchanges through their relay"
+            )
 
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
@@ -196,7 +207,10 @@ class HivemindTransport:
         return [*self._circuits.addresses, *(address for address in own if not is_loopback(address))]
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        self._dht.daemon.introduce(peer, [a for a in addresses if not leads_over_a_relay(a)])
+        direct = [address for address in addresses if not leads_over_a_relay(address)]
+        if self._tunnelled:
+            direct = [address for address in direct if not is_loopback(address)]  # those of other machines
+        self._dht.daemon.introduce(peer, direct)
         self._circuits.introduce(peer, addresses)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:

@@ -29,16 +29,18 @@ class Founder:
         """Schedule requests for revisions at random times in the next ``within`` seconds."""
         asks, settings = Random(f"revisions {self.world.seed}"), self.world.settings
         others = Random(f"other revisions {self.world.seed}")
-        most = settings.fragments * (settings.interval - 1)
         stop = others.randint(1, 12) if others.random() < STOPS else None  # the same in all: none may move it away
         for number in range(1, settings.revisions + 1):
             # now and then two revisions have the same number, as if the asker had not seen the first one
             number -= number > 1 and asks.random() < 0.2
+            steps = settings.fragments * others.randint(1, settings.interval)
+            if steps > settings.fragments:
+                steps -= number % settings.fragments  # now and then a number that fragments can't share evenly
             revision = Revision(
                 number,
                 asks.choice([0.3, 0.5, 0.7]),
                 asks.choice([0.0, 0.8, 0.9]),
-                sync_every=others.choice([None, settings.fragments * settings.interval - others.randint(0, most)]),
+                sync_every=others.choice([None, steps]),
                 min_peers=others.choice([None, *range(1, settings.revised_min_peers + 1)]),
                 stop_after_epochs=stop,
             )
