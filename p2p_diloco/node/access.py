@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2p_diloco.net.membership import Membership, RunKey
-from p2p_diloco.node.run import RunRecord, signature_of
+from p2p_diloco.node.run_record import RunRecord, signature_of
 
 _KIND = b"run record"
 

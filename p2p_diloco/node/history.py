@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from p2p_diloco import __version__
 from p2p_diloco.config import PeerConfig
@@ -32,9 +32,11 @@ from p2p_diloco.core.messages import Commit, Contribution, State
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.node.recorded import batch_packer
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run
 from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.run import Run  # would load torch, and `replay` reads histories without it
 
 FORM = 1
 """The version of this file format."""

@@ -22,7 +22,8 @@ from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run, RunRecord, cut_of, layout_of, record_key, token
+from p2p_diloco.node.run import Run, layout_of, token
+from p2p_diloco.node.run_record import RunRecord, cut_of, record_key
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.tensors.layout import Layout

@@ -7,6 +7,7 @@ keeps a peer without an invitation from founding another run of the same name.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -14,8 +15,10 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invited import on_this_machine
 from p2p_diloco.node import unowned
-from p2p_diloco.node.run import record_key
-from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.run_record import record_key
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.setup import Setup  # would load torch, and `status` asks whether a run is private
 
 OPEN = "each peer that knows one of its addresses can read and change it"
 """The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""

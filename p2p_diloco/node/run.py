@@ -5,22 +5,18 @@ Law: derived once, when a run is found or founded, and never changed. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
-
-import msgpack
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.config.rates import Rates
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Limits
-from p2p_diloco.node.plain import SCALARS, Record, Unfit
-from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
+from p2p_diloco.net.interface import Limits
+from p2p_diloco.node.wire import TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running, store
 from p2p_diloco.tensors.delayed import DelayedNesterov
@@ -169,111 +165,6 @@ def reply_codec_of(config: RunConfig) -> str:
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
-Config = Mapping[str, Any]
-"""The run's settings, as `RunConfig.to_wire` encodes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """A run's DHT record, encoded as a msgpack map. `cut` is the hash of the layout with its fragments and shards, and
-    `model` the hash of the parameters alone. `time` is the time of the run's founding, in seconds since 1970."""
-
-    config: Config
-    model: str
-    cut: str
-    shards: int
-    numel: int
-    params: int
-    founder: str
-    time: float
-    frozen: str = ""
-    """The fingerprint of the founder's frozen values; empty if it has none."""
-
-    @classmethod
-    def founding(cls, run: Run, founder: str, time: float, frozen: str = "") -> RunRecord:
-        """Make the record of a run that is being founded."""
-        layout = run.layout
-        shards, params = len(layout.shards), len(layout.params)
-        return cls(
-            run.config.to_wire(),
-            layout.fingerprint(),
-            cut_of(layout),
-            shards,
-            layout.numel,
-            params,
-            founder,
-            time,
-            frozen,
-        )
-
-    def pack(self, sign: Callable[[bytes], bytes] | None = None) -> bytes:
-        """Encode the record. The hash of these bytes is the record's name. `sign`: signs them; None in an open run.
-
-        Raises:
-            ConfigError: the settings don't fit into a record.
-        """
-        content = {"v": PROTOCOL, **_RECORD.write(self)}
-        value = bytes(msgpack.packb(content))
-        if len(value) > CONTENT_BYTES_MAX:
-            options = self.config.get("outer_options")
-            raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
-        return value if sign is None else bytes(msgpack.packb({**content, _SIGNATURE: sign(value)}))
-
-    @classmethod
-    def unpack(cls, value: bytes) -> RunRecord:
-        """Decode a record that `pack` encoded. Raises ValueError for anything else."""
-        try:
-            content = msgpack.unpackb(value)
-            protocol = content["v"]
-            if type(protocol) is int and protocol != PROTOCOL:
-                raise ValueError(f"the run uses protocol {protocol}, but this peer uses protocol {PROTOCOL}")
-            return _RECORD.read(content)
-        except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
-            raise ValueError(f"these bytes are not a run's record: {error}") from None
-
-
-def signature_of(value: bytes) -> tuple[bytes, bytes]:
-    """Split a run's record into its bytes without the signature, and the signature; empty if the record has none.
-
-    Raises:
-        ValueError: the bytes are no map.
-    """
-    try:
-        content = msgpack.unpackb(value)
-    except (TypeError, msgpack.UnpackException) as error:
-        raise ValueError(f"these bytes can't be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError("these bytes are no map")
-    signature = content.pop(_SIGNATURE, b"")
-    return bytes(msgpack.packb(content)), signature if isinstance(signature, bytes) else b""
-
-
-def _read_config(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Unfit("not a map")
-    return value
-
-
-_SIGNATURE = "signature"
-_RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
-
-
 def token(run_id: str, settings: str, model: str, salt: bytes = b"") -> bytes:
     """Hash a run's name, the fingerprints of its settings and its model, and its salt (if any) to the run's token."""
     return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES, key=salt).digest()
-
-
-def record_key(run_id: str) -> str:
-    """The DHT key of a run's record."""
-    return f"{run_id}/config"
-
-
-def cut_of(layout: Layout) -> str:
-    """Hash a layout to 32 hex digits. Layouts with the same parameters, buffers, fragments and shards have the same
-    hash, even if their dtypes differ."""
-    bare = {
-        "params": [[spec.name, list(spec.shape)] for spec in layout.params],
-        "buffers": [[spec.name, list(spec.shape)] for spec in layout.buffers],
-    }
-    cut = {**layout.to_wire(), **bare}
-    return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()

@@ -34,7 +34,8 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.plain import from_plain, to_plain
-from p2p_diloco.node.run import Run, cut_of
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest

@@ -16,7 +16,7 @@ from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.node import unowned
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 

@@ -12,12 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus, RoundProgress, clean
-
-if TYPE_CHECKING:
-    from p2p_diloco.node.run import RunRecord  # would load torch, which takes seconds
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024

@@ -21,7 +21,7 @@ from p2p_diloco.cli.plan.view import duration
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.records import key_of
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.planning import paper

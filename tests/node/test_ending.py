@@ -22,7 +22,7 @@ from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited

@@ -15,7 +15,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining, holders_of, keep_record, store_record
 from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import key_of, look_around, publish, read_peers
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import name_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited

@@ -18,7 +18,8 @@ from p2p_diloco.node import entry, records, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import store_record
-from p2p_diloco.node.run import Run, RunRecord, signature_of
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.node.unowned import store
 from p2p_diloco.tensors.layout import Layout
 from tests.net.memory import MemoryNetwork

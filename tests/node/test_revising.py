@@ -26,8 +26,9 @@ from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_inbox import RunInbox
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov

@@ -10,7 +10,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import key_of
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe.look import look

@@ -17,7 +17,7 @@ from p2p_diloco.net.statements import from_text
 from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe import revise as module

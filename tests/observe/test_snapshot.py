@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import TEXT_MAX, Buffered, PeerStatus, RoundProgress, Submissions
 from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, Snapshot
 from p2p_diloco.observe.snapshot import snapshot as made

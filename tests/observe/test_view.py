@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import (
     Buffered,
     DataProgress,

@@ -23,7 +23,7 @@ from p2p_diloco.cli import dashboard
 from p2p_diloco.cli.dashboard import Server, _listening
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed

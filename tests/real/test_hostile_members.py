@@ -22,7 +22,8 @@ from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
-from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import fetch, name_of, store
 from p2p_diloco.node.wire import Audit, Copy, Nudge, pack
 from tests.net.members import invitation

@@ -16,7 +16,7 @@ from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.records import bucket_key
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
 
