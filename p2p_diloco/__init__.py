@@ -38,7 +38,14 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
+    try:
+        value: object = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        from p2p_diloco.errors import left_out
+
+        if (missing := left_out(error)) is None:
+            raise
+        raise missing from error
     globals()[name] = value
     return value
 

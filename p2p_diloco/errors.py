@@ -28,6 +28,9 @@ from typing import Any, ClassVar
 MAX_SHOWN = 8
 """The most keys or parameters that a sentence lists. If more differ, it adds how many more there are."""
 
+OF_TRAINING = ("numpy", "safetensors", "torch", "xxhash")
+"""The libraries that bootstrap/requirements.txt leaves out: peers, data nodes and exports use them."""
+
 
 class P2PDilocoError(Exception):
     """The base of all errors. Its text is one sentence: ``key=value wrong; mend``.
@@ -168,6 +171,15 @@ def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
         return kind(**arguments)
     except (AttributeError, TypeError, ValueError):
         return P2PDilocoError(f"the node sent an error that can't be read: {dict(wire)}")
+
+
+def left_out(error: ModuleNotFoundError) -> UsageError | None:
+    """The error if the missing module is one of `OF_TRAINING`, which a small install leaves out. None: it is another
+    one."""
+    library = (error.name or "").partition(".")[0]
+    if library not in OF_TRAINING:
+        return None
+    return UsageError(f"this needs {library}, which isn't installed", mend="run `pip install p2p-diloco`")
 
 
 def reason(error: OSError) -> str:

@@ -36,7 +36,7 @@ DEPLOYED = sorted(
     file
     for folder in ("bootstrap", "examples/deploy")
     for file in (ROOT / folder).iterdir()
-    if file.is_file() and file.suffix != ".md"
+    if file.is_file() and file.suffix not in (".md", ".txt")
 )
 """Files that start us: in containers, as services, in a batch system."""
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bootstrap/*.md")])

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.errors import P2PDilocoError, left_out
 from p2p_diloco.interrupts import ENDING, Interrupts
 from p2p_diloco.standard_streams import make_usable
 
@@ -49,6 +49,8 @@ def carry_out(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # a user sees one sentence after any exception
+        if isinstance(error, ModuleNotFoundError) and (missing := left_out(error)) is not None:
+            return _told(missing.sentence, missing.exit_code, "--debug" in ours)
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
 

@@ -105,7 +105,7 @@ def test_versions_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch) -> No
     assert programs.versions().mend == "pip install hivemind==1.1.12"
     installed["torch"] = None
     found = programs.versions()
-    assert (found.verdict, found.mend) == ("bad", "pip install torch")
+    assert (found.verdict, found.mend) == ("bad", "pip install p2p-diloco")
     assert "torch is missing" in found.text
 
 

@@ -33,8 +33,8 @@ def versions() -> Finding:
     installed = {name: version_of(name) for name in SHOWN}
     told = [f"p2p_diloco {__version__}", f"Python {platform.python_version()}"]
     text = ", ".join(told + [f"{name} {version or 'is missing'}" for name, version in installed.items()])
-    if missing := [name for name, version in installed.items() if version is None]:
-        return Finding("versions", "bad", text, f"pip install {' '.join(missing)}")
+    if None in installed.values():
+        return Finding("versions", "bad", text, f"pip install {PACKAGE}")
     if not (3, 10) <= sys.version_info < (3, 15):
         return Finding("versions", "bad", text, "use Python 3.10 to 3.14")
     for name, version in _pins().items():
