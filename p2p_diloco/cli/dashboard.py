@@ -122,7 +122,8 @@ async def _serve(
         app = application(feed, Door(tell), controls)
         server = Server(uvicorn.Config(app, log_config=None, log_level="warning", lifespan="off",
                                        timeout_graceful_shutdown=END_S))  # fmt: skip
-        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watch(peer, interval_s, saw))]
+        watching = watch(peer, interval_s, saw, feed.knew)
+        tasks = [asyncio.create_task(server.serve([listener])), asyncio.create_task(watching)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from p2p_diloco.net.interface import Records
+    from p2p_diloco.node.curves import Point
 
 Compare = Callable[[Snapshot], Snapshot]
 """Turns a snapshot of the run into the one that is shown, compared with a baseline if there is one."""
@@ -178,9 +179,16 @@ async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
         log.warning("the run %s is OPEN: %s", peer.run_id, OPEN)
 
 
-async def watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
-    """Take a snapshot every `interval_s` seconds (None: only once), and call `show_it` with each."""
+async def watch(
+    peer: PeerConfig,
+    interval_s: float | None,
+    show_it: Callable[[Snapshot], None],
+    past: Callable[[Mapping[str, Sequence[Point]]], None] | None = None,
+) -> None:
+    """Take a snapshot every `interval_s` seconds (None: only once), and call `show_it` with each. `past`: is called
+    before that, with the curves of the run's peers up to now, by peer id; None: they are not read."""
     from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.node import curves
     from p2p_diloco.observe.look import look, observer
 
     invitation = None if peer.invite is None else read_invitation(peer)
@@ -188,6 +196,8 @@ async def watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[S
         seen = await look(dht, peer.run_id)
         if invitation is None:
             await _warn(peer, seen, dht)
+        if past is not None:
+            past(await curves.read(dht, peer.run_id, seen.time))
         show_it(seen)
         while interval_s is not None:
             await asyncio.sleep(interval_s)

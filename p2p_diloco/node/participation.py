@@ -16,7 +16,7 @@ from typing import Any
 from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.node import records, revising
+from p2p_diloco.node import curves, records, revising
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
@@ -94,6 +94,7 @@ class Participation:
                 lambda revision: self._events.post(Revised(revision)),
             ),
             records.publish(transport, run_id, self._reporter.status, self._common.event_log.news),
+            curves.keep(transport, run_id, self._reporter.point),
             *self._metrics(),
             records.look_around(
                 transport,

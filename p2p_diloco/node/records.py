@@ -41,35 +41,40 @@ TAKE_PART = ("training", "waiting", "paused", "idle")
 log = logging.getLogger(__name__)
 
 
-def key_of(run_id: str, peer_id: str) -> str:
-    """The DHT key under which a peer's record is stored."""
-    return bucket_key(run_id, blake2b(peer_id.encode(), digest_size=1).digest()[0] % BUCKETS)
+def key_of(run_id: str, peer_id: str, kind: str = "peers") -> str:
+    """The DHT key under which a peer's record of this kind is stored."""
+    return bucket_key(run_id, blake2b(peer_id.encode(), digest_size=1).digest()[0] % BUCKETS, kind)
 
 
-def bucket_key(run_id: str, bucket: int) -> str:
+def bucket_key(run_id: str, bucket: int, kind: str = "peers") -> str:
     """The DHT key of a bucket, under which the records of several peers are stored."""
-    return f"{run_id}/peers/{bucket}"
+    return f"{run_id}/{kind}/{bucket}"
 
 
-async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
-    """Read the statuses of a run's peers from the DHT; returns them by peer id. Records that don't come, or can't be
-    read, are left out."""
+async def fetch_all(dht: Records, run_id: str, kind: str = "peers") -> dict[str, bytes]:
+    """Fetch the records of this kind of all peers of a run; returns them by peer id. Those that don't come are left
+    out."""
     found = await asyncio.gather(
-        *(dht.fetch(bucket_key(run_id, bucket)) for bucket in range(BUCKETS)), return_exceptions=True
+        *(dht.fetch(bucket_key(run_id, bucket, kind)) for bucket in range(BUCKETS)), return_exceptions=True
     )
-    peers: dict[str, PeerStatus] = {}
+    values: dict[str, bytes] = {}
     for records in found:
         if isinstance(records, Exception):
             log.debug("some records of peers can't be read: %r", records)
             continue
         if isinstance(records, BaseException):
             raise records
-        for peer_id, (value, _) in records.items():
-            try:
-                status = PeerStatus.unpack(value)
-            except ValueError:
-                continue
-            if status.peer_id == peer_id:
+        values.update({peer_id: value for peer_id, (value, _) in records.items()})
+    return values
+
+
+async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
+    """Read the statuses of a run's peers from the DHT; returns them by peer id. Records that don't come, or can't be
+    read, are left out."""
+    peers: dict[str, PeerStatus] = {}
+    for peer_id, value in (await fetch_all(dht, run_id)).items():
+        with contextlib.suppress(ValueError):
+            if (status := PeerStatus.unpack(value)).peer_id == peer_id:
                 peers[peer_id] = status
     return peers
 

@@ -17,6 +17,7 @@ import psutil
 from p2p_diloco.core import leases
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.curves import Point
 from p2p_diloco.node.data_side import tables_of
 from p2p_diloco.node.status import (
     REFUSED_MAX,
@@ -51,7 +52,6 @@ class Reporter:
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
         outer_lr, outer_momentum = run.rates_at(replica.revision, replica.epoch)
         wall = time.time() - asyncio.get_running_loop().time()
-        held_out = shared.held_out_loss
         asynchronous, submissions = run.rules.asynchronous, self._trainer.submissions
         return PeerStatus(
             name=local.name or socket.gethostname()[:64],
@@ -64,8 +64,8 @@ class Reporter:
             epoch=replica.epoch if replica.has_state else None,
             step=shared.steps,
             steps_per_second=round(1 / shared.step_time_s, 4) if shared.step_time_s > 0 else None,
-            loss=round(shared.loss, 6) if shared.steps and math.isfinite(shared.loss) else None,
-            held_out_loss=round(held_out, 6) if shared.steps and math.isfinite(held_out) else None,
+            loss=self._told(shared.loss),
+            held_out_loss=self._told(shared.held_out_loss),
             samples=shared.samples,
             counted_samples=replica.roster.mine.model.samples // run.rules.shards if replica.has_state else None,
             bytes_sent=traffic.bytes_sent,
@@ -98,6 +98,18 @@ class Reporter:
             death=next((Event(round(wall + when, 1), text) for when, text in common.event_log.deaths), None),
             events=tuple(Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
         )
+
+    def point(self) -> Point | None:
+        """The point of this peer's curve at this moment; None before the trainer has reported a loss."""
+        shared, epoch = self._common.shared, self._common.replica.epoch
+        loss, held_out = self._told(shared.loss), self._told(shared.held_out_loss)
+        if loss is None and held_out is None:
+            return None
+        return Point(time.time(), shared.steps, shared.samples, epoch, loss, held_out)
+
+    def _told(self, loss: float) -> float | None:
+        """A loss as the trainer has reported it; None if it has reported none, or one that is not finite."""
+        return round(loss, 6) if self._common.shared.steps and math.isfinite(loss) else None
 
     def _refused(self) -> Iterator[RefusedPeer]:
         """The peers whose messages were refused last. In the reasons, ids of peers are replaced by names."""

@@ -1,6 +1,7 @@
-"""What a dashboard shows: the newest snapshot of a run, and the curves since the dashboard started.
+"""What a dashboard shows: the newest snapshot of a run, and the curves since its peers have entered it.
 
-Law: snapshots in, JSON values out. Nothing is shown that `p2p-diloco status` doesn't show.
+Law: snapshots in, JSON values out. Of the time before the first snapshot it shows what the peers tell (`node.curves`);
+else nothing that `p2p-diloco status` doesn't show.
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
+from p2p_diloco.node.curves import Point as Past
+from p2p_diloco.node.curves import thinned
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.sections import SECTIONS, TEXTS, told_of
 from p2p_diloco.observe.snapshot import Compared, Snapshot
 
 POINTS_KEPT = 2000
-"""The most points that are kept of each peer's curves."""
+"""The most points that are kept of each peer's curves. When there are more, about half of them go, evenly."""
 ROUNDS_KEPT = 40
 """The most rounds that are kept of each peer."""
 PEERS_KEPT = 256
@@ -32,7 +36,7 @@ class Feed:
     """Takes snapshots, and hands each one, with the points that it adds to the curves, to any number of readers."""
 
     def __init__(self) -> None:
-        self._points: dict[str, deque[Point]] = {}
+        self._points: dict[str, list[Point]] = {}
         self._rounds: dict[str, deque[dict[str, Any]]] = {}
         self._compared: deque[list[float]] = deque(maxlen=POINTS_KEPT)
         self._seen: Snapshot | None = None
@@ -47,13 +51,22 @@ class Feed:
         reader comes, because it may have megabytes."""
         if self._seen is None:
             return ""
-        kept = {"points": _lists(self._points), "rounds": _lists(self._rounds), "compared": list(self._compared)}
+        kept = {"points": self._points, "rounds": _lists(self._rounds), "compared": list(self._compared)}
         return _json(self._seen, **kept)
 
     def end(self) -> None:
         """End `follow` for all readers."""
         self._over = True
         self._changed.set()
+
+    def knew(self, curves: Mapping[str, Sequence[Past]]) -> None:
+        """Take the peers' curves of the time before the first snapshot, by peer id. Called before `saw`."""
+        told = {peer_id: past for peer_id, past in curves.items() if past}
+        for peer_id, past in islice(told.items(), PEERS_KEPT):
+            self._points[peer_id] = [
+                [one.time, round(one.step), round(one.samples), one.loss, round(one.epoch), None, one.held_out_loss]
+                for one in past
+            ]
 
     def saw(self, seen: Snapshot) -> None:
         """Take the next snapshot."""
@@ -88,13 +101,16 @@ class Feed:
             yield f"event: look\ndata: {self._newest}\n\n"
 
     def _next_point(self, peer: PeerStatus) -> Point | None:
-        """Add the next point to the peer's curves, and return it; None if the peer's record is the one seen last."""
-        kept = self._points.setdefault(peer.peer_id, deque(maxlen=POINTS_KEPT))
-        if kept and kept[-1][0] == peer.time:
+        """Add the next point to the peer's curves, and return it; None if the peer's record is not newer than what was
+        seen last."""
+        kept = self._points.setdefault(peer.peer_id, [])
+        if kept and peer.time <= (kept[-1][0] or 0.0):
             return None
-        kept.append([peer.time, peer.step, peer.samples, peer.loss, peer.epoch, peer.steps_per_second,
-                     peer.held_out_loss])  # fmt: skip
-        return kept[-1]
+        point = [peer.time, peer.step, peer.samples, peer.loss, peer.epoch, peer.steps_per_second, peer.held_out_loss]
+        kept.append(point)
+        if len(kept) > POINTS_KEPT:
+            kept[:] = thinned(kept, POINTS_KEPT // 2)
+        return point
 
     def _next_comparison(self, one: Compared | None) -> list[list[float]]:
         """Add the run's point beside its baseline, (samples, loss, the baseline's loss), and return a list of this

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
+from p2p_diloco.node.curves import Point
 from p2p_diloco.node.status import LastRound, PeerStatus
 from p2p_diloco.observe import feed as module
 from p2p_diloco.observe.feed import Feed
@@ -81,15 +82,40 @@ def test_few_peers_that_are_gone_have_curves(monkeypatch: Any) -> None:
     assert list(curves["points"]) == list(curves["rounds"]) == ["id-a", "id-8", "id-9"]
 
 
-def test_curves_are_bounded(monkeypatch: Any) -> None:
-    """The oldest points are forgotten."""
-    monkeypatch.setattr(module, "POINTS_KEPT", 3)
+def test_curves_are_bounded_and_keep_their_beginning(monkeypatch: Any) -> None:
+    """However long the dashboard is open, its curves begin where they began, end with the newest point, and have points
+    from each tenth of the time between."""
+    monkeypatch.setattr(module, "POINTS_KEPT", 60)
+    feed, longest = Feed(), 0
+    for time in range(1, 5001):
+        feed.saw(seen(replace(ALICE, time=float(time))))
+        longest = max(longest, len(feed._points["id-a"]))
+    assert longest == 60
+    times = [point[0] for point in json.loads(feed.whole)["curves"]["points"]["id-a"]]
+    assert (times[0], times[-1]) == (1.0, 5000.0)
+    assert {int(time / 500) for time in times} == set(range(11))
 
-    async def life() -> str:
-        feed = Feed()
-        for time in range(10):
-            feed.saw(seen(replace(ALICE, time=float(time))))
-        return await anext(feed.follow())
 
-    _, told = read(asyncio.run(life()))
-    assert [point[0] for point in told["curves"]["points"]["id-a"]] == [7.0, 8.0, 9.0]
+def test_a_dashboard_that_is_opened_late_has_the_earlier_losses() -> None:
+    """They come before what it sees itself. A record that is older than the last of them adds no point, so that the
+    time never runs backwards."""
+    feed = Feed()
+    feed.knew({"id-a": [Point(0.25, 2.0, 16.0, 0.0, 4.5, None), Point(0.5, 5.0, 40.0, 0.4, 3.5, 3.25)], "id-b": []})
+    feed.saw(seen(replace(ALICE, time=0.4)))
+    feed.saw(seen(ALICE))
+    assert json.loads(feed.whole)["curves"]["points"] == {
+        "id-a": [
+            [0.25, 2, 16, 4.5, 0, None, None],
+            [0.5, 5, 40, 3.5, 0, None, 3.25],
+            [1.0, 10, 80, 2.5, 1, 3.0, 2.75],
+        ],
+    }
+
+
+def test_the_curves_of_few_peers_are_taken(monkeypatch: Any) -> None:
+    """Strangers may store any number of records."""
+    monkeypatch.setattr(module, "PEERS_KEPT", 3)
+    feed = Feed()
+    feed.knew({f"id-{number}": [Point(0.25, 2.0, 16.0, 0.0, 4.5, None)] for number in range(10)})
+    feed.saw(seen(ALICE))
+    assert len(json.loads(feed.whole)["curves"]["points"]) <= 4

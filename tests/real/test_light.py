@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from http.cookiejar import CookieJar
@@ -15,6 +17,7 @@ from swarm import ROOT, Swarm, until
 
 from p2p_diloco.net.invited import write_files
 from p2p_diloco.net.membership import RunKey
+from p2p_diloco.node.curves import LOOK_EVERY_S
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -55,14 +58,18 @@ def test_a_run_is_served_watched_changed_and_stopped_without_torch(
     to = ("--initial-peers", *swarm.addresses)
     identity = str(tmp_path / "identity")
     kept = {"identity_path": identity, "checkpoint_dir": str(tmp_path / "kept")}
-    peers = [swarm.start("alice", config=CONFIG, step_s=0.05, local=kept), swarm.start("bob", step_s=0.05)]
+    training = {"step_s": 0.05, "samples": 8, "loss": 2.125}
+    peers = [swarm.start("alice", config=CONFIG, local=kept, **training), swarm.start("bob", **training)]
     for peer in peers:
         peer.epoch(2)
+    second = peers[0].epoch(2)["time"]
+    peers[0].wait_for("epoch", that=lambda line: line["time"] > second + 2 * LOOK_EVERY_S)
 
     seen = json.loads(told("status", "--once", "--json", "--run-id", "test", *to))
     assert {peer["name"] for peer in seen["peers"]} == {"alice", "bob"}
     assert "alice" in told("status", "--once", "--run-id", "test", *to)
 
+    began = time.time()
     (tmp_path / "out").touch()
     with (tmp_path / "out").open("w") as out:
         dashboard = subprocess.Popen(
@@ -73,6 +80,10 @@ def test_a_run_is_served_watched_changed_and_stopped_without_torch(
         until(lambda: bool(links()), 60.0, lambda: (tmp_path / "out").read_text())
         page = pages(links()[0])
         until(lambda: "alice" in page(), 60.0, "a page that shows alice")
+        (known,) = re.findall(r'<script type="application/json" id="known"[^>]*>(.*)</script>', page())
+        earlier = [list for list in json.loads(known)["curves"]["points"].values() if list[0][0] < began - LOOK_EVERY_S]
+        assert earlier, "no losses of the time before the dashboard was opened"
+        assert {point[3] for list in earlier for point in list} == {2.125}
     finally:
         dashboard.terminate()
         dashboard.wait(20.0)
