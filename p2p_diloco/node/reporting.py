@@ -24,6 +24,7 @@ from p2p_diloco.node.status import (
     Buffered,
     DataProgress,
     Event,
+    GpuMemory,
     PeerStatus,
     RefusedPeer,
     RoundProgress,
@@ -80,6 +81,7 @@ class Reporter:
             waits_for=self._waits_for(),
             cpu=self._cpu(),
             memory_bytes=self._memory_bytes(),
+            gpu_memory=self._gpu_memory(),
             node_threads=common.work.threads.count,
             last_round=shared.last_round,
             bandwidth=int(replica.roster.mine.bandwidth) or None,
@@ -141,6 +143,11 @@ class Reporter:
             return None
         # rounded, because a record is published again whenever it changes
         return round(trainer.rss + node.rss - getattr(node, "shared", 0), -MEMORY_DIGITS)
+
+    def _gpu_memory(self) -> GpuMemory | None:
+        """The memory of the trainer's GPUs; None: it uses none, or no round is over."""
+        shared = self._common.shared
+        return GpuMemory(round(shared.gpu_reserved, -MEMORY_DIGITS), shared.gpu_total) if shared.gpu_total else None
 
     def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
         """How full the Delayed Nesterov buffers of these shards are; None without buffers or without shards."""

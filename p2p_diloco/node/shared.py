@@ -93,6 +93,10 @@ class Header:
     """The last reported held-out loss of the global parameters; NaN before the first."""
     waiting_s = Slot(float)
     """Seconds that the trainer has waited for the other peers so far."""
+    gpu_reserved = Slot(int)
+    """Bytes of GPU memory that the trainer's process holds, as of its last round; 0 without a GPU."""
+    gpu_total = Slot(int)
+    """Bytes of memory that these GPUs have."""
     last_round = RoundSlots()
     """None before the first round is over."""
 

@@ -129,6 +129,16 @@ class DataProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The memory of the GPUs that a peer's trainer uses, in bytes."""
+
+    reserved: int
+    """What torch holds of it for the trainer's process, as it was when the last round ended."""
+    total: int
+    """All that these GPUs have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A line of a peer's event log."""
 
@@ -196,6 +206,8 @@ class PeerStatus:
     """The cores that the peer's trainer and node keep busy, over the time since its last record."""
     memory_bytes: int | None = None
     """The memory of the trainer's process and of the node's."""
+    gpu_memory: GpuMemory | None = None
+    """None without a CUDA device, and before the first round is over."""
     node_threads: int = 1
     """Threads with which the peer's node computes."""
     last_round: LastRound | None = None

@@ -65,9 +65,10 @@ SECTIONS = (
             "held-out": lambda _, peer: figure(peer.held_out_loss, ".4f"),
             "cpu": lambda _, peer: figure(peer.cpu, ".1f"),
             "memory": lambda _, peer: bytes_of(peer.memory_bytes),
+            "gpu": lambda _, peer: _gpu_memory(peer),
             "seen": lambda seen, peer: seconds(seen.last_seen_s(peer)),
         },
-        ("cpu", "held-out", "host", "memory", "role", "seen", "step", "steps/s"),
+        ("gpu", "cpu", "held-out", "host", "memory", "role", "seen", "step", "steps/s"),
     ),
     Section(
         "exchanges",
@@ -162,6 +163,13 @@ def _buffered(peer: PeerStatus) -> str:
     if (found := peer.buffered) is None:
         return UNKNOWN
     return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
+
+
+def _gpu_memory(peer: PeerStatus) -> str:
+    """Text such as `11.2GB/85.0GB`: what its trainer holds of the memory of its GPUs."""
+    if (memory := peer.gpu_memory) is None:
+        return UNKNOWN
+    return f"{bytes_of(memory.reserved)}/{bytes_of(memory.total)}"
 
 
 def _direct(peer: PeerStatus) -> str:

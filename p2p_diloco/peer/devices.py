@@ -115,6 +115,16 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def memory_reserved() -> tuple[int, int]:
+    """The bytes of memory that torch holds for this process on the CUDA devices that it uses, and the bytes of memory
+    that these devices have. Zeros if this process uses none."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0, 0  # any other question would start CUDA
+    held = [torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count())]
+    used = [device for device, reserved in enumerate(held) if reserved]
+    return sum(held), sum(torch.cuda.get_device_properties(device).total_memory for device in used)
+
+
 def random_states() -> list[Tensor]:
     """The states of the random generators of all CUDA devices that this process may use. Empty if this process has not
     used any such device yet. The state of the CPU's generator is not included; `torch.get_rng_state` has it."""

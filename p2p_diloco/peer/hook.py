@@ -20,6 +20,7 @@ from torch import Tensor
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
+from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.merging import Due, Flight, Merger
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
@@ -240,6 +241,7 @@ class Hook:
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
         self._times.landed(flight.stood_s + waited_s + hidden_s, hidden_s)
+        self._memory.gpu_reserved, self._memory.gpu_total = memory_reserved()
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:

@@ -21,7 +21,7 @@ from p2p_diloco.node import records, wire
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import key_of, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
-from p2p_diloco.node.status import DataProgress, Event, LastRound, PeerStatus, RefusedPeer, Ways
+from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -180,8 +180,8 @@ async def test_publishing_ends_when_it_is_cancelled_at_the_moment_of_an_event(mo
 
 
 def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Its status has the sentence, how much memory it takes, and how many threads its node has; a peer that has waited
-    for a moment says nothing."""
+    """Its status has the sentence, how much memory it takes, also of its GPU, and how many threads its node has; a peer
+    that has waited for a moment says nothing."""
 
     async def life() -> list[PeerStatus]:
         network = MemoryNetwork()
@@ -191,6 +191,7 @@ def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[
         )
         await peer.enter()
         exchange = asyncio.create_task(peer.exchange(1.0))
+        peer.memory.gpu_reserved, peer.memory.gpu_total = 11_213_455_555, 85_029_158_912
         found = []
         for waited_s in (0.0, WAITS_S + 1.0):
             for _ in range(400):
@@ -209,6 +210,7 @@ def test_a_peer_that_waits_for_long_says_what_for(memory_peer: Any, quick: dict[
     assert "1 of 2 (start_peers) have contributed" in long.waits_for
     assert long.memory_bytes is not None
     assert long.memory_bytes > 10**7
+    assert long.gpu_memory == GpuMemory(11_210_000_000, 85_029_158_912)
     assert long.node_threads == 3
 
 

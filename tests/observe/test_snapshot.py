@@ -34,7 +34,7 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600, "bytes_sent": 1000,
         "bytes_received": 2000, "revision": 1,
         "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
-        "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
+        "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "gpu_memory": [11, 80], "node_threads": 4,
         "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
         "reach": "public",
         "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
@@ -77,6 +77,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "last_seen_s": 1.5, "seen_as": "training", "bytes_sent": 1000, "bytes_received": 2000,
                 "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
                 "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
+                "gpu_memory": {"reserved": 11, "total": 80},
                 "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
                 "last_round": {
                     "inner": 9.0, "encode": 0.2, "group": 0.4, "transfer": 0.3, "outer_step": 0.08, "merge": 0.02,

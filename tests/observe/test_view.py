@@ -15,6 +15,7 @@ from p2p_diloco.node.status import (
     Buffered,
     DataProgress,
     Event,
+    GpuMemory,
     LastRound,
     PeerStatus,
     RefusedPeer,
@@ -41,7 +42,8 @@ def named(name: str, **told: Any) -> PeerStatus:
 def seen() -> Snapshot:
     alice = named(
         "alice", host="box1", role="worker", state="training", epoch=12, step=6100, steps_per_second=3.5, loss=2.25,
-        held_out_loss=2.5, samples=48800, cpu=1.84, memory_bytes=1_500_000_000, bytes_sent=1_500_000,
+        held_out_loss=2.5, samples=48800, cpu=1.84, memory_bytes=1_500_000_000,
+        gpu_memory=GpuMemory(11_200_000_000, 85_029_158_912), bytes_sent=1_500_000,
         bytes_received=999, waiting_s=700.0, bandwidth=11_900_000,
         ways=Ways(4, 3, 0), reach="private", aggregates=(0,), aggregates_count=1, sync_every=500,
         round=RoundProgress(0, 1, 2), time=NOW - 2, events=(Event(NOW, "bob has [joined]"),),
@@ -116,12 +118,12 @@ def test_lines_say_the_same() -> None:
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  0s ago  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions"
-    nothing = "host=- epoch=- step=- steps/s=- loss=- held-out=- cpu=- memory=- seen=0s"
+    nothing = "host=- epoch=- step=- steps/s=- loss=- held-out=- cpu=- memory=- gpu=- seen=0s"
     assert bob == f"  [red]bob state=joining role=worker {nothing}"
     assert alice == (
         "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 held-out=2.5000 "
-        "cpu=1.8 memory=1.5GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private "
-        "bandwidth=11.9MB/s direct=4/7"
+        "cpu=1.8 memory=1.5GB gpu=11.2GB/85.0GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B "
+        "aggregates=0 reach=private bandwidth=11.9MB/s direct=4/7"
     )
 
 
@@ -238,6 +240,7 @@ def long_names() -> Snapshot:
             steps_per_second=1234.5, loss=2.25, samples=4_880_000_000, memory_bytes=10**9, bytes_sent=10**12,
             bytes_received=10**12, waiting_s=70_000.0, bandwidth=119_000_000, ways=Ways(40, 30, 20), reach="private",
             aggregates=(10, 20, 30, 40, 50), aggregates_count=500, sync_every=500, last_round=last,
+            gpu_memory=GpuMemory(10**11, 10**12),
             submissions=Submissions(900, 100, (4, 0, 5, 9, 12)), buffered=Buffered(1, 2),
             data=(DataProgress("n" * 40, 10**9, 100, 10**10, 10**7),) * 2,
         )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from p2p_diloco.cli.app import app
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import inner
-from p2p_diloco.peer.devices import finish, numbered, usable
+from p2p_diloco.peer.devices import finish, memory_reserved, numbered, usable
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -96,3 +96,11 @@ def test_bench_measures_models_on_a_gpu() -> None:
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     assert (found["device"], found["results"][0]["failed"]) == ("cuda", None)
+
+
+def test_the_memory_of_a_gpu_is_told() -> None:
+    """What torch holds, and all of the card."""
+    held = torch.zeros(2**24, device=numbered("cuda"))
+    reserved, total = memory_reserved()
+    assert held.nbytes <= reserved < total
+    assert total >= torch.cuda.get_device_properties(held.device).total_memory
