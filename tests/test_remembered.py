@@ -17,6 +17,8 @@ def at(port: int) -> str:
 
 
 A, B, C, X = (at(port) for port in (1, 2, 3, 4))
+BOOT = "/ip4/10.0.0.9/tcp/9/p2p/12D3KooWKnDdG3iXw9eTFijk3EWSunZcFi54Zka4wmtqtt6rPxc8"
+OTHER_BOOT = "/ip4/10.0.0.9/tcp/9/p2p/12D3KooWJWoaqZhDaoEFshF7Rh1bpY9ohihFhzcW6d69Lr2NASuq"
 
 
 @pytest.fixture(autouse=True)
@@ -33,42 +35,55 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_met_addresses_are_remembered(clock: list[float]) -> None:
     """Only of this run; the newest first; without those that are given anyway."""
-    remember("r", [A, B])
+    remember("r", [BOOT], [A, B])
     clock[0] += 10
-    remember("r", [C, A])
-    remember("other", [X])
-    assert remembered("r") == [A, C, B]
-    assert remembered("r", but=[C]) == [A, B]
-    assert remembered("never") == []
+    remember("r", [BOOT], [C, A])
+    remember("other", [BOOT], [X])
+    assert remembered("r", [BOOT]) == [A, C, B]
+    assert remembered("r", [BOOT, C]) == [A, B]
+    assert remembered("never", [BOOT]) == []
+
+
+def test_addresses_lead_only_into_the_swarm_in_which_they_were_met(clock: list[float]) -> None:
+    """Of two swarms with a run of one name, the other's addresses are never used; at another address, or as one of
+    several initial peers, the same initial peer leads to its own."""
+    remember("r", [BOOT], [A])
+    clock[0] += 10
+    remember("r", [OTHER_BOOT, C], [B])
+    assert remembered("r", [BOOT]) == [A]
+    assert remembered("r", [OTHER_BOOT]) == remembered("r", [X]) == [B]  # X and C are addresses of one peer
+    assert remembered("r", [BOOT, OTHER_BOOT]) == [B, A]
+    assert remembered("r", [BOOT.replace("/ip4/10.0.0.9", "/dns4/boot.example")]) == [A]
+    assert remembered("r", []) == []
 
 
 def test_memory_is_short(clock: list[float]) -> None:
     """A limited number of addresses, and none older than a week."""
     for number in range(KEPT + 5):
         clock[0] += 1
-        remember("r", [at(100 + number)])
-    assert len(remembered("r")) == KEPT
-    assert remembered("r")[0] == at(100 + KEPT + 4)
+        remember("r", [BOOT], [at(100 + number)])
+    assert len(remembered("r", [BOOT])) == KEPT
+    assert remembered("r", [BOOT])[0] == at(100 + KEPT + 4)
     clock[0] += KEPT_FOR_S - 5
-    assert len(remembered("r")) == 5
+    assert len(remembered("r", [BOOT])) == 5
     clock[0] += 10
-    assert remembered("r") == []
+    assert remembered("r", [BOOT]) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"/a": "soon", "b": 1, "/c": null, "/garbage": 99999999999}'])
 def test_a_file_that_is_no_memory_is_none(text: str) -> None:
-    remember("r", [A])
+    remember("r", [BOOT], [A])
     file_of("r").write_text(text)
-    assert remembered("r") == []
-    remember("r", [A])
-    assert remembered("r") == [A]
+    assert remembered("r", [BOOT]) == []
+    remember("r", [BOOT], [A])
+    assert remembered("r", [BOOT]) == [A]
 
 
 def test_a_folder_that_can_not_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    remember("r", [A])
-    assert remembered("r") == []
+    remember("r", [BOOT], [A])
+    assert remembered("r", [BOOT]) == []
 
 
 def test_without_a_home_folder_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,5 +94,5 @@ def test_without_a_home_folder_nothing_is_remembered(monkeypatch: pytest.MonkeyP
 
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(module.Path, "home", homeless)
-    remember("r", [A])
-    assert remembered("r") == []
+    remember("r", [BOOT], [A])
+    assert remembered("r", [BOOT]) == []

@@ -158,9 +158,9 @@ async def _open_transport(
     dead: asyncio.Future[None],
     invitation: Invitation | None = None,
 ) -> HivemindTransport:
-    """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run. If
-    the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private run; None
-    for an open run.
+    """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run in
+    their swarm. If the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private
+    run; None for an open run.
 
     Raises:
         NoBootstrapReached: no initial peer and no remembered address answers.

@@ -101,7 +101,7 @@ class Participation:
                 run_id,
                 self._discovered,
                 lambda: len(roster.alive()),
-                lambda addresses: remember(run_id, addresses),
+                lambda addresses: remember(run_id, self._common.local.initial_peers, addresses),
                 self._check_identity,
             ),
         )

@@ -88,7 +88,8 @@ def steps(member: Member, size: float) -> int:
 
 def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     """A joiner adopts the state, goes on at the run's step and is counted soon, while the others' epochs go on. Without
-    the bootstrap the run is the same, and newcomers join by any peer's address."""
+    the bootstrap the run is the same, and newcomers join by any peer's address. A peer that names another bootstrap,
+    which doesn't answer, is not led into this run of the same name."""
     bootstrap = swarm.bootstrap()
     a, b = started(swarm, "ab", JOINED_STEP_S)
     c = joined(swarm, [a, b], "c")
@@ -106,6 +107,10 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     e = swarm.start("e", step_s=0.02)  # it has only the addresses that this machine remembers
     e.wait_for("in")
     assert "trying" in e.log()
+    swarm.addresses = ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJWoaqZhDaoEFshF7Rh1bpY9ohihFhzcW6d69Lr2NASuq"]
+    f = swarm.start("f")
+    assert swarm.addresses[0] in f.wait_for("error", kind="NoBootstrapReached")["sentence"]
+    assert f.status() == 4
 
 
 def test_too_few_peers_wait_and_say_so(swarm: Swarm) -> None:
