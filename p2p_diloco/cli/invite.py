@@ -168,7 +168,7 @@ async def _invitation_of(name: str, key_file: Path, initial_peers: Sequence[str]
     shared, issued = shared_invitation(key_file), Issued.beside(key_file)
     async with observer(initial_peers or shared.addresses, founders_own(shared.run_id, RunKey.load(key_file))) as dht:
         seen, record = await look(dht, shared.run_id), await run_record(dht, shared.run_id)
-    peers, founder = [p for p in seen.peers if p.state != "leaving"], None if record is None else record.founder
+    peers, founder = [p for p in seen.peers if not p.gone], None if record is None else record.founder
     if not any(name in (peer.name, peer.peer_id) for peer in peers):
         _ids_of(issued, name)  # raises UsageError
     open_ones = sorted({entry.name for entry in issued.entries if _lets_anyone_in(entry)})

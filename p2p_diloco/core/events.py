@@ -196,7 +196,9 @@ class Expelled:
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """This peer is to leave the run on purpose."""
+    """This peer is to leave the run: on purpose, or because its trainer ``died``."""
+
+    died: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +364,16 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Died:
+    """A peer has died that has sent this peer a Summary. ``incarnation``: the one that died. ``cause``: what died,
+    ``trainer`` or ``node``; ``silent``: it is not known, because no answer comes."""
+
+    peer: str
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Complaint:
     """A message of ``peer`` is ignored. ``why`` names the message and the reason."""
 
@@ -369,4 +381,6 @@ class Complaint:
     why: str
 
 
-Effect = Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note | Complaint
+Effect = (
+    Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note | Died | Complaint
+)  # fmt: skip

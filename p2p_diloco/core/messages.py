@@ -68,10 +68,12 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose, so no peer needs to wait for it. ``incarnation`` says which incarnation
-    leaves, because the message may arrive after the sender has restarted."""
+    """The sender leaves the run, so no peer needs to wait for it. ``incarnation`` says which incarnation leaves,
+    because the message may arrive after the sender has restarted. ``died``: the sender's trainer has ended without
+    leaving; otherwise the sender leaves on purpose."""
 
     incarnation: int
+    died: bool = field(default=False, metadata=UNWRITTEN)
 
 
 # -- a round of one shard

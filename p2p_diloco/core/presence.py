@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import passing
 from .catchup import CatchUp
-from .events import Effect, Note, Send
+from .events import Died, Effect, Note, Send
 from .logs import Logs
 from .messages import Leave, Probe, ProbeAck, Summary
 from .revision import Revision
@@ -42,9 +42,9 @@ class Presence:
         text = "other peers can dial this peer" if reachable else "other peers can't dial this peer: it is private"
         return [Note("reachable", text), *self.tell_all(now), *self._advance(now)]
 
-    def leave(self) -> list[Effect]:
-        """Tell all live peers that this peer leaves."""
-        return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
+    def leave(self, died: bool) -> list[Effect]:
+        """Tell all live peers that this peer leaves: on purpose, or because its trainer ``died``."""
+        return [Send(peer, Leave(self.roster.mine.incarnation, died)) for peer in self.roster.alive()]
 
     def learn(self, *heard: Revision) -> list[Effect]:
         """Handle revisions that this peer has heard of, or that its shards have reached. The highest revision becomes
@@ -70,9 +70,11 @@ class Presence:
                 return [Send(sender, ProbeAck(self.roster.mine)), *self._summarized(sender, summary, back, now)]
             case ProbeAck(summary):
                 return self._summarized(sender, summary, back, now)
-            case Leave(incarnation):
+            case Leave(incarnation, died):
                 if not self.roster.departed(sender, incarnation):
                     return []
+                if died:
+                    return self._died(sender, "trainer", "lost its trainer, which ended without leaving", now)
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
@@ -109,7 +111,7 @@ class Presence:
         if not (self.roster.live(peer) or self.roster.presumed(peer)):
             return []
         if self.roster.failed(peer):
-            return [Note("died", f"{peer} can't be reached any more"), *self._lost(peer, now)]
+            return self._died(peer, "node", "can't be reached any more", now)
         return self.probe(peer, now)
 
     def expel(self, peer: str, reason: str, now: float) -> list[Effect]:
@@ -122,10 +124,17 @@ class Presence:
         """Handle the end of a heartbeat interval: find peers that died, and probe some peers."""
         effects: list[Effect] = []
         for peer in self.roster.expire(now):
-            effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
+            effects += self._died(peer, "silent", self.roster.probing.why_dead(peer), now)
         for peer in self.roster.probing.to_probe(self._watched(), now):
             effects += self.probe(peer, now)
         return effects
+
+    def _died(self, peer: str, cause: str, reason: str, now: float) -> list[Effect]:
+        """Handle a peer's death. ``reason``: the rest of a sentence that begins with the peer."""
+        summary = self.roster.members[peer].summary
+        if summary is None:  # it may have left on purpose before this peer came
+            return [Note("absent", f"{peer} never answered"), *self._lost(peer, now)]
+        return [Note("died", f"{peer} {reason}"), Died(peer, summary.incarnation, cause), *self._lost(peer, now)]
 
     def _lost(self, peer: str, now: float) -> list[Effect]:
         """Handle a peer that died or left: tell `catchup` and the log of each shard."""

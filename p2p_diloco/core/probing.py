@@ -105,7 +105,7 @@ class Probing:
         member = self.members[peer]
         if self.is_deaf(member):
             return f"sends messages, but no probe has reached it in {member.unreached} intervals"
-        return "never answered" if member.summary is None else f"was silent for {self.rules.dead_after:g} s"
+        return f"was silent for {self.rules.dead_after:g} s"
 
     def forgive(self, now: float) -> None:
         """Let the wait for each unanswered probe begin again. Called when this process was suspended, because the other

@@ -242,9 +242,9 @@ class Replica:
                 return self.presence.learn(revision)
             case Expelled(peer, reason):
                 return self.presence.expel(peer, reason, now)
-            case Depart():
+            case Depart(died):
                 self.departed = True
-                return self.presence.leave()
+                return self.presence.leave(died)
             case Wakeup():
                 return self._wakeup(now)
 

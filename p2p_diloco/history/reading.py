@@ -70,7 +70,7 @@ class Life:
     @property
     def left(self) -> bool:
         """Whether the peer ended on purpose."""
-        return self.ended or any(isinstance(entry.what, Depart) for entry in self.entries[-50:])
+        return self.ended or Depart() in [entry.what for entry in self.entries[-50:]]
 
     @property
     def whole(self) -> bool:

@@ -78,7 +78,7 @@ class Story:
                     self._of["died", me] = line
             case Averaged(shard, digest=digest):
                 self._made[digest] = f"{me} from {self._averaged.get((me, shard), 'a version')}"
-            case Depart() if ("ended", me) not in self._of:
+            case Depart(died=False) if ("ended", me) not in self._of:
                 self._add(entry, "leave", f"{me} leaves", 7)
             case Found():
                 self._add(entry, "found", f"{me} founds the run", 6)

@@ -100,6 +100,8 @@ def _effect(effect: events.Effect) -> str:
             return "reaches the end of the run"
         case events.Note(kind, text):
             return f"notes {kind}: {text}"
+        case events.Died(peer, _, cause):
+            return f"counts a death of {peer}: {cause}"
         case events.Complaint(peer, why):
             return f"complains of {peer}: {why}"
 
@@ -110,8 +112,8 @@ def _message(message: messages.Message) -> str:
             return f"a probe, {_summary(summary)}"
         case messages.ProbeAck(summary):
             return f"an answer to a probe, {_summary(summary)}"
-        case messages.Leave():
-            return "that it leaves"
+        case messages.Leave(died=died):
+            return "that its trainer has died" if died else "that it leaves"
         case messages.Contribution(shard, base, id, oldest, weight):
             rides = f" with the progress since {oldest}" if oldest != id else ""
             return f"contribution {id}{rides} to {_at(shard, base)}: {_steps(weight)}"

@@ -103,6 +103,7 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     running = asyncio.create_task(run_node(channel, messages, memory_fd))
     await asyncio.wait({running, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
     if not running.done():
+        channel.left_alone = not asked.is_set()
         running.cancel()  # cancelled, it leaves the run
         await asyncio.wait({running, alone}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({running}, timeout=LEAVE_WITHIN_S)

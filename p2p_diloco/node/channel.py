@@ -88,6 +88,8 @@ class NodeEnd:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer, self._unpacker = reader, writer, _unpacker()
+        self.left_alone = False
+        """Whether the trainer has ended without leaving the run: it was killed, or has crashed."""
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:

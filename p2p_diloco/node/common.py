@@ -15,6 +15,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Transport
+from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.describing import Describing
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.fetching import Fetching
@@ -62,6 +63,7 @@ class Common:
         self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue(), EventLog(transport.peer_id), History()
+        self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
         self.replica = Replica(
             transport.peer_id,
             run.rules,

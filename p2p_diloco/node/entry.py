@@ -301,7 +301,7 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
     """
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + PEERS_S
-    while not any(status.state != "leaving" for status in (await read_peers(transport, run_id)).values()):
+    while all(status.gone for status in (await read_peers(transport, run_id)).values()):
         if clock() < give_up_at:
             await asyncio.sleep(LOOK_EVERY_S)
             continue

@@ -109,7 +109,6 @@ class EventLog:
         self._me = me
         self._names: dict[str, str] = {me: "this peer"}
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
-        self._deaths: deque[tuple[float, str]] = deque(maxlen=1)  # kept apart: the notes that follow may displace it
         self.news = asyncio.Event()
         """Set by each note."""
 
@@ -119,10 +118,7 @@ class EventLog:
     def note(self, kind: str, text: str) -> None:
         """Write a note to the log, and keep it for the status."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, printable(self.named(text)))
-        noted = asyncio.get_running_loop().time(), text
-        self._notes.append(noted)
-        if kind == "died":
-            self._deaths.append(noted)
+        self._notes.append((asyncio.get_running_loop().time(), text))
         self.news.set()
 
     @property
@@ -130,11 +126,6 @@ class EventLog:
         """The newest notes, as (time of the event loop, text). Peers' names are inserted only now, because a name may
         have been unknown when the note was made."""
         return [(when, self.named(text)) for when, text in self._notes]
-
-    @property
-    def deaths(self) -> list[tuple[float, str]]:
-        """The newest note of a peer's death, as in `notes`; empty if there is none."""
-        return [(when, self.named(text)) for when, text in self._deaths]
 
     def named(self, text: str) -> str:
         """Replace the ids of peers in a text by their names. The last letters of the id are kept, because two peers may

@@ -106,10 +106,11 @@ class History:
             self._names[peer] = name
             self._waiting.append((now, "name", peer, name))
 
-    def end(self, now: float) -> None:
-        """Record that this peer ends, and write nothing more."""
+    def end(self, now: float, *, left: bool) -> None:
+        """Write nothing more. `left`: record that this peer has ended on purpose."""
         if self._file is not None:
-            self._waiting.append((now, "end"))
+            if left:
+                self._waiting.append((now, "end"))
             self._write_out(now)
         self._close()
 

@@ -301,6 +301,6 @@ async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
     holders = {}
     for peer, status in (await read_peers(transport, run_id)).items():
         recent = time.time() - status.time < HOLDS_FOR_S
-        if status.epoch is not None and recent and status.state != "leaving" and peer != transport.peer_id:
+        if status.epoch is not None and recent and not status.gone and peer != transport.peer_id:
             holders[peer] = list(status.addresses)
     return holders

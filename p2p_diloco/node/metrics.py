@@ -22,7 +22,7 @@ from p2p_diloco.node.status import SHARES, PeerStatus
 EVERY_S = 1.0
 """Seconds between two readings of the status. A scrape gets the newest reading."""
 PREFIX = "p2p_diloco_"
-STATES = ("joining", "training", "waiting", "paused", "idle", "leaving", "finished")
+STATES = ("joining", "training", "waiting", "paused", "idle", "leaving", "finished", "dead")
 LABELS = ("run", "peer", "peer_id")
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ METRICS = (
     Told("outer_lr", "The outer learning rate of that revision.", lambda peer: peer.outer_lr),
     Told("outer_momentum", "The outer momentum of that revision.", lambda peer: peer.outer_momentum),
     Told("submissions_total", "Submissions in asynchronous mode.", lambda peer: _submissions(peer), "outcome"),
+    Told("deaths_total", "Deaths of peers since the run's founding, as far as the peer knows, by what died.",
+         lambda peer: None if peer.deaths is None else asdict(peer.deaths), "cause"),
     Told("record_timestamp_seconds", "When the peer wrote this, in seconds since 1970.", lambda peer: peer.time),
 )  # fmt: skip
 

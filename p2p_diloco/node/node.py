@@ -22,6 +22,7 @@ from p2p_diloco.core.events import (
     Changed,
     Closed,
     Complaint,
+    Died,
     Effect,
     Event,
     Fill,
@@ -57,6 +58,7 @@ class Node:
         """`settled` is called after each event, at a moment when versions and tensors agree."""
         self._replica, self._work, self._history = common.replica, common.work, common.history
         self._events, self._event_log, self._refusals = common.events, common.event_log, common.refusals
+        self._deaths = common.deaths
         self._alike = Alike(common.event_log.named, common.run)
         self._stepping = partial(common.ledger.part, OUTER_STEP)
         self._outbox, self._trainer, self._audits, self._settled = common.outbox, trainer, audits, settled
@@ -174,6 +176,8 @@ class Node:
                 self._trainer.finished()
             case Note(kind, text):
                 self._event_log.note(kind, text)
+            case Died():
+                self._deaths.notice(effect)
             case Complaint(peer, why):
                 self._refusals.count(peer, why)
 

@@ -128,7 +128,7 @@ class Observer(Handler):
         """The peers whose records say that they hold a state, in the order in which to ask them: by epoch, highest
         first, then reachable peers before private ones. Each observer has an order of its own for equal ones."""
         peers = await read_peers(self._transport, self.run.run_id)
-        able = {p: s for p, s in peers.items() if s.epoch is not None and s.state != "leaving"}
+        able = {p: s for p, s in peers.items() if s.epoch is not None and not s.gone}
         for peer, status in able.items():
             await self._transport.introduce(peer, status.addresses)
 

@@ -58,7 +58,7 @@ class Participation:
     ) -> None:
         self._common, self._joined, self._inbox = common, joined, inbox
         self._run, self._replica, self._events = common.run, common.replica, common.events
-        self._transport, self._outbox = common.transport, common.outbox
+        self._transport, self._outbox, self._channel = common.transport, common.outbox, channel
         self._beginning = Beginning(common, joined, saved)
         self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
         folder = common.local.checkpoint_dir
@@ -93,6 +93,7 @@ class Participation:
                 lambda: roster.mine.revision,
                 lambda revision: self._events.post(Revised(revision)),
             ),
+            self._common.deaths.count(),
             records.publish(transport, run_id, self._reporter.status, self._common.event_log.news),
             curves.keep(transport, run_id, self._reporter.point),
             *self._metrics(),
@@ -112,17 +113,20 @@ class Participation:
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:
         """Stop all parts, in bounded time. If the replica still takes events, tell the other peers first that this peer
-        leaves."""
-        self._reporter.leaving = True
+        leaves, or that its trainer has died."""
+        died = self._channel.left_alone
+        if died:
+            log.warning("the trainer has ended without leaving the run: it was killed, or has crashed")
+        self._reporter.last_state = "dead" if died else "leaving"
         self._trainer.departs()
         if not consuming.done():
             await self._linger()
-            self._events.post(Depart())
+            self._events.post(Depart(died))
             await asyncio.gather(self._announce_leaving(), self._empty_outbox())
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
-        self._common.history.end(asyncio.get_running_loop().time())
+        self._common.history.end(asyncio.get_running_loop().time(), left=not died)
         await self._saving.finish()
 
     async def _linger(self) -> None:

@@ -121,7 +121,7 @@ async def look_around(
 ) -> None:
     """Until cancelled, read the peers' records at regular times. Each time, call `discovered` with the id and the name
     of every peer that has a record, because the replica may have forgotten the peer meanwhile. Before that, introduce
-    the peer's new addresses to the transport.
+    the peer's new addresses to the transport. A peer whose record says that it is gone is left out.
 
     `known` returns the number of live peers that this peer knows. `seen` is called with the new addresses of a peer.
     `own` is called with the record under this peer's own id; an exception of `own` ends this call.
@@ -133,6 +133,8 @@ async def look_around(
         for peer_id, record in (await read_peers(transport, run_id)).items():
             if peer_id == transport.peer_id:
                 own(record)
+                continue
+            if record.gone:
                 continue
             if addresses_of.get(peer_id) != record.addresses:
                 seen(record.addresses)

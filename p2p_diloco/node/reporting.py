@@ -44,8 +44,8 @@ class Reporter:
     def __init__(self, common: Common, trainer: TrainerSide, audits: Audits) -> None:
         self._common, self._trainer, self._audits = common, trainer, audits
         self._processes = [psutil.Process(), psutil.Process(os.getppid())]
-        self.leaving = False
-        """Whether the peer is about to leave."""
+        self.last_state = ""
+        """The peer's state once it is about to end: leaving, or dead."""
 
     def status(self) -> PeerStatus:
         common, replica, shared = self._common, self._common.replica, self._common.shared
@@ -97,7 +97,9 @@ class Reporter:
             addresses=tuple(common.transport.addresses()),
             refused=tuple(self._refused()),
             doubt=common.event_log.named(self._audits.doubt),
-            death=next((Event(round(wall + when, 1), text) for when, text in common.event_log.deaths), None),
+            death=next((Event(one.time, one.text) for one in reversed(common.deaths.newest)), None),
+            newest_deaths=tuple(common.deaths.newest),
+            deaths=common.deaths.total,
             events=tuple(Event(round(wall + when, 1), text) for when, text in common.event_log.notes),
         )
 
@@ -157,8 +159,8 @@ class Reporter:
         return Buffered(min(buffered), max(buffered))
 
     def _state(self) -> str:
-        if self.leaving:
-            return "leaving"
+        if self.last_state:
+            return self.last_state
         if self._common.replica.finished:
             return "finished"
         if self._trainer.ready_at is None:

@@ -21,6 +21,7 @@ from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
 REFUSED_MAX, NAME_LETTERS_MAX, WHY_LETTERS_MAX, WAITS_LETTERS_MAX = 2, 40, 100, 120
 MEASURE_MAX = 1e30
+DEATHS_MAX = 3
 TEXT_MAX = 256
 """The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 
@@ -147,6 +148,60 @@ class Event:
     text: str
 
 
+CAUSES = {
+    "trainer": "died: its trainer was killed, or has crashed",
+    "node": "died: its node was killed, or has crashed",
+    "silent": "is silent: its machine has vanished, is frozen or cut off",
+}
+"""What a peer died of -> the rest of a sentence that begins with the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The death of another peer."""
+
+    time: float
+    """When it was noticed, in seconds since 1970, by the clock of the peer that noticed it."""
+    peer: str
+    """The dead peer's name, as far as it is known, and the last letters of its id."""
+    cause: str
+    """trainer, node or silent."""
+
+    def __post_init__(self) -> None:
+        if self.cause not in CAUSES:
+            raise ValueError("no cause of a death")
+
+    @property
+    def text(self) -> str:
+        return f"{self.peer} {CAUSES[self.cause]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """How many deaths of peers there were, by their cause."""
+
+    trainer: int = 0
+    """Trainers that ended without leaving the run."""
+    node: int = 0
+    """Nodes that died; the whole peer may have been killed."""
+    silent: int = 0
+    """Peers that were silent for `heartbeat_timeout`: their machines vanished, froze or were cut off."""
+
+    @property
+    def count(self) -> int:
+        return self.trainer + self.node + self.silent
+
+    @property
+    def text(self) -> str:
+        """As text: 3 deaths (2 trainer, 1 silent)."""
+        by_cause = ", ".join(f"{count:,} {cause}" for cause, count in dataclasses.asdict(self).items() if count)
+        return f"{self.count:,} death{'' if self.count == 1 else 's'}{f' ({by_cause})' if by_cause else ''}"
+
+    def one_more(self, cause: str) -> Deaths:
+        """These deaths and one of this cause."""
+        return dataclasses.replace(self, **{cause: getattr(self, cause) + 1})
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedPeer:
     """Another peer, some of whose messages the peer that publishes this has refused."""
@@ -167,7 +222,8 @@ class PeerStatus:
     host: str = ""
     role: str = ""
     state: str = ""
-    """joining, training, waiting, paused, idle, leaving or finished."""
+    """joining, training, waiting, paused, idle, leaving, finished, or dead: its trainer has died, and its node says so
+    before it ends."""
     time: float = 0.0
     """The time at which this was written, in seconds since 1970."""
     incarnation: int | None = None
@@ -240,12 +296,21 @@ class PeerStatus:
     """Why the peer suspects that its own machine is faulty; empty if it doesn't."""
     death: Event | None = None
     """The last death of another peer that the peer has noticed."""
+    newest_deaths: tuple[Death, ...] = ()
+    """The last deaths of other peers that the peer has noticed, at most `DEATHS_MAX`, oldest first."""
+    deaths: Deaths | None = None
+    """All deaths of the run's peers since its founding, as far as the peer knows."""
     events: tuple[Event, ...] = ()
     """The newest lines of the peer's event log, oldest first."""
 
+    @property
+    def gone(self) -> bool:
+        """Whether this is the peer's last record: it leaves, or its trainer has died."""
+        return self.state in ("leaving", "dead")
+
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
-        refused peers, then addresses, then shards, then data sets."""
+        refused peers, then deaths but the last one, then addresses, then shards, then data sets."""
         events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
             self,
@@ -255,6 +320,9 @@ class PeerStatus:
             waits_for=self.waits_for[:WAITS_LETTERS_MAX],
             doubt=self.doubt[:WAITS_LETTERS_MAX],
             death=None if self.death is None else Event(self.death.time, cut(self.death.text)),
+            newest_deaths=tuple(
+                dataclasses.replace(one, peer=one.peer[:NAME_LETTERS_MAX]) for one in self.newest_deaths[-DEATHS_MAX:]
+            ),
             refused=tuple(
                 RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
                 for refused in self.refused[-REFUSED_MAX:]
@@ -263,8 +331,8 @@ class PeerStatus:
         )
         content = _RECORD.write(fitting)
         while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
-            trimmed = next(key for key in ("events", "refused", "addresses", "aggregates", "data") if content.get(key))
-            oldest_first = trimmed in ("events", "refused")
+            trimmed = next(key for key in _TRIMMED if content.get(key))
+            oldest_first = trimmed in ("events", "refused", "newest_deaths")
             content[trimmed] = content[trimmed][1:] if oldest_first else content[trimmed][:-1]
         return bytes(value)
 
@@ -276,6 +344,11 @@ class PeerStatus:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
             raise ValueError(f"these bytes are not a peer's status: {error}") from None
+
+
+def highest(peers: Iterable[PeerStatus]) -> Deaths:
+    """The highest count of deaths that any of these peers tells."""
+    return max((peer.deaths or Deaths() for peer in peers), key=lambda deaths: deaths.count, default=Deaths())
 
 
 def cut(text: str) -> str:
@@ -307,4 +380,5 @@ def _read_text(value: object) -> str:
     return clean(value) if type(value) is str else read_text(value)
 
 
+_TRIMMED = ("events", "refused", "newest_deaths", "addresses", "aggregates", "data")
 _RECORD = Record(PeerStatus, {int: _read_count, float: _read_measure, str: _read_text})

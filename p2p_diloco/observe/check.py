@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 from statistics import median
 
-from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.observe.snapshot import Snapshot
+from p2p_diloco.node.status import Death, PeerStatus
+from p2p_diloco.observe.snapshot import Snapshot, named, newest_deaths
 
 DEATHS_S = 300.0
 """For this many seconds a death is reported as a fault."""
@@ -63,11 +63,16 @@ def _spent(peer: PeerStatus) -> float:
 
 
 def _deaths(seen: Snapshot) -> Iterator[str]:
-    """Yield a line for each death that peers noticed in the last DEATHS_S seconds, and for each silent peer."""
-    told = {peer.death.text: peer.death.time for peer in seen.peers if peer.death is not None}
+    """Yield a line for each death that peers noticed in the last DEATHS_S seconds, or that the dead peer's own node
+    tells, and for each silent peer."""
+    told = dict[str, float]()
+    for peer in seen.peers:
+        own = {} if peer.state != "dead" else {Death(peer.time, named(peer), "trainer").text: peer.time}
+        told = {**own, **told, **newest_deaths(peer)}
+    total = f"; since the run began: {seen.run.deaths.text}" if seen.run.deaths.count else ""
     for text, time in sorted(told.items(), key=lambda item: item[1]):
         if seen.time - time <= DEATHS_S:
-            yield f"dead peer: {text} ({max(0.0, seen.time - time):.0f} s ago)"
+            yield f"dead peer: {text} ({max(0.0, seen.time - time):.0f} s ago{total})"
     for peer in seen.peers:
         if seen.state(peer) == "silent":
             yield f"silent peer: {peer.name} has not told of itself for {seen.last_seen_s(peer):.0f} s"

@@ -283,7 +283,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
 
 
 def _recent(seen: Snapshot) -> list[PeerStatus]:
-    return [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S and p.state != "leaving"]
+    return [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S and not p.gone]
 
 
 def _live(seen: Snapshot, number: int | None = None) -> list[PeerStatus]:
@@ -291,4 +291,4 @@ def _live(seen: Snapshot, number: int | None = None) -> list[PeerStatus]:
     this number or a higher one."""
     at_it = {p.peer_id for p in seen.peers if number is not None and (p.revision or 0) >= number}
     recent = [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S]
-    return [p for p in recent if p.state not in ("leaving", "finished") or p.peer_id in at_it]
+    return [p for p in recent if not (p.gone or p.state == "finished") or p.peer_id in at_it]

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.status import PeerStatus, RoundProgress, clean
+from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, clean, highest
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024
@@ -92,6 +92,8 @@ class RunStatus:
     """About how many seconds of inner steps are left until the run stops after its epochs. None without such a stop, in
     asynchronous mode, and while no peer tells its speed."""
     round: RoundProgress | None
+    deaths: Deaths
+    """All deaths of the run's peers since its founding, as far as its present peers know."""
     events: tuple[RunEvent, ...]
     """The newest events, oldest first."""
     compared: Compared | None = None
@@ -151,6 +153,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         config=config,
         ends_in_s=_ends_in_s(config, changed, epoch, training),
         round=_round(peer for peer in newest if (peer.epoch or 0) == epoch),
+        deaths=highest(newest),
         events=_events(newest),
     )
     return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))), deaths)
@@ -158,8 +161,9 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
 
 def _seen_as(peer: PeerStatus, deaths: Mapping[str, float], now: float) -> str:
     """The state that the peer's record tells. Instead, unless the peer leaves or has finished: `dead` if another peer
-    has noticed its death since the record was written, or else `silent` if the record is older than SILENT_S."""
-    if peer.state in ("leaving", "finished"):
+    has noticed its death since the record was written, or else `silent` if the record is older than SILENT_S. A peer
+    whose trainer died tells itself that it is `dead`."""
+    if peer.gone or peer.state == "finished":
         return peer.state
     if deaths.get(peer.peer_id[-LETTERS:], -math.inf) > peer.time:
         return "dead"
@@ -170,10 +174,22 @@ def _deaths(peers: Iterable[PeerStatus]) -> dict[str, float]:
     """By the last letters of a dead peer's id, as the texts of deaths name it: when others last noticed the death."""
     found = dict[str, float]()
     for peer in peers:
-        if peer.death is not None and (dead := DEAD.search(peer.death.text)):
-            letters = dead[1] or dead[2]
-            found[letters] = max(peer.death.time, found.get(letters, -math.inf))
+        for text, time in newest_deaths(peer).items():
+            if dead := DEAD.search(text):
+                letters = dead[1] or dead[2]
+                found[letters] = max(time, found.get(letters, -math.inf))
     return found
+
+
+def named(peer: PeerStatus) -> str:
+    """A peer as the texts of deaths name it."""
+    return f"{peer.name} (…{peer.peer_id[-LETTERS:]})" if peer.name else f"…{peer.peer_id[-LETTERS:]}"
+
+
+def newest_deaths(peer: PeerStatus) -> dict[str, float]:
+    """The last deaths that a peer has noticed: the text of each, and when. A peer of an older version tells one."""
+    last = {} if peer.death is None else {peer.death.text: peer.death.time}
+    return {**last, **{death.text: death.time for death in peer.newest_deaths}}
 
 
 def _highest(

@@ -167,6 +167,8 @@ def _headline(snapshot: Snapshot) -> str:
         parts.append(f"{run.shards} shard{'' if run.shards == 1 else 's'}")
     if run.round is not None:
         parts.append(f"fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")
+    if run.deaths.count:
+        parts.append(run.deaths.text)
     if run.ends_in_s:
         parts.append(f"ends in about {seconds(run.ends_in_s)}")
     return ", ".join(filter(None, parts))

@@ -17,6 +17,7 @@ from p2p_diloco.core.events import (
     Contribute,
     Delivered,
     Depart,
+    Died,
     Discovered,
     Filled,
     Finished,
@@ -150,7 +151,7 @@ def test_a_run_that_ended_is_restored_as_ended(peer: Any) -> None:
 
 def test_a_run_that_ended_is_not_taken_over(peer: Any) -> None:
     b = peer("b", stop_after_epochs=1)
-    assert [type(e) for e in b.lose("a")] == [Note]
+    assert [type(e) for e in b.lose("a")] == [Note, Died]
 
 
 def test_a_peer_that_leaves_tells_all_live_peers(peer: Any) -> None:
@@ -167,6 +168,17 @@ def test_the_successor_of_a_peer_that_left_takes_over_at_once(peer: Any) -> None
     notes = b.hear("a", Leave(1))
     assert [e.kind for e in notes if isinstance(e, Note)] == ["left", "takeover"]
     assert isinstance(notes[-1], Average)
+
+
+def test_a_peer_whose_trainer_died_says_so(peer: Any) -> None:
+    """The others count a death, and wait for it no longer than for a peer that leaves."""
+    a, b = peer("a", group="ab"), peer("b", group="ab")
+    assert a.feed(Depart(died=True)) == [Send("b", Leave(a.replica.own.incarnation, died=True))]
+    b.contribute()
+    effects = b.hear("a", Leave(1, died=True))
+    assert [e.kind for e in effects if isinstance(e, Note)] == ["died", "takeover"]
+    assert effects[0] == Note("died", "a lost its trainer, which ended without leaving")
+    assert Died("a", 1, "trainer") in effects
 
 
 def test_a_replica_that_left_does_nothing_more(peer: Any) -> None:
@@ -306,11 +318,13 @@ def told_of(peer: str, effects: list[Any]) -> list[Any]:
     return [effect for effect in effects if isinstance(effect, Send) and effect.to == peer]
 
 
-def test_a_discovered_peer_that_never_answers_is_dead_after_the_timeout(peer: Any) -> None:
-    """The note says so."""
+def test_a_discovered_peer_that_never_answers_is_no_death(peer: Any) -> None:
+    """After the timeout nobody waits for it. It may have left on purpose before this peer came."""
     a = solo(peer)
     a.feed(Discovered("x"))
-    assert [e.text for e in a.pass_time(11.0) if isinstance(e, Note)] == ["x never answered"]
+    effects = a.pass_time(11.0)
+    assert [e for e in effects if isinstance(e, Note | Died)] == [Note("absent", "x never answered")]
+    assert a.replica.roster.away("x")
 
 
 def test_a_peer_that_answers_has_joined(peer: Any) -> None:
@@ -387,7 +401,7 @@ def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
     a = peer("a", group="ab")
     assert a.feed(Closed("b")) == [Send("b", Probe(a.replica.roster.mine))]
     assert a.replica.roster.live("b")
-    assert [e.kind for e in a.refuse("b")] == ["died"]
+    assert [type(e) for e in a.refuse("b")] == [Note, Died]
     assert a.feed(Closed("b")) == []
     assert a.feed(Closed("stranger")) == []
 
@@ -395,7 +409,7 @@ def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
 def test_the_second_refused_dial_is_a_verdict(peer: Any) -> None:
     a = peer("a", group="ab")
     assert a.refuse("b") == [Send("b", Probe(a.replica.roster.mine))]
-    assert [e.kind for e in a.refuse("b")] == ["died"]
+    assert a.refuse("b") == [Note("died", "b can't be reached any more"), Died("b", 1, "node")]
     assert a.refuse("b") == []
 
 
@@ -413,7 +427,9 @@ def test_silence_is_death_after_the_timeout(peer: Any) -> None:
     b.contribute()
     b.silent.add("a")
     assert b.pass_time(10.5) == []
-    assert [e.kind for e in b.pass_time(1.0) if isinstance(e, Note)] == ["died", "takeover"]
+    effects = b.pass_time(1.0)
+    assert [e.kind for e in effects if isinstance(e, Note)] == ["died", "takeover"]
+    assert Died("a", 1, "silent") in effects
 
 
 def test_peers_that_die_together_are_noticed_together(peer: Any) -> None:

@@ -89,7 +89,7 @@ def test_a_death_is_told_from_an_end(tmp_path: Path, leaves: bool) -> None:
     world.run(6.0)
     process = world.alive["p1"]
     if leaves:
-        world.histories[process].end(process.clock(world.now))
+        world.histories[process].end(process.clock(world.now), left=True)
     world.crash("p1")
     world.run(12.0)
     died = [entry.peer for entry in ordered(world.lives()).entries if entry.what == DIED]

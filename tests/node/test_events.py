@@ -47,18 +47,3 @@ def test_notes_on_many_shards_become_one() -> None:
     ]
     assert gathered(gone[:2]) == [Note("takeover", "shards 0, 1: bob is gone")]
     assert gathered(gone[:1]) == gone[:1]
-
-
-def test_the_last_death_outlives_later_notes() -> None:
-    """A status has only the newest few notes, and many follow a death."""
-
-    async def life() -> list[tuple[float, str]]:
-        log = EventLog("me")
-        log.note("died", "bob was silent for 8 s")
-        log.note("died", "carol never answered")
-        for shard in range(60):
-            log.note("takeover", f"shard {shard}: carol is gone")
-        return log.deaths
-
-    ((_, text),) = asyncio.run(life())
-    assert text == "carol never answered"

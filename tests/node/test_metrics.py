@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, PeersCollector, served
-from p2p_diloco.node.status import LastRound, PeerStatus, Submissions, Ways
+from p2p_diloco.node.status import Deaths, LastRound, PeerStatus, Submissions, Ways
 from p2p_diloco.observe.run_metrics import RUN_METRICS
 from tests.net.memory import MemoryNetwork
 
@@ -30,7 +30,7 @@ FULL = PeerStatus(
     outer_momentum=0.8, waiting_s=12.5, memory_bytes=810_000_000,
     last_round=LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0),
     bandwidth=11_900_000, ways=Ways(2, 1, 0), aggregates=(0, 2), aggregates_count=2, sync_every=500,
-    submissions=Submissions(9, 1, (4, 0, 5)),
+    submissions=Submissions(9, 1, (4, 0, 5)), deaths=Deaths(2, 1, 0),
 )  # fmt: skip
 
 
@@ -68,6 +68,7 @@ def test_each_value_of_the_status_is_told() -> None:
     assert found["last_round_seconds", "transfer"] == 0.3
     assert found["reached_peers", "libp2p"] == 1
     assert found["submissions_total", "counted"] == 9
+    assert [found["deaths_total", cause] for cause in ("trainer", "node", "silent")] == [2, 1, 0]
     assert {state: found["state", state] for state in STATES} == {state: float(state == "training") for state in STATES}
 
 

@@ -33,6 +33,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.node import wire
+from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.history import History
 from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
@@ -156,6 +157,7 @@ class Table:
             outbox=self.outbox,
             ledger=Ledger(OF_EXCHANGE),
             history=History(),
+            deaths=DeathCount(self.wires, "r", str, int),  # type: ignore[arg-type]
         )
         self.node = Node(common, self.trainer, Unaudited())  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())

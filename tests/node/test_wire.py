@@ -93,7 +93,7 @@ def forged(message: wire.AnyMessage, change: dict[int, object]) -> bytes:
         (wire.pack(PROBE, b"x" * 16), "wrong run token"),
         (msgpack.packb([wire.PROTOCOL + 1, TOKEN, "Probe", []]), "protocol"),
         (msgpack.packb([wire.PROTOCOL, TOKEN, "Eval", ["1"]]), "unknown kind"),
-        (msgpack.packb([wire.PROTOCOL, TOKEN, "Leave", [1, 2]]), "no list of 1"),
+        (msgpack.packb([wire.PROTOCOL, TOKEN, "Leave", [1, True, 2]]), "no list of 1"),
         (msgpack.packb({"kind": "Leave"}), "no message"),
         (forged(CONTRIBUTION, {0: True}), "no whole number"),
         (forged(CONTRIBUTION, {0: 2**63}), "out of range"),
@@ -132,6 +132,7 @@ def test_plain_forms_come_back_and_misfits_are_value_errors() -> None:
     with pytest.raises(ValueError, match="no State"):
         from_plain(State, [1, 2])
     assert from_plain(Leave, [7]) == Leave(7)
+    assert from_plain(Leave, to_plain(Leave(7, died=True))) == Leave(7, died=True)
 
 
 def test_a_state_tells_how_full_the_buffer_is() -> None:

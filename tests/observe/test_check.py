@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.node.status import Event, LastRound, PeerStatus, RefusedPeer
+from p2p_diloco.node.status import Death, Deaths, Event, LastRound, PeerStatus, RefusedPeer
 from p2p_diloco.observe.check import faults
 from p2p_diloco.observe.snapshot import Compared, Snapshot, snapshot
 
@@ -71,6 +71,21 @@ def test_dead_and_silent_peers() -> None:
         "silent peer: dave has not told of itself for 20 s",
     ]
     assert told(replace(silent, state="leaving"), ALICE) == []
+
+
+def test_deaths_have_their_causes() -> None:
+    """Each of the last few that a peer has noticed, and one of which only the dead peer's own node tells. All deaths
+    since the run began are counted, as the peer that knows of most does."""
+    noticed = (Death(NOW - 9, "bob (…abcdef)", "trainer"), Death(NOW - 8, "carol (…fedcba)", "node"))
+    witness = replace(ALICE, newest_deaths=noticed, deaths=Deaths(3, 1, 0), death=Event(NOW - 8, noticed[1].text))
+    dave = replace(ALICE, name="dave", peer_id="id-ddddd", state="dead", time=NOW - 2)
+    total = "since the run began: 4 deaths (3 trainer, 1 node)"
+    assert told(witness, replace(ALICE, peer_id="b", deaths=Deaths(1, 0, 0)), dave) == [
+        f"dead peer: bob (…abcdef) died: its trainer was killed, or has crashed (9 s ago; {total})",
+        f"dead peer: carol (…fedcba) died: its node was killed, or has crashed (8 s ago; {total})",
+        f"dead peer: dave (…-ddddd) died: its trainer was killed, or has crashed (2 s ago; {total})",
+    ]
+    assert seen(witness, dave).state(dave) == "dead"
 
 
 def test_doubt_refusals_and_a_bad_loss() -> None:

@@ -52,7 +52,8 @@ def test_the_schema_is_the_documented_one() -> None:
     version."""
     refused = [["mallory (…abcdef)", 3, "a commit of shard 0 is ignored"]]
     told = record(round=[1, 2, 3], doubt="its results differ", events=[[NOW - 10, "carol has joined"]], refused=refused,
-                  death=[NOW - 20, "dave was silent for 8 s"])  # fmt: skip
+                  death=[NOW - 20, "dave was silent for 8 s"], deaths=[1, 0, 1],
+                  newest_deaths=[[NOW - 20, "dave (…abcdef)", "silent"]])  # fmt: skip
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
         "schema_version": 1,
         "time": NOW,
@@ -66,6 +67,7 @@ def test_the_schema_is_the_documented_one() -> None:
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
             "ends_in_s": None,
             "round": {"fragment": 1, "got": 2, "want": 3},
+            "deaths": {"trainer": 1, "node": 0, "silent": 1},
             "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
             "compared": None,
         },
@@ -89,6 +91,8 @@ def test_the_schema_is_the_documented_one() -> None:
                 "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of shard 0 is ignored"}],
                 "doubt": "its results differ",
                 "death": {"time": NOW - 20, "text": "dave was silent for 8 s"},
+                "newest_deaths": [{"time": NOW - 20, "peer": "dave (…abcdef)", "cause": "silent"}],
+                "deaths": {"trainer": 1, "node": 0, "silent": 1},
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],
                 "data": [{"name": "train", "length": 60, "epochs": 2, "used": 90, "leased": 20}],
                 "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],

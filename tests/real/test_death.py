@@ -73,7 +73,7 @@ def test_the_others_go_on_when_a_machine_dies(trio: Kept, tmp_path: Path, phase:
 @pytest.mark.parametrize("victims", ["node", pytest.param("trainer", marks=pytest.mark.chaos)])
 def test_the_others_go_on_when_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
     """If a peer's node or trainer is killed, the rest of the peer ends by itself; for the others it is one more
-    death."""
+    death, of what was killed."""
     note = tmp_path / "note.json"
     plan = {"role": "aggregator", "phase": "sent", "after": ROUNDS + 2, "victims": victims, "note": str(note)}
     *survivors, victim = trio.filled(sabotage=plan)
@@ -83,6 +83,9 @@ def test_the_others_go_on_when_half_a_peer_dies(trio: Kept, tmp_path: Path, vict
     trio.swarm.gone()
     died = json.loads(note.read_text())
     observe(survivors, died["time"], died["epoch"], f"{victims} alone, aggregator, sent")
+    reason = "can't be reached any more" if victims == "node" else "lost its trainer"
+    for survivor in survivors:
+        survivor.wait_for_log(reason)
 
 
 def test_a_frozen_machine_thaws(trio: Kept) -> None:

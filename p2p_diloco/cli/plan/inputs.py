@@ -226,7 +226,7 @@ async def _look(peer: PeerConfig) -> Seen:
 
     async with observer(peer.initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:
         snapshot, record = await look(dht, peer.run_id), await run_record(dht, peer.run_id)
-    workers = [each for each in snapshot.peers if each.role == "worker" and each.state not in ("leaving", "finished")]
+    workers = [each for each in snapshot.peers if each.role == "worker" and not (each.gone or each.state == "finished")]
     if record is None or not workers:
         mend = "check the name, the invitation, and whether peers live (p2p-diloco status)"
         raise ConfigError("has no record or no live peer", key="run_id", value=peer.run_id, mend=mend)

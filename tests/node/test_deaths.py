@@ -1,0 +1,100 @@
+"""Deaths are counted once, by what died, and no peer that left on purpose is among them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from p2p_diloco.core.events import Died
+from p2p_diloco.node.deaths import DeathCount
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.records import key_of, read_peers
+from p2p_diloco.node.status import Deaths, PeerStatus
+from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
+
+
+async def counted(deaths: Sequence[Died], *records: PeerStatus) -> DeathCount:
+    """What a peer counts of these deaths, when these records are in the DHT."""
+    network, told = MemoryNetwork(), asyncio.Event()
+    me = network.join("me", Inbox())
+    for record in records:
+        owner = network.join(record.peer_id, Inbox())
+        await owner.store(key_of("r", record.peer_id), record.peer_id, record.pack(), 30.0)
+    count = DeathCount(me, "r", lambda peer: f"{peer}'s name", told.set)
+    for death in (*deaths, Died("last", 1, "node")):
+        count.notice(death)
+    counting = asyncio.create_task(count.count())
+    while not count.newest or count.newest[-1].peer != "last's name":
+        await told.wait()
+        told.clear()
+    counting.cancel()
+    return count
+
+
+@awaited
+async def test_deaths_are_counted_by_their_cause() -> None:
+    """From the highest count that another peer tells on; the newest have names and times."""
+    before = [PeerStatus(peer_id="x", deaths=Deaths(1, 2, 0)), PeerStatus(peer_id="y", deaths=Deaths(0, 1, 0))]
+    count = await counted([Died("a", 1, "trainer"), Died("b", 1, "silent"), Died("b", 2, "node")], *before)
+    assert count.total == Deaths(2, 4, 1)
+    assert [(death.peer, death.cause) for death in count.newest] == [
+        ("b's name", "silent"),
+        ("b's name", "node"),
+        ("last's name", "node"),
+    ]
+    assert abs(count.newest[0].time - time.time()) < 60.0
+
+
+@awaited
+async def test_who_left_on_purpose_is_not_dead() -> None:
+    """Though its farewell was lost. A record of an earlier life says nothing of this one."""
+    left = PeerStatus(peer_id="a", state="leaving", incarnation=1)
+    assert (await counted([Died("a", 1, "node")], left)).total == Deaths(0, 1, 0)
+    assert (await counted([Died("a", 2, "node")], left)).total == Deaths(0, 2, 0)
+
+
+@awaited
+async def test_the_dead_peers_own_record_tells_the_cause() -> None:
+    """Its node's last words may not have come."""
+    dead = PeerStatus(peer_id="a", state="dead", incarnation=1)
+    assert (await counted([Died("a", 1, "node")], dead)).total == Deaths(1, 1, 0)
+
+
+def test_a_trainer_that_died_is_told_by_all(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """In the dead peer's last record, and in the others'; a newcomer counts on, and does not look for the dead one. A
+    peer that leaves on purpose is no death."""
+
+    async def record_of(watcher: Any, peer: str) -> PeerStatus:
+        return (await read_peers(watcher, "r")).get(peer, PeerStatus(peer_id=peer))
+
+    async def life() -> tuple[PeerStatus, PeerStatus, PeerStatus]:
+        network = MemoryNetwork()
+        watcher, peers = network.join("w", Inbox()), {name: memory_peer(network, name, quick) for name in "abcd"}
+        for name in "abc":
+            await peers[name].enter()
+        while sorted((await peers["a"].ask("ask", "told"))["peers"]) != ["a", "b", "c"]:
+            await asyncio.sleep(0.02)
+        await peers["b"].stop()
+        peers["c"]._channel.left_alone = True
+        await peers["c"].stop()
+        while not (await record_of(watcher, "a")).newest_deaths:
+            await asyncio.sleep(0.02)
+        await peers["d"].enter()
+        while (await record_of(watcher, "d")).deaths is None:
+            await asyncio.sleep(0.02)
+        told = await record_of(watcher, "a"), await record_of(watcher, "c"), await record_of(watcher, "d")
+        for name in "ad":
+            await peers[name].stop()
+        return told
+
+    a, c, d = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert c.state == "dead"
+    assert c.gone
+    assert [(death.peer[0], death.cause) for death in a.newest_deaths] == [("c", "trainer")]
+    assert a.death is not None
+    assert a.death.text.endswith(" died: its trainer was killed, or has crashed")
+    assert a.deaths == d.deaths == Deaths(1, 0, 0)
+    assert not d.newest_deaths
