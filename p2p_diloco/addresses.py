@@ -115,12 +115,14 @@ def by_reach(addresses: Sequence[str]) -> list[str]:
     return sorted(addresses, key=_distance)
 
 
-def listen_for(initial_peers: Sequence[str]) -> list[str]:
+def listen_for(initial_peers: Sequence[str], *, ip6: bool) -> list[str]:
     """Choose the addresses to listen on: loopback if the addresses of all initial peers are loopback addresses, else
     all interfaces. The operating system chooses the port. A peer without initial peers founds a swarm, and listens on
-    loopback."""
-    on_loopback = all(is_loopback(address) for address in initial_peers)
-    return ["/ip4/127.0.0.1/tcp/0" if on_loopback else "/ip4/0.0.0.0/tcp/0"]
+    loopback. `ip6`: whether this machine has an IPv6 address."""
+    if all(is_loopback(address) for address in initial_peers):
+        over_ip6 = any(host(address) == "::1" for address in initial_peers)
+        return ["/ip4/127.0.0.1/tcp/0", *(["/ip6/::1/tcp/0"] if over_ip6 else [])]
+    return ["/ip4/0.0.0.0/tcp/0", *(["/ip6/::/tcp/0"] if ip6 else [])]
 
 
 def _distance(address: str) -> int:

@@ -134,11 +134,14 @@ def test_an_invalid_address_is_refused(text: str) -> None:
 
 
 def test_a_peer_listens_where_its_initial_peers_are() -> None:
-    """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is
-    elsewhere."""
-    loopback = f"/ip4/127.0.0.1/tcp/1/p2p/{ID}"
-    assert listen_for([]) == listen_for([loopback]) == ["/ip4/127.0.0.1/tcp/0"]
-    assert listen_for([loopback, GOOD]) == ["/ip4/0.0.0.0/tcp/0"]
+    """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is elsewhere, by IPv6 too
+    if the machine has it."""
+    loopback, loopback6 = f"/ip4/127.0.0.1/tcp/1/p2p/{ID}", f"/ip6/::1/tcp/1/p2p/{ID}"
+    for ip6 in (False, True):
+        assert listen_for([], ip6=ip6) == listen_for([loopback], ip6=ip6) == ["/ip4/127.0.0.1/tcp/0"]
+        assert listen_for([loopback, loopback6], ip6=ip6) == ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
+    assert listen_for([loopback, GOOD], ip6=False) == ["/ip4/0.0.0.0/tcp/0"]
+    assert listen_for([GOOD], ip6=True) == ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
 
 
 def test_reading_addresses_loads_nothing_heavy() -> None:

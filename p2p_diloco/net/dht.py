@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from p2p_diloco.addresses import canonical, listen_for, peer_of
+from p2p_diloco.addresses import canonical, peer_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.attempts import within
@@ -23,6 +23,7 @@ from p2p_diloco.net.dht_requests import bound_requests
 from p2p_diloco.net.hivemind_library import DHTNode, P2PDaemonError, PeerID
 from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
+from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
@@ -148,11 +149,6 @@ class DhtPeer:
 
     async def close(self) -> None:
         await self._made.aclose()
-
-
-def listens_at(local: PeerConfig) -> Sequence[str]:
-    """The multiaddrs at which a peer listens, unless it is in client mode."""
-    return local.host_maddrs or listen_for(local.initial_peers)
 
 
 async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from p2p_diloco.errors import printable
@@ -116,7 +117,9 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
         return Reach("mapped", f"other peers dial this peer at {reached[0]}, which its router forwards")
     where = f"it is seen at {seen[0]}"
     if seen[0] not in here:
-        where += ", which is a router's address (NAT)"
+        version = ip_address(seen[0]).version
+        listens = any(ip_address(place).version == version for place in here)
+        where += ", which is a router's address (NAT)" if listens else f", and listens at no IPv{version} address"
     dialled = {place[1]: why for a, why in answer.reached.items() if (place := place_of(a)) and place[0] == seen[0]}
     port, why = next(iter(dialled.items()), (0, "no address of it lies there"))
     return Reach("private", f"{where}; {f'port {port}: ' if port else ''}{why}")

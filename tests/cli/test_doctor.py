@@ -26,6 +26,7 @@ from p2p_diloco.cli.doctor.swarm import Visit
 from p2p_diloco.cli.doctor.view import drawn, lines
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net import own_addresses
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reach import DialBack
 from p2p_diloco.node.status import PeerStatus
@@ -452,7 +453,7 @@ def test_an_initial_peer_is_asked_to_dial_back(monkeypatch: pytest.MonkeyPatch) 
         return DialBack("/ip4/80.0.0.1/tcp/5", dict.fromkeys(addresses, "timed out"))
 
     monkeypatch.setattr("p2p_diloco.net.reach.ask", answer)
-    monkeypatch.setattr(ports, "own_hosts", lambda: {"192.168.1.7"})
+    monkeypatch.setattr(own_addresses, "own_hosts", lambda: {"192.168.1.7"})
     notes, here = Notes(), position()
     asyncio.run(examination._reachability(here.peer, here.ports, Dialler(), [FAR], notes))  # type: ignore[arg-type]
     assert asked == [(Dialler.addresses[1],)]

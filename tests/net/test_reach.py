@@ -50,6 +50,14 @@ def test_behind_a_router_that_lets_nothing_in_a_peer_is_private() -> None:
     assert reach.why == "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"
 
 
+def test_a_peer_that_listens_on_ip4_alone_is_not_behind_a_router_of_ip6() -> None:
+    """The reason names what it lacks."""
+    answer = DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2"))
+    reach = judged(PUBLIC, answer)
+    assert reach.private
+    assert reach.why == "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there"
+
+
 def test_behind_a_router_that_forwards_the_port_a_peer_is_mapped() -> None:
     """It isn't private, and the reason names the router's address."""
     reach = judged(OWN, nat(None))

@@ -23,6 +23,7 @@ from p2p_diloco.cli.doctor.report import Finding, Link, Report
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net import own_addresses
 
 if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
@@ -172,7 +173,7 @@ async def _reachability(
 
     asked = [address for address in daemon.addresses if not is_loopback(address)]
     answers = await ask_all(daemon, [peer_of(address) for address in dialled], asked, DIAL_BACK_S)
-    own = frozenset(ports.own_hosts())
+    own = frozenset(own_addresses.own_hosts())
     position = reachability.Position(peer, here, own, tuple(dialled), answers)
     if dialled and not answers and here.listen and peer.announce_maddrs:
         whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in peer.announce_maddrs])

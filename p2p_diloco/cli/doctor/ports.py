@@ -6,18 +6,16 @@ Law: plain sockets and the settings; no other machine is asked.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-import psutil
-
-from p2p_diloco.addresses import host, is_loopback, listen_for, port_of
+from p2p_diloco.addresses import host, is_loopback, port_of
 from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.cli.reach import check_free
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.settings import flag
 
 USUAL_PORT = 31338
@@ -48,7 +46,7 @@ def look(peer: PeerConfig) -> Ports:
     """Try to listen at every address in the settings."""
     if peer.client_mode:
         return Ports((), (Finding("port", "ok", "client mode: this peer listens nowhere"),))
-    wished = peer.host_maddrs or tuple(listen_for(peer.initial_peers))
+    wished = tuple(listens_at(peer))
     troubles = {address: _trouble(address, flag("host_maddrs")) for address in wished}
     findings = [found for found in troubles.values() if found is not None]
     free = tuple(address for address, found in troubles.items() if found is None)
@@ -56,13 +54,6 @@ def look(peer: PeerConfig) -> Ports:
         findings.append(Finding("port", "ok", f"can listen on {' '.join(map(_said, free))}"))
     findings += _direct_port(peer, wished)
     return Ports(free, (*findings, *_announced(peer, wished)))
-
-
-def own_hosts() -> set[str]:
-    """The IP addresses of this machine's interfaces."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    found = (each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family in families)
-    return {each.address.partition("%")[0] for each in found}
 
 
 def on_the_internet(place: str) -> bool:
