@@ -46,7 +46,7 @@ class Beginning:
         """
         self._common, local, run = common, common.local, joined.run
         self._may_begin_again = joined.may_begin_again
-        states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
+        states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
         self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes

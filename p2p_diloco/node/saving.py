@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core import leases
 from p2p_diloco.core.events import Damaged
-from p2p_diloco.core.messages import State
+from p2p_diloco.core.messages import Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import final
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.plain import from_plain, to_plain
@@ -192,19 +193,47 @@ def _damaged(
 
 
 def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """Read the checkpoint that this peer starts from: the one that its settings name, or else the newest usable one of
-    its own. None if there is none.
+    """Read the checkpoint that this peer starts from: the one that its settings name, or the newest usable one of its
+    own. If there are both, the newer one of this run, unless a new generation begins from the named one: a command that
+    founded the run may be given again when the run has gone on. None if there is none.
 
     Raises:
-        CheckpointError: the named one can't be used; or the peer has checkpoints of its own, and none can be used.
+        CheckpointError: the named one can't be used; or no other is named, and of the peer's own none can be used.
     """
-    named, unusable = local.from_checkpoint, None
-    if named is not None:
-        path = named if (named / checkpoint.MANIFEST).is_file() else checkpoint.latest(named)
-        if path is None:
-            mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
-            raise CheckpointError("holds no complete checkpoint", key="from_checkpoint", value=named, mend=mend)
-        return Checkpoint(path)
+    if (named := _named(local)) is None:
+        return _own(local)
+    if local.new_generation:
+        return named
+    try:
+        own = _own(local)
+    except CheckpointError:  # its reasons are logged
+        return named
+    if own is None or own.run_id != local.run_id:
+        return named
+    if named.run_id == own.run_id and model_version(own.versions) <= model_version(named.versions):
+        return named
+    log.info(
+        "the run has gone on since the checkpoint %s: starting from this peer's newer one, %s; "
+        "to begin again from the former, add new_generation (--new-generation)", named.path, own.path,
+    )  # fmt: skip
+    return own
+
+
+def _named(local: PeerConfig) -> Checkpoint | None:
+    """Read the checkpoint that the settings name."""
+    named = local.from_checkpoint
+    if named is None:
+        return None
+    path = named if (named / checkpoint.MANIFEST).is_file() else checkpoint.latest(named)
+    if path is None:
+        mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
+        raise CheckpointError("holds no complete checkpoint", key="from_checkpoint", value=named, mend=mend)
+    return Checkpoint(path)
+
+
+def _own(local: PeerConfig) -> Checkpoint | None:
+    """Read the newest usable one of this peer's own checkpoints."""
+    unusable = None
     for path in checkpoint.whole(local.checkpoint_dir) if local.checkpoint_dir is not None else ():
         try:
             return Checkpoint(path)
@@ -278,9 +307,10 @@ class Checkpoint:
             return self.config
         return {**self.config, **{key: value for key, value in self.revision.changed.items() if key not in STOPS}}
 
-    def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
+    def restore(self, run: Run, work: TensorWork, founder: str) -> tuple[State, ...]:
         """Load the checkpoint's tensors; returns the replicated state of every shard. The lengths of earlier means stay
         only if the run and its settings are the checkpoint's, because other settings make means of other lengths.
+        `founder`: of the run. If it is a new one, its first round is the founder's, and no peer of the old run is left.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
@@ -292,9 +322,9 @@ class Checkpoint:
         limits = [run.config.step_limit if shard.kind == PARAMETER else 0.0 for shard in layout.shards]
         pairs = zip(self._outer, limits, strict=True)
         outers = [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
-        states = tuple(
-            self._restated(state, outer, founding=founding) for state, outer in zip(self._states, outers, strict=True)
-        )
+        of = founder if founding else None
+        kept = zip(self._states, outers, strict=True)
+        states = tuple(self._restated(state, outer, of) for state, outer in kept)
         try:
             payloads = self._payloads(run, outers)
             loaded = [work.store.load(s.shard, p, meta_of(s)) for s, p in zip(states, payloads, strict=True)]
@@ -309,11 +339,11 @@ class Checkpoint:
             work.store.accept(index, proposal)
         return states
 
-    def _restated(self, state: State, outer: Mapping[str, Tensor], *, founding: bool) -> State:
-        """Adapt a replicated state to this run. If it is `founding` a new run, its revision is removed. If this changes
-        the state, or if the tensors in `outer` differ from the saved ones, the state gets a new digest, which is the
-        same on every peer."""
-        bare, index = replace(state, revision=FOUNDED) if founding else state, state.shard
+    def _restated(self, state: State, outer: Mapping[str, Tensor], founder: str | None) -> State:
+        """Adapt a replicated state to this run. If it begins a new run, that of `founder`, its revision is removed, and
+        so are the old run's peers: a round would wait for them. If this changes the state, or if the tensors in `outer`
+        differ from the saved ones, the state gets a new digest, which is the same on every peer."""
+        bare, index = state if founder is None else _founded_by(founder, state), state.shard
         if bare == state and outer is self._outer[index]:
             return state
         place = self.layout.shards[index]
@@ -330,6 +360,13 @@ class Checkpoint:
 
     def _unusable(self, why: str) -> CheckpointError:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
+
+
+def _founded_by(founder: str, state: State) -> State:
+    """A shard's state as the first one of another run, that of `founder`."""
+    tables = leases.after(state.tables, (), leases.holders(state.tables), state.version.epoch, recall=0)
+    plan = Plan((founder,), (founder,))
+    return replace(state, plan=plan, counted={}, revision=FOUNDED, tables=tables)
 
 
 def _completed(fields: object) -> object:

@@ -56,7 +56,8 @@ class MemoryPeer:
         """`sizes`: those of parameters without a model; None: an aggregator. `model`: its parameters and buffers."""
         role = {"role": "aggregator"} if sizes is None else {}
         own = None if sizes is None else specs(*sizes)
-        self.setup = Setup(RunConfig(**(config or {})), PeerConfig(run_id="r", name=name, **role, **local), own)
+        peer = PeerConfig(**{"run_id": "r", "name": name, **role, **local})
+        self.setup = Setup(RunConfig(**(config or {})), peer, own)
         if model is not None:
             card = card_of(model).pack()
             self.setup = replace(self.setup, specs=specs_of(model), buffers=buffers.specs_of(model), card=card)

@@ -179,6 +179,55 @@ def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict
     assert values[0] < last
 
 
+def test_the_founding_command_given_again_goes_on(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run begins at another one's second epoch, and reaches the fifth; the same command starts there, and says so.
+    Within one run the newer checkpoint counts, and whoever sets the run back says so."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    run_for(memory_peer, quick, 2, checkpoint_dir=old, save_every=1)
+    founding = {"run_id": "new", "from_checkpoint": old, "checkpoint_dir": new, "save_every": 1}
+    _, versions = run_for(memory_peer, quick, 3, **founding)
+    assert [version[2] for version in versions] == [5]
+    assert "the run has gone on" not in caplog.text
+    with caplog.at_level("INFO"):
+        _, versions = run_for(memory_peer, {}, 0, **founding)
+    assert [version[2] for version in versions] == [5]
+    assert caplog.text.count(f"the run has gone on since the checkpoint {old}") == 1
+    for named, own in ((new, old), (old, new)):
+        _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=own)
+        assert [version[2] for version in versions] == [5]
+    within = new / "checkpoint-4", new / "checkpoint-5"
+    for named in within:
+        _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=new)
+        assert [version[2] for version in versions] == [5]
+    _, versions = run_for(memory_peer, {}, 0, **founding, new_generation=True)
+    assert [version[:3] for version in versions] == [[1, 0, 0]]
+
+
+def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its first peer waits for none of them, neither at its start nor in its first round."""
+    long = {**quick, "heartbeat_timeout": 60.0}
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", long, checkpoint_dir=tmp_path, save_every=2), memory_peer(network, "b")
+        for peer in (a, b):
+            await peer.enter(theta=1.0)
+        for _ in range(2):
+            await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
+        for peer in (a, b):
+            await peer.stop()
+        c = memory_peer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
+        await asyncio.wait_for(c.enter(), 30.0)
+        assert (await asyncio.wait_for(c.exchange(1.0), 30.0))["sent"]
+        await c.stop()
+
+    asyncio.run(life())
+
+
 def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """An empty folder, one of another run: each an error that says so."""
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
