@@ -49,11 +49,12 @@ class Waits:
 
     def quorum(self, now: float) -> int:
         """Return the lowest number of contributions with which the round may close: half of the peers that take part,
-        newcomers included, but at least two if several take part, and never fewer than ``needed``. With one
-        contribution alone, the outer momentum would carry the model towards one peer's data."""
+        newcomers included, but at least two if several take part, and never fewer than ``needed``. One peer's data
+        would carry the model away, so of a pair one is enough only if the founder says so, by a revision."""
         newcomers = self.attendance.newcomers(self.state.plan, self.epoch)
         taking_part = len({*self.round.inbox, *self._taking_part(now), *newcomers})
-        return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
+        least = 1 if max(self.state.revision, self.roster.mine.revision).min_peers == 1 else 2
+        return max(self.needed, min(taking_part, max(least, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
         """Whether the round may close with the contributions that it has; not while its shard is ahead (`level`)."""

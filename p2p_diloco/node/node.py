@@ -57,8 +57,8 @@ class Node:
     ) -> None:
         """`settled` is called after each event, at a moment when versions and tensors agree."""
         self._replica, self._work, self._history = common.replica, common.work, common.history
-        self._events, self._event_log, self._refusals = common.events, common.event_log, common.refusals
-        self._deaths = common.deaths
+        self._events, self._event_log = common.events, common.event_log
+        self._refusals, self._deaths = common.refusals, common.deaths
         self._alike = Alike(common.event_log.named, common.run)
         self._stepping = partial(common.ledger.part, OUTER_STEP)
         self._outbox, self._trainer, self._audits, self._settled = common.outbox, trainer, audits, settled

@@ -114,10 +114,11 @@ async def revise(
         raise ConfigError(wrong, key="outer_momentum", value=changes["outer_momentum"], mend="leave it out")
     for doubt in RunConfig(**{**present.config.to_wire(), **wanted}).doubts():
         log.warning("%s", doubt)
-    if wanted == present.settings:
+    alone = changes.get("min_peers") == 1 != present.revision.min_peers  # also where that is the founded value
+    if wanted == present.settings and not alone:
         return Outcome(present.revision, False, wanted)
     _check_the_stops(present, wanted)
-    return await _revised(dht, present, asker, _bare(present, wanted), within_s)
+    return await _revised(dht, present, asker, _bare(present, wanted, alone=alone), within_s)
 
 
 async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save: bool = False) -> Outcome:
@@ -191,9 +192,12 @@ async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapsho
     return (there, seen) if max([0, *told]) <= there.number else None
 
 
-def _bare(present: Present, wanted: Mapping[str, float | None]) -> Revision:
-    """The next revision, not yet signed: those of the wanted values that differ from the founder's config."""
+def _bare(present: Present, wanted: Mapping[str, float | None], *, alone: bool = False) -> Revision:
+    """The next revision, not yet signed: those of the wanted values that differ from the founder's config. Also
+    min_peers=1, with `alone` and after a revision that said so: by that one of a pair may go on without the other."""
     values: dict[str, Any] = {}
+    if wanted["min_peers"] == 1 and (alone or present.revision.min_peers == 1):
+        values["min_peers"] = 1
     for key, value in wanted.items():
         if value != getattr(present.config, key):
             values[key] = NEVER if value is None else value

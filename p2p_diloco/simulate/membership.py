@@ -120,9 +120,10 @@ class Membership:
             require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """Check that an outer step counts at least half of the working peers, and at least two peers if several work
-        (invariant m). A peer that has missed several rounds in a row does not count as working. Nor does a
-        peer that another shard of the fragment left out at this epoch for that reason: all shards then leave it out."""
+        """Check that an outer step counts at least half of the working peers, and at least two peers if several work,
+        unless the revision says that one is enough (invariant m). A peer that has missed several rounds in a row does
+        not count as working. Nor does a peer that another shard of the fragment left out at this epoch for that reason:
+        all shards then leave it out."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -132,7 +133,8 @@ class Membership:
         often = self._often.setdefault((log.fragment, work.base.epoch), set())
         often |= {name for name in works if log.attendance.misses_often(name)}
         working = came | works - often
-        least = min(len(working), max(2, math.ceil(len(working) / 2)))
+        pair = 1 if work.revision.min_peers == 1 else 2
+        least = min(len(working), max(pair, math.ceil(len(working) / 2)))
         text = (
             f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only, though {sorted(working)} work"
         )

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Average, Found, Note, Pause, Restore, Stepped
+from p2p_diloco.core.events import Average, Found, Note, Pause, Restore, Revised, Stepped
 from p2p_diloco.core.messages import Leave
+from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ModelVersion, model_version
 
 
@@ -97,6 +98,24 @@ def test_a_quorum_is_half_of_the_participants_and_at_least_two(peer: Any, names:
         effects += a.contribute()
         effects += a.pass_time(9.0)
         assert a.averages(effects) == ([sorted(names[:came])] if came >= least else [])
+
+
+@pytest.mark.parametrize(("said", "goes_on"), [(None, False), (2, False), (1, True)])
+def test_one_of_a_pair_goes_on_alone_only_if_the_founder_says_so(peer: Any, said: int | None, goes_on: bool) -> None:
+    """The other one lives, takes part, and stands still. The word counts from the present round on; of three, one is
+    still not enough. It waits for the timeout even so."""
+    for names, alone in (("ab", goes_on), ("abc", False)):
+        a = peer("a", group=names, round_timeout=5.0)
+        effects = [*a.contribute(), *a.pass_time(9.0)]
+        assert a.averages(effects) == []
+        if said is not None:
+            effects = a.feed(Revised(Revision(1, min_peers=said)))
+        assert a.averages([*effects, *a.pass_time(1.0)]) == ([["a"]] if alone else [])
+    a = peer("a", group="ab", round_timeout=5.0)
+    if said is not None:
+        a.feed(Revised(Revision(1, min_peers=said)))
+    a.contribute()
+    assert a.averages(a.pass_time(4.0)) == []
 
 
 def test_only_the_missing_members_of_the_group_are_asked(peer: Any) -> None:

@@ -98,6 +98,28 @@ def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
     asyncio.run(asyncio.wait_for(life(), 100.0))
 
 
+def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so() -> None:
+    """By that one of a pair may go on alone. It stays said when something else is changed, until more are wanted."""
+
+    async def life() -> list[Revision]:
+        swarm, found = Swarm(outer_lr=0.6, outer_momentum=0.8), list[Revision]()
+        await swarm.begin([0, 0.6, 0.8, 0])
+        for number, (changes, lr) in enumerate(
+            [({"min_peers": 1}, 0.6), ({"outer_lr": 0.5}, 0.5), ({"min_peers": 2}, 0.5)], 1
+        ):
+            asking = asyncio.create_task(swarm.ask(changes))
+            while (await swarm.there()).number < number:
+                await asyncio.sleep(0.01)
+            await swarm.publish([number, lr, 0.8, number])
+            assert (await asking).news
+            found.append(await swarm.there())
+        return found
+
+    first, second, third = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert (first, second) == (Revision(1, min_peers=1), Revision(2, 0.5, min_peers=1))
+    assert third == Revision(3, 0.5, min_peers=2)
+
+
 def test_a_record_that_is_not_found_at_once_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A DHT may answer late: the run's record is asked for again."""
     monkeypatch.setattr(module, "FOUND_S", 60.0)

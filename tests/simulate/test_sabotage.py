@@ -507,7 +507,7 @@ MANY = {"peers": 7, "late": (1.0, 5.0), "shards_per_fragment": 1, "round_timeout
 def test_a_quorum_that_is_too_small_shows(sabotage: Any, rule: str, seed: int, settings: dict[str, Any]) -> None:
     """A round past its deadline closes with one peer's data, or with a few of many peers."""
     check(pausing(seed, **settings))
-    sabotage(Waits, "quorum", "max(2, math.ceil(taking_part / 2))", rule)
+    sabotage(Waits, "quorum", "max(least, math.ceil(taking_part / 2))", rule)
     with pytest.raises(Violation, match=r"\(m\)"):
         check(pausing(seed, **settings))
 
