@@ -76,6 +76,8 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"round_timeout": 0}, "round_timeout", "must be more than 0"),
         ({"round_timeout": float("inf")}, "round_timeout", "is not a finite number"),
         ({"heartbeat_timeout": 0.5}, "heartbeat_timeout", "leaves no time for a probe"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout", "would switch off the detection of dead peers"),
+        ({"heartbeat_interval": 0}, "heartbeat_interval", "would switch off the detection of dead peers"),
         ({"merge_alpha": 1.1}, "merge_alpha", "must be at most 1"),
         ({"merge_alpha": 0.5, "merge": "rebase"}, "merge_alpha", "no meaning for merge=rebase"),
         ({"sync_every": 6, "num_fragments": 2, "overlap_steps": 4}, "overlap_steps", "more than the 3 steps between"),

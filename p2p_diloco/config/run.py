@@ -163,9 +163,11 @@ class RunConfig(Settings):
         default=60.0,
         description="Seconds that the others wait for a peer that pauses, to evaluate or to save. For mode=sync.",
     )
-    heartbeat_interval: Seconds = Field(default=1.0, description="Seconds between two probes of other peers.")
-    heartbeat_timeout: Seconds = Field(
-        default=10.0, description="Seconds of silence after which a peer counts as dead."
+    heartbeat_interval: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="Seconds between two probes of other peers; more than 0."
+    )
+    heartbeat_timeout: float = Field(
+        default=10.0, ge=0, allow_inf_nan=False, description="Seconds of silence after which a peer counts as dead."
     )
     successors: int = Field(
         default=1,
@@ -224,6 +226,12 @@ class RunConfig(Settings):
             self._refuse("overlap_steps", wrong, f"choose at most {interval}")
         if self.merge == "rebase" and self.merge_alpha:
             self._refuse("merge_alpha", "has no meaning for merge=rebase", "leave it out")
+        for key, usual in (("heartbeat_interval", "10"), ("heartbeat_timeout", "600")):
+            if not getattr(self, key):
+                wrong = (
+                    "would switch off the detection of dead peers, and every round would wait for a peer that is gone"
+                )
+                self._refuse(key, wrong, f"choose a long time instead, e.g. {usual}")
         if self.heartbeat_timeout <= self.heartbeat_interval:
             wrong = f"leaves no time for a probe every heartbeat_interval={self.heartbeat_interval} seconds"
             self._refuse("heartbeat_timeout", wrong, "choose several times the interval")

@@ -375,7 +375,8 @@ class CatchUp:
         donor's lineage. Give the change up instead if the replica's model version would not become higher."""
         if switching.missing():
             return []
-        greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
+        greater, staged = switching.is_greater(), switching.staged
+        before = min((version.epoch for version in self.logs.versions() if version is not None), default=0)
         left = not all(self._descends(state) for state in staged.values())
         self._abandon()
         if not greater:
@@ -386,7 +387,7 @@ class CatchUp:
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor
-        text = f"joined the lineage of {donor} and dropped this peer's own state of {before.epochs} epochs"
+        text = f"joined the lineage of {donor} and dropped this peer's own state of epoch {before}"
         # If nothing was left, there was no fork: one of the two peers only knew too little of the common lineage.
         notes = [Note("fork", text)] if left else []
         # The states taken may be outdated by now, and a round may already wait for this peer: ask for newer states.

@@ -22,7 +22,7 @@ from p2p_diloco.node.status import SHARES, PeerStatus
 EVERY_S = 1.0
 """Seconds between two readings of the status. A scrape gets the newest reading."""
 PREFIX = "p2p_diloco_"
-STATES = ("joining", "training", "waiting", "paused", "idle", "leaving", "finished", "dead")
+STATES = ("joining", "training", "waiting", "paused", "idle", "aggregating", "leaving", "finished", "dead")
 LABELS = ("run", "peer", "peer_id")
 
 log = logging.getLogger(__name__)

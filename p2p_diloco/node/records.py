@@ -35,7 +35,7 @@ YOUNG_S = 60.0
 """A peer is young for this many seconds after its start."""
 FEW = 8
 
-TAKE_PART = ("training", "waiting", "paused", "idle")
+TAKE_PART = ("training", "waiting", "paused", "idle", "aggregating")
 """The states of a peer that takes part in rounds."""
 
 log = logging.getLogger(__name__)

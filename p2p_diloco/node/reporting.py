@@ -165,6 +165,8 @@ class Reporter:
             return "finished"
         if self._trainer.ready_at is None:
             return "joining"
+        if self._common.local.role == "aggregator":
+            return "aggregating"
         if self._trainer.paused:
             return "paused"
         if self._trainer.stands:

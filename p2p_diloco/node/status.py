@@ -222,8 +222,8 @@ class PeerStatus:
     host: str = ""
     role: str = ""
     state: str = ""
-    """joining, training, waiting, paused, idle, leaving, finished, or dead: its trainer has died, and its node says so
-    before it ends."""
+    """joining, training, waiting, paused, idle, aggregating (no trainer), leaving, finished, or dead: its trainer
+    has died, and its node says so before it ends."""
     time: float = 0.0
     """The time at which this was written, in seconds since 1970."""
     incarnation: int | None = None

@@ -24,7 +24,7 @@ from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 from p2p_diloco.observe.trend import Trend, sparkline
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused": "magenta", "idle": "red",
-           "finished": "blue", "silent": "red", "dead": "bold red"}  # fmt: skip
+           "aggregating": "green", "finished": "blue", "silent": "red", "dead": "bold red"}  # fmt: skip
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
 TOLD_SHOWN, TOLD_FEW = 12, 4

@@ -630,4 +630,4 @@ def test_notes_name_the_shard_of_a_mismatch_and_the_lineage_that_was_joined(peer
     b.hear("a", Versions((theirs,), forked=True), after=b.rules.fetch_again)  # a donor that failed gets another try
     b.hear("a", b.state(0, 1, version=theirs, history=((1, "other"),)))
     notes = [e for e in b.feed(Filled(0, theirs, "other")) if isinstance(e, Note)]
-    assert [n.text for n in notes] == ["joined the lineage of a and dropped this peer's own state of 1 epochs"]
+    assert [n.text for n in notes] == ["joined the lineage of a and dropped this peer's own state of epoch 1"]

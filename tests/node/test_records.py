@@ -129,6 +129,22 @@ async def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any
     assert seen[1] == "leaving"
 
 
+@awaited
+async def test_a_peer_without_a_trainer_aggregates(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Its state says so: it trains nothing."""
+    network = MemoryNetwork()
+    worker, aggregator = memory_peer(network, "a", quick), memory_peer(network, "b", sizes=None)
+    watcher, state = network.join("w", Inbox()), ""
+    await worker.enter()
+    await aggregator.enter()
+    while state in ("", "joining"):
+        await asyncio.sleep(0.05)
+        state = (await read_peers(watcher, "r")).get("b", RECORD).state
+    assert state == "aggregating"
+    for peer in (worker, aggregator):
+        await peer.stop()
+
+
 def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only at the next regular time; several events within a moment make one record."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 60.0)
