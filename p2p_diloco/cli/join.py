@@ -19,6 +19,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.net.invited import LINE_LETTERS_MIN
+from p2p_diloco.net.stale_sockets import check_writable
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
@@ -127,6 +128,7 @@ def _refuse_any(trainer_flags: Mapping[str, object], mend: str) -> None:
 
 
 def _check_network(peer: PeerConfig) -> None:
+    check_writable()
     for address in peer.host_maddrs:
         check_free(address, key=flag("host_maddrs"))
     check_initial_peers(peer.initial_peers, remembered(peer.run_id, peer.initial_peers))

@@ -28,6 +28,7 @@ from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey, signed_by
+from p2p_diloco.net.stale_sockets import check_writable
 from p2p_diloco.net.statements import as_text, from_text
 from p2p_diloco.net.storage import CappedStorage, NoCache
 from p2p_diloco.net.streams import stop
@@ -80,6 +81,7 @@ class DhtPeer:
             as `HivemindTransport.create`.
         """
         initial_peers = [canonical(address) for address in local.initial_peers]
+        check_writable()
         async with contextlib.AsyncExitStack() as made:
             identity = IdentityFile.claim(None if local.identity_path is None else str(local.identity_path))
             made.callback(identity.release)

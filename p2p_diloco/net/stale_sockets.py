@@ -1,4 +1,4 @@
-"""Removes the control sockets that killed daemons have left in /tmp.
+"""The folder of the daemons' control sockets, /tmp: checks it, and removes the sockets that killed daemons have left.
 
 Law: removes a socket only if nothing listens on it. A daemon that is killed can't remove its own, so a machine on which
 peers die would collect them without end.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 import time
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+
+from p2p_diloco.errors import P2PDilocoError, reason
 
 FOLDER = Path("/tmp")  # noqa: S108
 """Where Hivemind has p2pd make its sockets, whatever TMPDIR says."""
@@ -22,6 +25,17 @@ YOUNG_S = 60.0
 """A younger socket is left alone: its daemon may not listen yet."""
 LOOKED_AT_MAX = 1000
 """The most sockets that one call looks at."""
+
+
+def check_writable(folder: Path = FOLDER) -> None:
+    """Raise P2PDilocoError if this user can't make a file in the folder: no daemon would start."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        mend = "let this user write there (docker run --tmpfs /tmp; in Kubernetes an emptyDir at /tmp)"
+        what = f"{folder} can't be written ({reason(error)}), and libp2p's daemon has its sockets there"
+        raise P2PDilocoError(what, mend=mend) from None
 
 
 def sweep(folder: Path = FOLDER) -> int:

@@ -110,6 +110,13 @@ def test_versions_that_do_not_fit_are_bad(monkeypatch: pytest.MonkeyPatch) -> No
     assert "torch is missing" in found.text
 
 
+def test_p2pd_without_a_place_for_its_sockets_is_bad(tmp_path: Path) -> None:
+    assert programs.sockets(tmp_path) == []
+    (found,) = programs.sockets(tmp_path / "absent")
+    assert (found.name, found.verdict) == ("p2pd", "bad")
+    assert "--tmpfs /tmp" in found.mend
+
+
 def test_p2pd_that_does_not_run_is_bad(tmp_path: Path) -> None:
     """A missing file, one that may not be run, one for another processor, and one that fails each have their mend."""
     assert asyncio.run(programs.p2pd(programs.p2pd_path())).verdict == "ok"

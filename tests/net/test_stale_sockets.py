@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.net import stale_sockets
-from p2p_diloco.net.stale_sockets import YOUNG_S, sweep
+from p2p_diloco.net.stale_sockets import YOUNG_S, check_writable, sweep
 
 
 def left_behind(folder: Path, name: str, age_s: float = 2 * YOUNG_S) -> Path:
@@ -53,3 +54,11 @@ def test_hivemind_makes_its_sockets_where_they_are_looked_for() -> None:
 
     assert f"/unix{stale_sockets.FOLDER}/hivemind-" == P2P._UNIX_SOCKET_PREFIX
     assert stale_sockets.DAEMONS == "hivemind-p2pd-"
+
+
+def test_a_folder_that_can_not_be_written_is_named_with_the_mend(tmp_path: Path) -> None:
+    """As /tmp in a container with a read-only root. One that can be written is left as it was."""
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(P2PDilocoError, match=r"absent can't be written \(no such .*; let this user write there"):
+        check_writable(tmp_path / "absent")

@@ -104,7 +104,7 @@ async def _machine(wish: Wish, notes: Notes) -> None:
 
 
 async def _programs(notes: Notes) -> None:
-    notes.add(programs.versions(), await programs.p2pd(programs.p2pd_path()))
+    notes.add(programs.versions(), await programs.p2pd(programs.p2pd_path()), *programs.sockets())
 
 
 async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:

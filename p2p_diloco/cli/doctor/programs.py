@@ -17,7 +17,8 @@ from pathlib import Path
 
 from p2p_diloco import __version__
 from p2p_diloco.cli.doctor.report import Finding
-from p2p_diloco.errors import reason
+from p2p_diloco.errors import P2PDilocoError, reason
+from p2p_diloco.net.stale_sockets import FOLDER, check_writable
 
 PACKAGE = "p2p-diloco"
 SHOWN = ("torch", "hivemind")
@@ -97,6 +98,15 @@ async def p2pd(path: Path | None) -> Finding:
         return Finding("p2pd", "ok", f"{path} runs")
     last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"status {process.returncode}"]
     return Finding("p2pd", "bad", f"{path} ends at once: {last[0]}", _REINSTALL.format("hivemind"))
+
+
+def sockets(folder: Path = FOLDER) -> list[Finding]:
+    """What keeps p2pd from making its sockets; nothing if it can."""
+    try:
+        check_writable(folder)
+    except P2PDilocoError as error:
+        return [Finding("p2pd", "bad", error.wrong, error.mend)]
+    return []
 
 
 def _does_not_start(path: Path, error: OSError) -> Finding:
