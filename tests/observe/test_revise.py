@@ -176,7 +176,13 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
     [
         ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, but the run main was founded by alice-id"),
         ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
-        ({"num_fragments": 2, "sync_every": 4}, {"sync_every": 5}, "alice-id", ConfigError, "not a multiple of num_fr"),
+        (
+            {"num_fragments": 2, "sync_every": 4},
+            {"sync_every": 1},
+            "alice-id",
+            ConfigError,
+            "less than num_fragments=2",
+        ),
         (
             {"stop_after_epochs": 8},
             {"stop_after_epochs": 20},
