@@ -68,9 +68,8 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run, so no peer needs to wait for it. ``incarnation`` says which incarnation leaves,
-    because the message may arrive after the sender has restarted. ``died``: the sender's trainer has ended without
-    leaving; otherwise the sender leaves on purpose."""
+    """The sender leaves the run, so no peer needs to wait for it; ``died``: not on purpose, its trainer has ended.
+    ``incarnation`` says which one leaves, because the message may arrive after the sender has restarted."""
 
     incarnation: int
     died: bool = field(default=False, metadata=UNWRITTEN)

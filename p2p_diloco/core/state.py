@@ -50,8 +50,7 @@ def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
 
 
 def steps_of(state: State, rules: Rules, fragment: int) -> int:
-    """Return how many inner steps the commits of this shard, which is of ``fragment``, stand for: each for
-    `Rules.steps_between` at its own H."""
+    """Return how many inner steps this shard's commits stand for: each for `Rules.steps_between` at its own H."""
     epoch, steps = state.paced
     return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision, fragment)
 
