@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,9 @@ def _run_command(run: RunConfig, peer: PeerConfig, command: Sequence[str]) -> in
     with tempfile.TemporaryDirectory(prefix="p2p-diloco-") as folder:
         joined = Path(folder) / "joined"
         environment = {**without_ours(os.environ), **to_environment(run, peer), JOINED_FILE: str(joined)}
-        status = run_command(command, environment | sleeping_threads(environment))
+        environment |= sleeping_threads(environment)
+        log.info("starting %s", shlex.join(command))
+        status = run_command(command, environment)
         if not joined.exists():
             log.warning(
                 "the command ended with exit code %d and never joined the run %s; if no error is shown above, it must "

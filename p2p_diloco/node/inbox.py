@@ -15,6 +15,9 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.roles import forbidden
 
+NOT_YET = "this peer is not in a run yet"
+"""The reason for which messages are refused until this peer is in its run."""
+
 
 class Handler:
     """Processes incoming messages at one stage of a peer's way into the run. This base class serves the first stage: it
@@ -26,7 +29,7 @@ class Handler:
         Raises:
             Refusal: the message is refused.
         """
-        raise Refusal("this peer is not in a run yet")
+        raise Refusal(NOT_YET)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         """Check whether the sender may send the message now, and check the message's payload; returns the message with
@@ -119,9 +122,10 @@ class Inbox:
 
     @contextmanager
     def _counted(self, sender: str) -> Iterator[None]:
-        """If the block refuses a message, count the refusal."""
+        """If the block refuses a message, count the refusal. One that came too early is no fault of its sender."""
         try:
             yield
         except Refusal as refusal:
-            self.refusals.count(sender, refusal.reason)
+            if refusal.reason != NOT_YET:
+                self.refusals.count(sender, refusal.reason)
             raise

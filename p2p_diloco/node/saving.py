@@ -73,6 +73,7 @@ class Saving:
         self._saved: ModelVersion | None = None
         self._asked: int | None = None  # how many checkpoints the state's revision had asked for at the last look
         self._spoilt = False  # the last snapshot was damaged and not saved
+        self._leaving = False
         self._writing: asyncio.Future[Sequence[State]] | None = None
 
     def settled(self) -> None:
@@ -88,7 +89,7 @@ class Saving:
                 epoch - self._every
             )  # due now, or when the checkpoint that is being written is complete
         busy = self._writing is not None and not self._writing.done()
-        ended = self._replica.finished and model != self._saved
+        ended = (self._replica.finished or (self._leaving and epoch > 0)) and model != self._saved
         if ended:
             self.epoch = epoch  # if not now, then in `finish`
         if not busy and (ended or epoch >= self._counted_from + self._every):
@@ -96,8 +97,13 @@ class Saving:
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
-        """Wait, in bounded time, until the checkpoint that is being written is complete. Then write another one if it
-        is due or the run has ended."""
+        """Save the state of a peer that leaves, in bounded time: it may be the last that has the newest commits."""
+        self._leaving = True
+        await self.written()
+
+    async def written(self) -> None:
+        """Wait, in bounded time, until the checkpoint that is being written is complete. Then write another one if one
+        is due."""
         give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
         if self._spoilt:
             self._saved = None  # damaged memory may have been repaired since

@@ -161,7 +161,7 @@ def _side_by_side(tables: Iterable[tuple[int, Table, int]], width: int) -> Itera
 def _headline(snapshot: Snapshot) -> str:
     run, count = snapshot.run, len(snapshot.peers)
     if run.config is None and not count:
-        return f"run {run.run_id}: no peer of it is seen"
+        return f"run {run.run_id}: no peer of it is seen (--run-id names another run)"
     parts = [f"run {run.run_id}", run.mode, f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
     if run.shards is not None:
         parts.append(f"{run.shards} shard{'' if run.shards == 1 else 's'}")

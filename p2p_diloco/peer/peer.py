@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import UsageError
+from p2p_diloco.errors import P2PDilocoError, UsageError
 from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.claims import claimed, refuse_claimed
@@ -199,6 +199,9 @@ class Peer:
                 session.watch.tell_unstepped()
             if session is not None and session.hook is not None:
                 leave(session.hook, self._local_config, why)
+                if session.save_inner is not None:
+                    with suppress(P2PDilocoError):  # the node has ended; what it saved stays
+                        session.save_inner()
                 self._left = Left.after(session)
                 if session.node is not None and not why:
                     self._stay(session.node, self._left.standing)

@@ -89,6 +89,9 @@ class Session:
     following: Following | None = None
     """What an observer has read of the run; None for any other peer."""
     watch: Watch | None = None
+    save_inner: Callable[[], None] | None = None
+    """Saves the inner state beside the checkpoint that the node writes when this peer leaves; None: there is none to
+    save, or another rank saves it."""
 
     @property
     def standing(self) -> Standing:
@@ -213,13 +216,27 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     _awaited(node, "ready", within_s)
     hook = Hook(client, local, config, layout, trainee.local.wait_timeout)
     hook.merge()
+    if hook.standing.finished:
+        log.warning(
+            "the run %s has ended at epoch %d: nothing more is trained in it. To train on, wait a minute after all "
+            "have left and give a greater stop_after_epochs, or begin another run (from_checkpoint, a new run_id)",
+            trainee.local.run_id,
+            hook.standing.epoch,
+        )
     counters, inner = _inner_state(trainee, run)
     hook.count_on(counters)
 
     def save_inner() -> None:
         """If the node has begun a new checkpoint, save the inner state beside it, on all ranks."""
-        if inner is None or not inner.is_due(epoch := memory.saved):
-            return
+        if inner is not None and inner.is_due(memory.saved):
+            write_inner(inner, memory.saved)
+
+    def leave_inner() -> None:
+        """Save the inner state for the checkpoint that the node writes when this peer leaves."""
+        if inner is not None and inner.is_due(hook.merger.epoch):
+            write_inner(inner, hook.merger.epoch)
+
+    def write_inner(inner: InnerState, epoch: int) -> None:
         with hook.beside():
             versions = client.ask("ask", "told")["versions"]
             version = model_version([Version(*version) for version in versions])
@@ -242,7 +259,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
     if ranks is None:
         _hook_up(trainee, step, watch, stack)
-        return replace(_session(run, layout, memory, node, hook, own), watch=watch)
+        return replace(_session(run, layout, memory, node, hook, own), watch=watch, save_inner=leave_inner)
     rank0_hook = Rank0Hook(hook, ranks, after)
     _hook_up(trainee, rank0_hook.step, watch, stack)
     return replace(_session(run, layout, memory, node, rank0_hook, own), watch=watch)

@@ -132,7 +132,9 @@ def test_a_signal_ends_it_cleanly_and_its_identity_stays(start: Start, tmp_path:
     assert isinstance(addresses, list)
     command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *addresses]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (plain.returncode, plain.stdout) == (0, "run main: no peer of it is seen\n"), plain.stderr
+    assert (plain.returncode, plain.stdout) == (0, "run main: no peer of it is seen (--run-id names another run)\n"), (
+        plain.stderr
+    )
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     assert json.loads(told.stdout)["schema_version"] == 1
     check_a_clean_end(second, again, signal.SIGINT)
