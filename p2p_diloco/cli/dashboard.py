@@ -80,7 +80,7 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
     """
     from p2p_diloco.cli.invite import put_out
     from p2p_diloco.net.identity import read_key
-    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.net.invited import founders_own, read_invitation
     from p2p_diloco.net.issued import Issued
     from p2p_diloco.net.membership import RunKey
     from p2p_diloco.observe.look import observer
@@ -91,8 +91,9 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         Issued.beside(key)
     run_key = b"" if invitation is None else invitation.grant.run
     asker = None if founder is None else Asker(read_key(founder), run_key)
-    if asker is None and key is not None and (own := RunKey.load(key)).public == run_key:
-        asker = Asker(own, run_key)
+    if invitation is not None and key is not None and (own := RunKey.load(key)).public == run_key:
+        asker = asker or Asker(own, run_key)
+        invitation = founders_own(invitation.run_id, own)  # the one that was given may be revoked
     kick = None if key is None else lambda name: put_out(name, key, peer.initial_peers)
     return Controls(peer.run_id, asker, lambda: observer(peer.initial_peers, invitation), kick)
 

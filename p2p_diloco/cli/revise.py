@@ -19,7 +19,7 @@ from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
-from p2p_diloco.net.invited import key_of, read_invitation
+from p2p_diloco.net.invited import founders_own, key_of, read_invitation
 from p2p_diloco.net.membership import Invitation
 from p2p_diloco.settings import flag
 
@@ -110,7 +110,14 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, wai
             mend += f", or do this in the founder's folder, which has the run's key {invitation.run_id}.key"
         raise UsageError(wrong, key=flag("identity_path"), mend=mend)
     check_initial_peers(peer.initial_peers)
-    return peer.run_id, run(_ask(ask, peer, asker, invitation))
+    return peer.run_id, run(_ask(ask, peer, asker, to_change_with(peer, invitation)))
+
+
+def to_change_with(peer: PeerConfig, invitation: Invitation | None) -> Invitation | None:
+    """The invitation with which the owner of the run's key asks for a change: one of its own. Members leave out records
+    by an invitation that was revoked, and the one in its folder is the others'."""
+    key = None if invitation is None else key_of(peer, invitation)
+    return invitation if key is None or invitation is None else founders_own(invitation.run_id, key)
 
 
 def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:

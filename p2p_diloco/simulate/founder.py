@@ -34,7 +34,7 @@ class Founder:
             # now and then two revisions have the same number, as if the asker had not seen the first one
             number -= number > 1 and asks.random() < 0.2
             steps = settings.fragments * others.randint(1, settings.interval)
-            if steps > settings.fragments and not self.world.rules.asynchronous:
+            if number > 2 and steps > settings.fragments and not self.world.rules.asynchronous:
                 steps -= number % settings.fragments  # now and then a number that fragments can't share evenly
             revision = Revision(
                 number,

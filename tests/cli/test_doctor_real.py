@@ -196,7 +196,7 @@ def test_the_way_of_payloads_to_a_peer_of_the_run_is_told(direct: bool) -> None:
 def test_a_private_runs_peers_are_visited_with_an_invitation() -> None:
     """They are in its sealed records. Members let doctor try no direct connection, so it says nothing of these."""
     key = RunKey.create()
-    granted, seed = key.grant("observer", "doctor", time.time() + 3600)
+    granted, seed = key.grant("worker", "doctor", time.time() + 3600)
     report, alice = with_alice(Invitation("r", (), granted, seed, key.secret))
     link = next(link for link in report.links if link.peer_id == alice)
     assert (link.name, link.way) == ("alice", None)

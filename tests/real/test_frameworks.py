@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from swarm import PROGRAMS, ROOT, Member, Swarm, agree
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(480)]
 
 HELD_AT = 3
 """The founder's epoch when the late joiner comes and the second peer dies."""
@@ -64,7 +64,7 @@ def played(swarm: Swarm, example: str) -> tuple[Member, Member, Member]:
     founder.tell("go")
     alone = start(swarm, "alone", example, run_id=None)
     for member in (founder, late, alone):
-        member.wait_for("result", 120.0)
+        member.wait_for("result", 240.0)
         assert member.status() == 0, member.log()
     return founder, late, alone
 
