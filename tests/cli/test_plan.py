@@ -195,7 +195,7 @@ FLAGS: dict[str, Any] = {"params": "1B", "peers": 4, "bandwidth": "50mbit", "ste
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"sync_every": 2, "num_fragments": 3}, "sync_every"),
+        ({"sync_every": 2, "num_fragments": 3}, "sync-every=2 is less than num_fragments=3"),
         ({"mode": "async"}, "mode=async"),
         ({"codec": "x"}, "codec"),
     ],

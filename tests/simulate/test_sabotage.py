@@ -369,14 +369,6 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
         "hostile",
     ),
     (
-        "a shard may run ahead of its fragment",
-        Waits,
-        "may_close",
-        "self.epoch > self.attendance.level.lowest",
-        "False",
-        "hostile",
-    ),
-    (
         "a candidate that wins its term back gets no chance",
         ShardLog,
         "concede",
@@ -428,7 +420,6 @@ SHOWN_BY = {
     "a claim may be far beyond the known term": 167,
     "a live peer that does nothing is waited for": 4,
     "a candidate that wins its term back gets no chance": 41963,
-    "a shard may run ahead of its fragment": 322,
     "another claim lets a wait begin again": 231,
     "a contribution may have any numbers": 66,
     "a refuted commit is applied again and again": 13,
