@@ -50,17 +50,18 @@ async def store(dht: Records, run_id: str, packed: bytes) -> bool:
 
 
 async def watch(dht: Records, run_id: str, member: Membership) -> None:
-    """Until cancelled, take each newer list in the DHT, and keep the newest one stored there.
+    """Until cancelled, take each newer list in the DHT, and keep the newest one stored there, unless this peer's grant
+    allows only to read.
 
     Raises:
         Refused: this peer's own grant was revoked, or has expired.
     """
-    clock = asyncio.get_running_loop().time
+    clock, keeps = asyncio.get_running_loop().time, member.own.role != "observer"
     keep_at = clock()
     while True:
         try:
             there = await read(dht, run_id, member)
-            if member.revocations is not None and (not there or clock() >= keep_at):
+            if keeps and member.revocations is not None and (not there or clock() >= keep_at):
                 keep_at = clock() + KEEP_EVERY_S
                 await store(dht, run_id, member.revocations)
         except Unreachable as error:

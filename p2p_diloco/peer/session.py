@@ -226,17 +226,10 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     counters, inner = _inner_state(trainee, run)
     hook.count_on(counters)
 
-    def save_inner() -> None:
-        """If the node has begun a new checkpoint, save the inner state beside it, on all ranks."""
-        if inner is not None and inner.is_due(memory.saved):
-            write_inner(inner, memory.saved)
-
-    def leave_inner() -> None:
-        """Save the inner state for the checkpoint that the node writes when this peer leaves."""
-        if inner is not None and inner.is_due(hook.merger.epoch):
-            write_inner(inner, hook.merger.epoch)
-
-    def write_inner(inner: InnerState, epoch: int) -> None:
+    def save_inner(epoch: int) -> None:
+        """Save the inner state beside the checkpoint of this epoch, on all ranks, unless that was done before."""
+        if inner is None or not inner.is_due(epoch):
+            return
         with hook.beside():
             versions = client.ask("ask", "told")["versions"]
             version = model_version([Version(*version) for version in versions])
@@ -251,7 +244,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
     def after() -> None:
         tell_card(hook.merger.epoch)
-        save_inner()
+        save_inner(memory.saved)
 
     def step() -> None:
         hook.step()
@@ -259,7 +252,11 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 
     if ranks is None:
         _hook_up(trainee, step, watch, stack)
-        return replace(_session(run, layout, memory, node, hook, own), watch=watch, save_inner=leave_inner)
+        return replace(
+            _session(run, layout, memory, node, hook, own),
+            watch=watch,
+            save_inner=lambda: save_inner(hook.merger.epoch),
+        )
     rank0_hook = Rank0Hook(hook, ranks, after)
     _hook_up(trainee, rank0_hook.step, watch, stack)
     return replace(_session(run, layout, memory, node, rank0_hook, own), watch=watch)

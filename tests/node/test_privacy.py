@@ -116,8 +116,8 @@ async def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPat
     assert expires > time.time() + privacy.NOTICE_TTL_S - 1
 
 
-def member(dht: MemoryTransport, name: str) -> tuple[Membership, SealedRecords]:
-    granted, seed = KEY.grant("worker", name, time.time() + 3600)
+def member(dht: MemoryTransport, name: str, role: str = "worker") -> tuple[Membership, SealedRecords]:
+    granted, seed = KEY.grant(role, name, time.time() + 3600)
     mine = Membership(Invitation("r", (), granted, seed, KEY.secret), dht.peer_id, time.time())
     return mine, SealedRecords(dht, mine)
 
@@ -136,6 +136,22 @@ async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> No
     await until(lambda: alice.banned == {bob.own.grant_id})
     assert not watching[0].done()
     watching[0].cancel()
+
+
+@awaited
+async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Its invitation allows only to read, so it doesn't try; nothing is warned of."""
+    network = MemoryNetwork()
+    (eve, watching), (_, carol) = (
+        member(join(network, "eve"), "eve", "observer"),
+        member(join(network, "carol"), "carol"),
+    )
+    await revoking.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
+    task = asyncio.create_task(revoking.watch(watching, "r", eve))
+    await until(lambda: eve.banned == {b"12345678"})
+    await asyncio.sleep(0.05)  # some looks later
+    task.cancel()
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @awaited
