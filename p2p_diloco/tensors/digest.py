@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import xxhash
 from torch import Tensor
 
-from p2p_diloco.tensors.flat import Array, blocks
+from p2p_diloco.tensors.flat import Array, blocks, unheeded
 
 
 class Look:
@@ -28,12 +29,16 @@ class Look:
         self._hashers: dict[str, xxhash.xxh3_128] = {}
         self._lengths: dict[str, int] = {}
 
+    @unheeded
     def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
         """Add the next block of a tensor. The block must be contiguous, and is read in place. With `follows` the check
         for finite values is skipped, because the block can have infinite or NaN values only if an earlier block had
         them."""
         self.hash(name, block)
-        if block.size and not follows:
+        if follows:
+            return
+        # the sum takes one pass; it isn't finite if a value isn't, or if it is too large itself
+        if not math.isfinite(np.add.reduce(block)):
             self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
 
     def hash(self, name: str, block: Array) -> None:

@@ -46,6 +46,12 @@ def test_a_look_block_by_block_sees_the_same(monkeypatch):
             assert not look(spoilt, {"m": m}).finite
 
 
+def test_finite_values_whose_sum_is_not_are_finite():
+    largest = torch.full((100,), torch.finfo(torch.float32).max)
+    assert look(largest, {"m": -largest}).finite
+    assert look(torch.empty(0), {"m": torch.empty(0)}).finite
+
+
 def test_what_lies_where_counts():
     """The same bytes under other names, or divided otherwise, are another state."""
     a, b = torch.tensor([1.0]), torch.tensor([2.0])
