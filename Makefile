@@ -12,8 +12,12 @@ TORCH ?= torch==2.13.0
 WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORLDS := $(BIN)/python -m tests.sim.worlds
+# Which worlds `make worlds` plays.
+SEEDS ?= 2000
+FIRST ?= 0
 
-.PHONY: help setup test test-fast chaos lint format traces demo clean
+.PHONY: help setup test test-fast worlds chaos lint format traces demo clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -34,10 +38,13 @@ test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in the
 test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
+worlds: $(STAMP)  ## play SEEDS simulated worlds from FIRST on; of one KIND, or of a mix (docs/testing.md)
+	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND))
+
 chaos: $(STAMP)  ## cut links (root on Linux, else skipped), corrupted wires, 14,000 simulated worlds; 45 minutes and more
-	$(BIN)/p2p-diloco simulate --seeds 10000
-	$(BIN)/p2p-diloco simulate --seeds 2000 --kind private
-	$(BIN)/p2p-diloco simulate --seeds 2000 --kind hostile
+	$(WORLDS) --seeds 10000
+	$(WORLDS) --seeds 2000 --kind private
+	$(WORLDS) --seeds 2000 --kind hostile
 	$(BIN)/python -m pytest -m chaos
 
 lint: $(STAMP)  ## style, layout and types only
@@ -49,7 +56,7 @@ format: $(STAMP)  ## format the code with ruff
 	$(BIN)/ruff format .
 
 traces: $(STAMP)  ## write docs/traces again, after a change of the protocol or its texts
-	$(BIN)/python -m tests.simulate.stories
+	$(BIN)/python -m tests.sim.stories
 
 demo: $(STAMP)  ## run four peers on this machine and kill one
 	$(BIN)/p2p-diloco demo

@@ -43,7 +43,7 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 COMMANDS = {
-    "worlds": ["p2p_diloco", "simulate", "--seeds", "300", "--first", "1000"],
+    "worlds": ["tests.sim.worlds", "--seeds", "300", "--first", "1000"],
     "types": ["mypy", "--strict"],
 }
 """Commands that run in parallel to all tests, by the name of the fixture that reads their result."""

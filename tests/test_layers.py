@@ -28,8 +28,8 @@ BELOW["node"] = _base | {"core", "tensors", "net", "data", "node"}
 BELOW["peer"] = BELOW["node"] | {"peer"}
 BELOW["integrations"] = BELOW["peer"] | {"integrations"}
 BELOW["history"] = BELOW["node"] | {"history"}
-for name in ("cli", "trainer", "observe", "simulate"):
-    BELOW[name] = BELOW["peer"] | {"cli", "trainer", "observe", "simulate", "history"}
+for name in ("cli", "trainer", "observe"):
+    BELOW[name] = BELOW["peer"] | {"cli", "trainer", "observe", "history"}
 BELOW["cli"] |= {"planning", "integrations"}
 
 PURE = frozenset(sys.stdlib_module_names) - {
@@ -89,6 +89,7 @@ def test_imports_point_down(path: Path) -> None:
     home = layer(path)
     if home in ("__init__", "__main__"):
         return
+    assert "tests" not in {name.split(".")[0] for name in imports(path)}, "the package works without its tests"
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("p2p_diloco.")}
     assert ours - BELOW[home] - {"__version__"} == set(), f"{home} may not import these"
 

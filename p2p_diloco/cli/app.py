@@ -315,29 +315,6 @@ def replay(
 
 
 @app.command()
-def simulate(
-    seeds: int = Option(200, help="How many worlds to play.", metavar="N"),
-    first: int = Option(0, help="Seed of the first world; the next worlds have the next seeds.", metavar="N"),
-    seed: int | None = Option(None, help="Play this world alone.", metavar="N"),
-    kind: str | None = Option(
-        None, help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"
-    ),
-    jobs: int | None = Option(None, help="Processes to play them in; unset: one for each core.", metavar="N"),
-    trace: bool = Option(False, "--trace", help="Print all that happens in the world of --seed."),
-    story: bool = Option(False, "--story", help="Tell what happens in the world of --seed, as replay does."),
-) -> None:
-    """Test the protocol on simulated swarms under random faults, and print a report.
-
-    Each simulated swarm (a world) has a few peers. Processes die, freeze, return and are cut off,
-    messages are lost and doubled, and clocks are wrong. The world's seed decides all of this.
-    The exit code is 1 if an invariant did not hold.
-    """
-    from p2p_diloco.cli.simulate import simulate as play
-
-    raise typer.Exit(play(seeds, first, seed, kind, jobs, trace=trace, story=story))
-
-
-@app.command()
 def bench(
     peers: int = Option(2, help="Peers of the run.", metavar="K"),
     parameters: str = Option("10M", help="Parameters of the model: 25M, 100k.", metavar="N"),

@@ -9,9 +9,9 @@ from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node.history import FORM, History
-from p2p_diloco.simulate.process import Process
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
+from tests.sim.process import Process
+from tests.sim.settings import Settings
+from tests.sim.world import World
 
 RUN = {"history": FORM, "version": __version__, "run_id": "r", "founder": "p0", "founded": 0.0}
 CALM = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": (), "interval": 2}

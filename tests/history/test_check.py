@@ -9,9 +9,9 @@ import pytest
 
 from p2p_diloco.core.events import Send
 from p2p_diloco.history.check import check
-from p2p_diloco.simulate.check import check as play
-from p2p_diloco.simulate.check import drawn
 from tests.history.recorded import RecordedWorld
+from tests.sim.check import check as play
+from tests.sim.check import drawn
 
 
 @pytest.mark.parametrize("seed", range(9))

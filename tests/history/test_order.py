@@ -13,8 +13,8 @@ from p2p_diloco.core.events import Received, Send
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, Ordered, ordered
-from p2p_diloco.simulate.settings import Settings
 from tests.history.recorded import CALM, RecordedWorld
+from tests.sim.settings import Settings
 
 FIVE_MINUTES_S = 300.0
 PEERS = ("p0", "p1", "p2")

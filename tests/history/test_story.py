@@ -15,12 +15,12 @@ from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, ordered
 from p2p_diloco.history.rounds import Round
 from p2p_diloco.history.story import LINES_MAX, Story
-from p2p_diloco.simulate.check import check as play
-from p2p_diloco.simulate.check import drawn
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
 from tests.history.recorded import CALM, RecordedWorld
-from tests.simulate.stories import Calm, carry, fork, join, takeover
+from tests.sim.check import check as play
+from tests.sim.check import drawn
+from tests.sim.settings import Settings
+from tests.sim.stories import Calm, carry, fork, join, takeover
+from tests.sim.world import World
 
 WIDTH = 80
 

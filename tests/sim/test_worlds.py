@@ -1,4 +1,4 @@
-"""`simulate`: what it tells of worlds that hold, and of one that does not."""
+"""`make worlds`: what it tells of worlds that hold, and of one that does not."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from p2p_diloco.cli.simulate import Report, simulate
 from p2p_diloco.core.shard import ShardLog
-from p2p_diloco.errors import UsageError
-from p2p_diloco.simulate.check import KINDS, check, drawn, kind_of
-from p2p_diloco.simulate.world import World
+from tests.sim.check import KINDS, check, drawn, kind_of
+from tests.sim.world import World
+from tests.sim.worlds import Report, main
 
-
-def play(seed: int, **flags: Any) -> int:
-    return simulate(1, 0, seed, None, None, **{"trace": False, **flags})
+ROOT = Path(__file__).parents[2]
 
 
 def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
     """The report counts the worlds of each kind, their faults, and the fates of all inner steps."""
-    assert simulate(12, 40, None, None, 2, trace=False) == 0
+    assert main(["--seeds", "12", "--first", "40", "--jobs", "2"]) == 0
     told = capsys.readouterr().out
     assert "12 worlds" in told
     assert "every invariant held in each" in told
@@ -50,12 +47,12 @@ def test_a_report_adds_worlds_up() -> None:
 def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code says so, and the report how to look at it."""
     monkeypatch.setattr(ShardLog, "advance", lambda self, now: [])
-    broken = next(seed for seed in range(200) if play(seed) == 1)
+    broken = next(seed for seed in range(200) if main(["--seed", str(seed)]) == 1)
     told = capsys.readouterr().out
     kind = kind_of(broken)
     assert "1 BROKEN" in told
     assert re.search(rf"seed {broken} \({kind}\): \([a-m]\) ", told)
-    assert f"p2p-diloco simulate --seed {broken} --kind {kind} --trace" in told
+    assert f"python -m tests.sim.worlds --seed {broken} --kind {kind} --trace" in told
 
 
 def test_an_error_in_a_world_is_reported_with_its_kind(
@@ -66,14 +63,14 @@ def test_an_error_in_a_world_is_reported_with_its_kind(
     def fail(world: World) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("p2p_diloco.cli.simulate.check", fail)
-    assert play(3) == 1
+    monkeypatch.setattr("tests.sim.worlds.check", fail)
+    assert main(["--seed", "3"]) == 1
     assert f"seed 3 ({kind_of(3)}): KeyError('lost')" in capsys.readouterr().out
 
 
 def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
     """Time, peer, and a few words; nothing of it is a Python object's own description."""
-    assert play(5, trace=True) == 0
+    assert main(["--seed", "5", "--trace"]) == 0
     lines = capsys.readouterr().out.splitlines()
     trace = [line for line in lines if re.match(r" +\d+\.\d{3} ", line)]
     assert len(trace) > 1000
@@ -84,24 +81,23 @@ def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flag", "told"),
     [
-        ({"seeds": 0}, "--seeds"),
-        ({"first": -1}, "--first"),
-        ({"jobs": 0}, "--jobs"),
-        ({"seed": -1}, "--seed"),
-        ({"kind": "calm"}, "--kind"),
-        ({"trace": True}, "--trace"),
+        ("--seeds=0", "argument --seeds: '0' is not a whole number of at least 1"),
+        ("--first=x", "argument --first: 'x' is not a whole number of at least 0"),
+        ("--kind=calm", "argument --kind: invalid choice: 'calm' (choose from"),
+        ("--trace", "--trace and --story need a world: add --seed 17"),
     ],
 )
-def test_flags_that_cant_be_used(flags: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        simulate(**{"seeds": 1, "first": 0, "seed": None, "kind": None, "jobs": None, "trace": False, **flags})
+def test_flags_that_cant_be_used(flag: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([flag])
+    assert told in capsys.readouterr().err
 
 
 def test_neither_torch_nor_hivemind_is_loaded() -> None:
     """The protocol is plain Python, and so it is quick to try."""
-    told = "import sys; from p2p_diloco.cli.simulate import simulate; simulate(1, 0, 3, None, 1, trace=False)"
+    told = "import sys; from tests.sim.worlds import main; main(['--seed', '3'])"
     ask = f"{told}; print(sorted({{'torch', 'hivemind', 'numpy'}} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"

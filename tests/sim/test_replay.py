@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.simulate.check import Outcome, check, drawn
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
+from tests.sim.check import Outcome, check, drawn
+from tests.sim.settings import Settings
+from tests.sim.world import World
 
 ROOT = Path(__file__).parents[2]
 
 PRINT_TRACE = """
 import sys
 from hashlib import blake2b
-from p2p_diloco.simulate.check import check, drawn
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
+from tests.sim.check import check, drawn
+from tests.sim.settings import Settings
+from tests.sim.world import World
 
 for seed in map(int, sys.argv[1:]):
     world = World(seed, drawn(seed), trace=True)

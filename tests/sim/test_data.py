@@ -10,10 +10,10 @@ import pytest
 
 from p2p_diloco.core import leases, state
 from p2p_diloco.core.data_use import DataUse
-from p2p_diloco.simulate.check import check, drawn
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
-from tests.simulate.test_sabotage import first_to_break
+from tests.sim.check import check, drawn
+from tests.sim.settings import Settings
+from tests.sim.test_sabotage import first_to_break
+from tests.sim.world import World
 
 SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, int]] = [
     # the broken rule, its place, old text, new text, a seed that shows it

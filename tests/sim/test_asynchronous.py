@@ -14,11 +14,11 @@ from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.election import assign
 from p2p_diloco.core.proposal import Proposal
 from p2p_diloco.core.submitting import Submitting
-from p2p_diloco.simulate import invariants
-from p2p_diloco.simulate.model import Violation
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
-from tests.simulate.test_sabotage import first_to_break
+from tests.sim import invariants
+from tests.sim.model import Violation
+from tests.sim.settings import Settings
+from tests.sim.test_sabotage import first_to_break
+from tests.sim.world import World
 
 PEERS = 4
 

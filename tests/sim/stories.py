@@ -1,4 +1,4 @@
-"""Six short traces for readers, kept in docs/traces: `python -m tests.simulate.stories` writes them (`make traces`).
+"""Six short traces for readers, kept in docs/traces: `python -m tests.sim.stories` writes them (`make traces`).
 
 Each world is small and not random: every draw is the middle of its range. So a trace changes only when the protocol
 or the wording of `history/words.py` changes.
@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
+from tests.sim.settings import Settings
+from tests.sim.world import World
 
 FOLDER = Path(__file__).parents[2] / "docs" / "traces"
 SAID = re.compile(r" *(?P<time>[\d.]+) (?P<peer>\S+) +(?P<what>.+)")

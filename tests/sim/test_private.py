@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.simulate.model import Violation
-from p2p_diloco.simulate.ways import Ways
-from p2p_diloco.simulate.world import World
-from tests.simulate.test_scenarios import calm, settle, times
+from tests.sim.model import Violation
+from tests.sim.test_scenarios import calm, settle, times
+from tests.sim.ways import Ways
+from tests.sim.world import World
 
 CLOSE_S = 12.0
 """In these worlds a round takes about two seconds; so many seconds bound every wait of the stories."""

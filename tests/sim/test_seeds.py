@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2p_diloco.simulate.check import KINDS
+from tests.sim.check import KINDS
 
 WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
 """Worlds of each kind: these two kinds take ten times as long as the others."""

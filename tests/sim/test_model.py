@@ -12,11 +12,11 @@ from p2p_diloco.core.events import Carry, Loaded
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.simulate import invariants
-from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.witness import Witness
-from p2p_diloco.simulate.world import World
+from tests.sim import invariants
+from tests.sim.model import Store, Tensors, Trainer, Violation
+from tests.sim.settings import Settings
+from tests.sim.witness import Witness
+from tests.sim.world import World
 
 VERSION = Version(0, 1, 1, "")
 RULES = Settings(mode="async").rules()

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from p2p_diloco.simulate.check import KINDS, check, drawn
-from p2p_diloco.simulate.world import World
+from tests.sim.check import KINDS, check, drawn
+from tests.sim.world import World
 
 
 def playing(kind: str) -> Callable[[int], None]:

@@ -1,28 +1,27 @@
-"""`simulate`: plays whole runs of the protocol in simulated worlds, and prints a report.
+"""`python -m tests.sim.worlds` (`make worlds`): whole runs of the protocol in simulated worlds, and a report.
 
-Law: the package `simulate` defines worlds and their invariants; this module distributes worlds over processes and
-reports. The report goes to stdout, progress to stderr.
+Law: the other modules here define worlds and their invariants; this one distributes worlds over processes and
+reports. The report goes to stdout, progress to stderr. The exit code is 1 if an invariant did not hold.
 """
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-import typer
-
-from p2p_diloco.errors import UsageError
 from p2p_diloco.history.story import Story
-from p2p_diloco.simulate.check import KINDS, Outcome, check, drawn, kind_of
-from p2p_diloco.simulate.model import Violation
-from p2p_diloco.simulate.world import World
+
+from .check import KINDS, Outcome, check, drawn, kind_of
+from .model import Violation
+from .world import World
 
 STORY_WIDTH = 100
 CHUNK = 10
@@ -93,35 +92,47 @@ class Report:
         yield f"  inner steps: {steps['taken']} taken, {shares}"
         for seed, kind, why in sorted(self.broken):
             yield f"seed {seed} ({kind}): {why}"
-            yield f"  look at it: p2p-diloco simulate --seed {seed} --kind {kind} --trace"
+            yield f"  look at it: python -m tests.sim.worlds --seed {seed} --kind {kind} --trace"
 
 
-def simulate(
-    seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool, story: bool = False
-) -> int:
-    """Play worlds and print a report. Returns the exit code: 1 if an invariant did not hold.
-
-    Raises:
-        UsageError: a flag can't be used.
-    """
-    if kind is not None and kind not in KINDS:
-        raise UsageError("is not known", key="--kind", value=kind, mend=f"choose {', '.join(KINDS)}")
-    for key, value, least in (("--seeds", seeds, 1), ("--first", first, 0), ("--seed", seed, 0), ("--jobs", jobs, 1)):
-        if value is not None and value < least:
-            raise UsageError(f"must be at least {least}", key=key, value=value, mend=f"choose e.g. {least}")
-    for key in ("--trace",) * trace + ("--story",) * story:
-        if seed is None:
-            raise UsageError("needs a seed", key=key, value=True, mend=f"name the world: --seed 17 {key}")
-    if seed is not None:
-        return _one(seed, kind or kind_of(seed), trace, story)
-    began, report = time.monotonic(), Report()
-    jobs = min(jobs or os.cpu_count() or 1, -(-seeds // CHUNK))
-    for count, (one, outcome) in enumerate(_played(range(first, first + seeds), kind, jobs), 1):
-        report.add(one, kind or kind_of(one), outcome)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play worlds and print a report. Returns the exit code."""
+    asked = _asked(arguments)
+    if asked.seed is not None:
+        return _one(asked.seed, asked.kind or kind_of(asked.seed), asked.trace, asked.story)
+    began, report, seeds = time.monotonic(), Report(), asked.seeds
+    jobs = min(asked.jobs, -(-seeds // CHUNK))
+    for count, (one, outcome) in enumerate(_played(range(asked.first, asked.first + seeds), asked.kind, jobs), 1):
+        report.add(one, asked.kind or kind_of(one), outcome)
         if count % CHUNK == 0 or count == seeds:
             _progress(count, seeds, len(report.broken), time.monotonic() - began)
-    typer.echo("\n".join(report.lines(time.monotonic() - began, jobs)))
+    _write(report.lines(time.monotonic() - began, jobs))
     return 1 if report.broken else 0
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line. If it is wrong, end the process with exit code 2 and a sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="worlds", description="Play the protocol in simulated worlds under faults.")
+    parser.add_argument("--seeds", type=_at_least(1), default=200, help="how many worlds to play (200)")
+    parser.add_argument("--first", type=_at_least(0), default=0, help="seed of the first; the next ones have the next")
+    parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)}; unset: a mix, by seed")
+    parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="processes; unset: one a core")
+    parser.add_argument("--seed", type=_at_least(0), help="play this world alone")
+    parser.add_argument("--trace", action="store_true", help="print all that happens in the world of --seed")
+    parser.add_argument("--story", action="store_true", help="tell what happens in it, as `p2p-diloco replay` does")
+    asked = parser.parse_args(arguments)
+    if (asked.trace or asked.story) and asked.seed is None:
+        parser.error("--trace and --story need a world: add --seed 17")
+    return asked
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
 
 
 def _one(seed: int, kind: str, trace: bool, story: bool) -> int:
@@ -131,7 +142,7 @@ def _one(seed: int, kind: str, trace: bool, story: bool) -> int:
     told = [*(world.lines if trace else ()), f"seed {seed} ({kind}): {world.settings}"]
     if story:
         told[-1:-1] = Story(world.trace or (), world.rules.fragments).text(str, STORY_WIDTH)
-    typer.echo("\n".join([*told, *report.lines(time.monotonic() - began, 1)]))
+    _write([*told, *report.lines(time.monotonic() - began, 1)])
     return 1 if report.broken else 0
 
 
@@ -165,6 +176,21 @@ def _outcome(world: World) -> Outcome | str:
 
 
 def _progress(count: int, total: int, broken: int, took_s: float) -> None:
-    told, terminal = f"{count} of {total} worlds, {broken} broken, {took_s:.0f} s", sys.stderr.isatty()
-    if terminal or count % 1000 == 0:
-        typer.echo(f"\r{told}" if terminal else told, nl=not terminal or count == total, err=True)
+    told = f"{count} of {total} worlds, {broken} broken, {took_s:.0f} s"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{told}" + "\n" * (count == total))
+        sys.stderr.flush()
+    elif count % 1000 == 0:
+        sys.stderr.write(f"{told}\n")
+
+
+def _write(lines: Iterable[str]) -> None:
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a trace may close the pipe: `| head`
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

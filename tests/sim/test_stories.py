@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulate.stories import FOLDER, STORIES
+from tests.sim.stories import FOLDER, STORIES
 
 LINES_MAX, WIDTH_MAX = 40, 120
 SHOWN = {

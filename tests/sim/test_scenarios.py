@@ -12,11 +12,11 @@ import pytest
 from p2p_diloco.core.events import Apply, Average
 from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Message, State
-from p2p_diloco.simulate import invariants
-from p2p_diloco.simulate.model import Tensors
-from p2p_diloco.simulate.process import Process
-from p2p_diloco.simulate.settings import Settings
-from p2p_diloco.simulate.world import World
+from tests.sim import invariants
+from tests.sim.model import Tensors
+from tests.sim.process import Process
+from tests.sim.settings import Settings
+from tests.sim.world import World
 
 FOR_EVER = 1000.0
 

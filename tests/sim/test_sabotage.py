@@ -33,9 +33,9 @@ from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.training import Training
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.core.waits import Waits
-from p2p_diloco.simulate.check import check, drawn
-from p2p_diloco.simulate.model import Violation
-from p2p_diloco.simulate.world import World
+from tests.sim.check import check, drawn
+from tests.sim.model import Violation
+from tests.sim.world import World
 
 Kinds = dict[str, Callable[[int], None]]
 
