@@ -17,7 +17,7 @@ WORLDS := $(BIN)/python -m tests.sim.worlds
 SEEDS ?= 2000
 FIRST ?= 0
 
-.PHONY: help setup test test-fast worlds chaos lint format traces demo clean
+.PHONY: help setup test test-fast worlds chaos lint format traces demo bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -60,6 +60,9 @@ traces: $(STAMP)  ## write docs/traces again, after a change of the protocol or 
 
 demo: $(STAMP)  ## run four peers on this machine and kill one
 	$(BIN)/p2p-diloco demo
+
+bench: $(STAMP)  ## measure rounds between real processes; flags in ARGS, --help among them (docs/performance.md)
+	$(BIN)/python -m examples.benchmarks $(ARGS)
 
 clean:  ## remove build results and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -182,7 +182,7 @@ def test_every_command_shown_can_be_parsed(page: Path) -> None:
 def test_pages_show_commands() -> None:
     """Checks the test above: if it found no commands, it would pass."""
     assert {name for name, *_ in commands(README)} >= {"bootstrap", "join", "status"}
-    assert {name for name, *_ in commands(FAQ)} >= {"join", "plan", "doctor", "bench"}
+    assert {name for name, *_ in commands(FAQ)} >= {"join", "plan", "doctor"}
 
 
 def started(file: Path) -> Iterator[list[str]]:

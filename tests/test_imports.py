@@ -45,7 +45,6 @@ def loaded_and_told(code: str) -> tuple[set[str], str]:
         "import p2p_diloco.cli.dashboard, p2p_diloco.observe.look, p2p_diloco.observe.revise, p2p_diloco.node.privacy",
         "import p2p_diloco.cli.replay",
         "from p2p_diloco.cli import main; main(['bootstrap', '--port', '99999'])",
-        "from p2p_diloco.cli import main; main(['bench', '--peers', '1'])",
         "from p2p_diloco.cli import main; main(['join', '--initial-peers', 'x'])",
         "from p2p_diloco.cli import main; main(['plan', '--params', '1B', '--bandwidth', '1gbit,1gbit', "
         "'--step-time', '1'])",

@@ -42,11 +42,6 @@ PURE = frozenset(sys.stdlib_module_names) - {
 PARTS_OF_TENSORS = {"p2p_diloco.tensors.partition"}
 """What planning may import of tensors: no torch."""
 
-COUNTERPARTS = {f"cli/bench/{name}.py" for name in ("work", "ours", "gloo", "averager")}
-"""What `bench` measures runs in processes of its own, and is what others would have without us: gloo's all-reduce,
-Hivemind's averager. No other module imports these; `serve` loads one by name (`test_counterparts_are_programs`).
-"""
-
 
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
@@ -89,7 +84,8 @@ def test_imports_point_down(path: Path) -> None:
     home = layer(path)
     if home in ("__init__", "__main__"):
         return
-    assert "tests" not in {name.split(".")[0] for name in imports(path)}, "the package works without its tests"
+    outside = {name.split(".")[0] for name in imports(path)} & {"tests", "examples"}
+    assert outside == set(), "an installed package has no checkout"
     ours = {name.split(".")[1] for name in imports(path) if name.startswith("p2p_diloco.")}
     assert ours - BELOW[home] - {"__version__"} == set(), f"{home} may not import these"
 
@@ -112,8 +108,8 @@ def test_planning_is_pure(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("hivemind", {"net/hivemind_library.py", "cli/bench/averager.py"}),
-        ("torch", {"tensors", "node", "peer", "trainer", "integrations", *COUNTERPARTS}),
+        ("hivemind", {"net/hivemind_library.py"}),
+        ("torch", {"tensors", "node", "peer", "trainer", "integrations"}),
         ("transformers", {"integrations/transformers.py", "integrations/sizes.py"}),
         ("accelerate", {"integrations/transformers.py"}),
         ("lightning", {"integrations/lightning.py"}),
@@ -130,13 +126,6 @@ def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
         if library in {name.split(".")[0] for name in imports(path)}
     }
     assert {user for user in users if user not in homes and user.split("/")[0] not in homes} == set()
-
-
-def test_counterparts_are_programs() -> None:
-    """Only programs are exceptions above: no module imports them."""
-    names = {f"p2p_diloco.cli.bench.{Path(name).stem}" for name in COUNTERPARTS}
-    users = {str(path.relative_to(PACKAGE)) for path in modules() if names & imports(path)}
-    assert users <= COUNTERPARTS
 
 
 def test_siblings_never_meet() -> None:

@@ -19,6 +19,8 @@ from p2p_diloco.standard_streams import make_usable
 
 INTERRUPTED = 128 + signal.SIGINT
 MOVED = {
+    "bench": "rounds are measured by `make bench` in a checkout (docs/performance.md), "
+    "the rate to each peer of a run by `p2p-diloco doctor`",
     "simulate": "simulated worlds are played by `make worlds` in a checkout (docs/testing.md)",
 }
 """Commands of earlier versions, and where to find now what each did."""

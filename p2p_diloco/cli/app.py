@@ -315,61 +315,6 @@ def replay(
 
 
 @app.command()
-def bench(
-    peers: int = Option(2, help="Peers of the run.", metavar="K"),
-    parameters: str = Option("10M", help="Parameters of the model: 25M, 100k.", metavar="N"),
-    codec: str = Option("bf16", help="How pseudo-gradients are written on the wire.", metavar="CODEC"),
-    tensors: int = Option(100, help="Parameter tensors of the model, of unlike sizes.", metavar="T"),
-    fragments: int = Option(1, help="Fragments that the model is sent in.", metavar="F"),
-    rounds: int = Option(7, help="Rounds to measure, after 2 for warm-up.", metavar="R"),
-    link: str | None = Option(
-        None,
-        help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit; with the round trip time between any two "
-        "machines, 1gbit:100ms, and the packets lost each way, 1gbit:100ms:0.4% (Linux, as root); unset: loopback.",
-        metavar="RATE[,...][:DELAY[:LOSS]]",
-    ),
-    beside: str | None = Option(
-        None,
-        help="Methods measured beside the run; unset: raw,gloo; none with --steps, --step-time, --overlap, --device.",
-        metavar="[raw,gloo,averager|none]",
-    ),
-    steps: int | None = Option(None, help="Inner steps of a round; unset: one for each fragment.", metavar="H"),
-    step_time: float = Option(0.0, help="Seconds that an inner step computes; 0: no training.", metavar="S"),
-    overlap: int = Option(0, help="Inner steps to make during an exchange."),
-    direct: bool = Option(True, help="Send payloads over direct TLS connections, or over libp2p's streams only."),
-    device: str = Option("cpu", help="Device of the peers' models; with e.g. cuda no other method is measured."),
-    as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
-) -> None:
-    """Measure a whole round between real processes on this machine, and the same work done by other methods.
-
-    Pseudo-gradients are made up; with --step-time the peers train a small network beside. The other methods take turns:
-    a plain libp2p stream of the same bytes; gloo's all-reduce with the same outer step;
-    and Hivemind's averager with the same outer step.
-    """
-    from p2p_diloco.cli.bench.command import bench as measure
-    from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
-    from p2p_diloco.cli.quantities import count_of
-
-    alone = bool(steps or step_time or overlap) or device != "cpu"
-    plan = Plan(
-        peers=peers,
-        parameters=count_of(parameters),
-        codec=codec,
-        fragments=fragments,
-        rounds=rounds,
-        **links_of(link, peers)._asdict(),
-        beside=names_of(("none" if alone else "raw,gloo") if beside is None else beside),
-        steps=steps or 0,
-        step_s=step_time,
-        overlap=overlap,
-        direct=direct,
-        device=device,
-        tensors=tensors,
-    )
-    raise typer.Exit(measure(plan, as_json=as_json))
-
-
-@app.command()
 def demo(
     out: Path | None = Option(None, help="Folder for plot, data and logs; unset: demo-TIME here.", metavar="DIR"),
     as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),

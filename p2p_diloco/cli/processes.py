@@ -1,4 +1,4 @@
-"""Starts the child processes of a command (`demo`, `bench`), reads their output and ends them.
+"""Starts the child processes of `demo`, and of measurements, reads their output and ends them.
 
 Law: handles processes and their files; knows nothing of runs. A process writes its data to NAME.out, one JSON object a
 line, and its log to NAME.log.

@@ -18,10 +18,11 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from swarm import Member, Swarm
 
-from p2p_diloco.cli.bench.network import Network
+from examples.benchmarks.network import Network
 
 NUMEL = 25_000_000
 STEP_S, SYNC_EVERY = 0.25, 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from p2p_diloco.cli.bench.network import Network, NoNetwork
+from examples.benchmarks.network import Network, NoNetwork
 
 INSIDE, ROUTER, OUTSIDE = "192.168.7.2", "9.9.0.1", "9.9.0.2"
 NOBODY = "9.9.0.77"

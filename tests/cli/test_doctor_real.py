@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.cli.bench.network import NoNetwork
+from examples.benchmarks.network import NoNetwork
 from p2p_diloco.cli.doctor.examination import Wish, examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig

@@ -47,6 +47,7 @@ def taken_port() -> Iterator[int]:
 def mistakes() -> list[tuple[list[str], int, str]]:
     return [
         (["jion"], 2, "No such command 'jion'"),
+        (["bench"], 2, "bench is no command any more: rounds are measured by `make bench` in a checkout"),
         (["simulate", "--seeds", "9"], 2, "simulate is no command any more: simulated worlds are played"),
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from p2p_diloco.cli.app import app
+from examples.benchmarks.__main__ import main as bench
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import inner
 from p2p_diloco.peer.devices import finish, memory_reserved, numbered, usable
@@ -90,11 +89,9 @@ def test_a_restart_draws_what_an_uninterrupted_trainer_draws(tmp_path: Path) -> 
 
 
 @pytest.mark.real
-def test_bench_measures_models_on_a_gpu() -> None:
-    flags = ["bench", "--device", "cuda", "--parameters", "100k", "--rounds", "1", "--json"]
-    told = CliRunner().invoke(app, flags)
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)
+def test_bench_measures_models_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["--device", "cuda", "--parameters", "100k", "--rounds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert (found["device"], found["results"][0]["failed"]) == ("cuda", None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p_diloco.cli.bench.network import Network
+from examples.benchmarks.network import Network
 
 AWAY = "br1"
 """The bridge of the machines that are cut off, which still see each other."""

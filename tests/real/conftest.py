@@ -11,7 +11,7 @@ import warm
 from cables import Cables
 from swarm import Swarm
 
-from p2p_diloco.cli.bench.network import NoNetwork
+from examples.benchmarks.network import NoNetwork
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import statistics
 import pytest
 from swarm import Line, Member, Swarm, until
 
-from p2p_diloco.cli.bench.network import Network
+from examples.benchmarks.network import Network
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(500)]
 

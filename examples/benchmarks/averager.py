@@ -13,8 +13,8 @@ import hivemind
 from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Float16Compression, NoCompression
 
-from p2p_diloco.cli.bench.member import EXCHANGE, SEARCH, Clock, Line
-from p2p_diloco.cli.bench.work import Counterpart
+from examples.benchmarks.member import EXCHANGE, SEARCH, Clock, Line
+from examples.benchmarks.work import Counterpart
 
 SEARCH_S = 2.0
 """Deadline in seconds for forming a group; Hivemind's own default is 5."""

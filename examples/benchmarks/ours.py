@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from p2p_diloco.cli.bench.member import (
+from examples.benchmarks.member import (
     CODEC,
     EXCHANGE,
     MERGE,
@@ -22,8 +22,8 @@ from p2p_diloco.cli.bench.member import (
     Line,
     Member,
 )
-from p2p_diloco.cli.bench.plan import Plan
-from p2p_diloco.cli.bench.work import Synthetic, Training, model_of
+from examples.benchmarks.plan import Plan
+from examples.benchmarks.work import Synthetic, Training, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node.run import reply_codec_of
 from p2p_diloco.peer import Peer

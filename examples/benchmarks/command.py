@@ -1,4 +1,4 @@
-"""`bench`: carries out the whole measurement, from flags to figures.
+"""Carries out the whole measurement, from flags to figures.
 
 Law: groups take turns, a round each. Their processes are always ended and their machines removed. Figures go to stdout,
 progress to stderr.
@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import typer
 from rich.console import Console
 
-from p2p_diloco.cli.bench.group import Bench, Failed, Group, groups_of
-from p2p_diloco.cli.bench.measure import Result
-from p2p_diloco.cli.bench.network import CONGESTION, Network, NoNetwork
-from p2p_diloco.cli.bench.plan import CPU, WARM_UP, Plan
-from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds, size
+from examples.benchmarks.group import Bench, Failed, Group, groups_of
+from examples.benchmarks.measure import Result
+from examples.benchmarks.network import CONGESTION, Network, NoNetwork
+from examples.benchmarks.plan import CPU, WARM_UP, Plan
+from examples.benchmarks.table import as_object, drawn, headline, seconds, size
 from p2p_diloco.cli.processes import Children
 from p2p_diloco.errors import P2PDilocoError, UsageError
 from p2p_diloco.interrupts import Interrupts, exit_code
@@ -55,12 +54,12 @@ def bench(plan: Plan, *, as_json: bool) -> int:
         with Interrupts():
             results, machine["congestion"] = measured(plan)
     except KeyboardInterrupt as interrupt:
-        tell("p2p-diloco: interrupted; every process is ended")
+        tell("bench: interrupted; every process is ended")
         return exit_code(interrupt)
     except Failed as failed:
         raise P2PDilocoError(f"the processes don't start: {failed}", mend="try fewer peers or parameters") from None
     if as_json:
-        typer.echo(json.dumps(as_object(plan, results, machine), indent=2))
+        sys.stdout.write(json.dumps(as_object(plan, results, machine), indent=2) + "\n")
     else:
         Console(width=None if sys.stdout.isatty() else WIDTH).print(drawn(plan, results))
     return int(any(result.failed for result in results))
@@ -105,7 +104,7 @@ def turn(groups: Sequence[Group], name: str) -> None:
 
 def tell(text: str) -> None:
     """Write a line of progress to stderr."""
-    typer.echo(text, err=True)
+    sys.stderr.write(f"{text}\n")
 
 
 def unlike_most(congestion: str) -> str:

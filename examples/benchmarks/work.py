@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
-from p2p_diloco.cli.bench.plan import Plan
+from examples.benchmarks.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
+from examples.benchmarks.plan import Plan
 from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.devices import finish
 from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient

@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from p2p_diloco.cli.bench.delay import gap_between_losses
-from p2p_diloco.cli.bench.frames import packets, part, survivors
-from p2p_diloco.cli.bench.network import Network, NoNetwork
+from examples.benchmarks.delay import gap_between_losses
+from examples.benchmarks.frames import packets, part, survivors
+from examples.benchmarks.network import Network, NoNetwork
 
 EACH, HEADERS = 1000, 10 + 14 + 20 + 32
 """Payload bytes of a packet; bytes before a frame's payload."""
@@ -144,7 +144,7 @@ def test_bytes_arrive_whole_and_no_sooner_than_the_delay() -> None:
 
 def test_a_network_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the switch's process ends, the error says its last words."""
-    monkeypatch.setattr("p2p_diloco.cli.bench.network.module", lambda *_: [sys.executable, "-c", "exit('no luck')"])
+    monkeypatch.setattr("examples.benchmarks.network.module", lambda *_: [sys.executable, "-c", "exit('no luck')"])
     try:
         network = Network(0.03)
     except NoNetwork as error:

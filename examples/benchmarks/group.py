@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from p2p_diloco.cli.bench import measure
-from p2p_diloco.cli.bench.measure import Memory, Result, Round
-from p2p_diloco.cli.bench.member import Line
-from p2p_diloco.cli.bench.network import Network
-from p2p_diloco.cli.bench.plan import RAW, Plan
+from examples.benchmarks import measure
+from examples.benchmarks.measure import Memory, Result, Round
+from examples.benchmarks.member import Line
+from examples.benchmarks.network import Network
+from examples.benchmarks.plan import RAW, Plan
 from p2p_diloco.cli.processes import Child, Children, module
 
 START_S = 180.0
@@ -52,7 +52,7 @@ class Bench:
             if rank is not None:
                 self.network.throttle(machine, self.plan.links_mbit[rank])
         asked = {"name": name, "rank": rank, "host_maddrs": [f"/ip4/{host}/tcp/0"], **options}
-        serve = module("p2p_diloco.cli.bench.serve", kind, json.dumps(asdict(self.plan)), json.dumps(asked))
+        serve = module("examples.benchmarks.serve", kind, json.dumps(asdict(self.plan)), json.dumps(asked))
         environment = {"GLOO_SOCKET_IFNAME": device}  # and torch's own number of threads, as in a user's script
         return self.children.start(name, [*on, *serve], listens=True, environment=environment)
 

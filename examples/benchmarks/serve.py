@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process. It runs the contender that the module
+"""`python -m examples.benchmarks.serve KIND PLAN OPTIONS`: one measured process. It runs the contender that the module
 KIND defines.
 
 Law: commands come as lines of JSON on stdin, and each is answered by one line of JSON on stdout. The process ends when
@@ -13,8 +13,8 @@ import sys
 from contextlib import ExitStack
 from importlib import import_module
 
-from p2p_diloco.cli.bench.member import Member
-from p2p_diloco.cli.bench.plan import Plan
+from examples.benchmarks.member import Member
+from examples.benchmarks.plan import Plan
 
 
 def serve(member: Member) -> None:
@@ -30,4 +30,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     kind, plan, asked = sys.argv[1], Plan(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
     with ExitStack() as leaving:
-        serve(import_module(f"p2p_diloco.cli.bench.{kind}").Contender(plan, asked, leaving))
+        serve(import_module(f"examples.benchmarks.{kind}").Contender(plan, asked, leaving))

@@ -9,31 +9,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
-import torch
 from rich.console import Console
 
-from p2p_diloco.cli import carry_out
-from p2p_diloco.cli.bench import command, ours
-from p2p_diloco.cli.bench.group import Bench, Failed, Group, ask
-from p2p_diloco.cli.bench.measure import Memory, Result, Round, memory, round_of
-from p2p_diloco.cli.bench.network import NoNetwork
-from p2p_diloco.cli.bench.ours import wire_bytes
-from p2p_diloco.cli.bench.plan import Plan, links_of, names_of
-from p2p_diloco.cli.bench.table import as_object, drawn, figures, headline
-from p2p_diloco.cli.bench.work import Training, model_of
-from p2p_diloco.cli.processes import Child, Children
+from examples.benchmarks import command
+from examples.benchmarks.__main__ import main
+from examples.benchmarks.group import Group
+from examples.benchmarks.measure import Memory, Result, Round, round_of
+from examples.benchmarks.ours import wire_bytes
+from examples.benchmarks.plan import Plan, links_of, names_of
+from examples.benchmarks.table import as_object, drawn, figures, headline
+from p2p_diloco.cli.processes import Children
 from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import RunConfig
-from p2p_diloco.errors import ConfigError, UsageError
 
 PLAN = Plan(2, 25_000_000, "bf16", 1, 3, beside=("gloo",))
 
@@ -87,14 +81,8 @@ def test_a_flag_that_cannot_be_used_is_named(
     flags: list[str], key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "measured", lambda plan: pytest.fail("nothing is measured"))
-    assert carry_out(["bench", *flags]) == 2
-    assert f"p2p-diloco: {key}" in capsys.readouterr().err
-
-
-def test_the_codec_is_the_runs() -> None:
-    """A codec that the settings refuse can't be measured."""
-    with pytest.raises(ConfigError, match="codec=morse"):
-        plan_of(2, "1k", "morse")
+    assert main(flags) == 2
+    assert f"bench: {key}" in capsys.readouterr().err
 
 
 def test_a_plan_says_how_much_a_peer_sends() -> None:
@@ -102,21 +90,6 @@ def test_a_plan_says_how_much_a_peer_sends() -> None:
     four = plan_of(4, "1000")
     assert four.reduced_bytes("gloo", "fp32") == 2 * 1000 * 4 * 3 // 4
     assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
-
-
-def test_other_methods_use_their_own_formats() -> None:
-    """gloo both widths; Hivemind half of fp32, or with codec=fp32 all of it; raw streams have no numbers."""
-    bf16, fp32 = plan_of(2, "1k"), plan_of(2, "1k", "fp32")
-    assert [list(plan.wires("averager")) for plan in (bf16, fp32)] == [["fp16"], ["fp32"]]
-    assert list(bf16.wires("gloo")) == ["fp32", "bf16"]
-    assert list(bf16.wires("raw")) == ["libp2p"]
-
-
-def test_links_are_alike_or_each_its_own() -> None:
-    """One speed is for all peers; of several the first is the first peer's."""
-    assert plan_of(3, "1k", link="1gbit").links_mbit == (1000.0,) * 3
-    assert plan_of(3, "1k", link="100mbit, 100mbit, 20mbit").links_mbit == (100.0, 100.0, 20.0)
-    assert plan_of(3, "1k").links_mbit == ()
 
 
 def test_delay_and_loss_hold_between_any_two_machines() -> None:
@@ -147,47 +120,6 @@ def test_the_least_that_links_allow(link: str, peers: int, least_s: float) -> No
     assert plan_of(peers, "25M").optimum_s(sent) is None
 
 
-def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
-    """Steps and overlap are the run's own settings, and what can't be of these is refused there."""
-    plan = plan_of(2, "1k", fragments=4, steps=40, step_s=0.5, overlap=5)
-    config = plan.config()
-    assert (config.sync_every, config.num_fragments, config.overlap_steps) == (40, 4, 5)
-    assert plan.round_s_max > 40 * 0.5
-    with pytest.raises(ConfigError):
-        plan_of(2, "1k", fragments=4, steps=40, overlap=11)
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer's settings and the headline follow the flag."""
-    plan, told = plan_of(2, "1k", direct=direct), []
-    peer = SimpleNamespace(addresses=())
-    monkeypatch.setattr(ours, "Peer", lambda *_, local, **__: told.append(local) or nullcontext(peer))
-    ours.Contender(plan, {"name": "p", "rank": 0, "host_maddrs": []}, ExitStack()).build([], 0)
-    assert [local.direct for local in told] == [direct]
-    assert ("over libp2p alone" in headline(plan)) is not direct
-
-
-def test_the_peers_models_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So are the numbers that stand for training. torch's meta device is on every machine."""
-    plan, models = plan_of(2, "1k", device="meta"), []
-    peer = SimpleNamespace(addresses=())
-    monkeypatch.setattr(ours, "Peer", lambda model, *_, **__: models.append(model) or nullcontext(peer))
-    made = ours.Contender(plan, {"name": "p", "rank": 0, "host_maddrs": []}, ExitStack())
-    made.build([], 0)
-    made.train()
-    assert {param.device.type for param in models[0].parameters()} == {"meta"}
-    assert "models on meta" in headline(plan)
-
-
-def test_a_device_that_is_not_there_is_told_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "measured", lambda plan: pytest.fail("nothing is measured"))
-    assert carry_out(["bench", "--device", "abacus"]) == 3
-    assert "device=abacus can't be used here" in capsys.readouterr().err
-
-
 def test_what_share_of_a_round_is_training() -> None:
     """Their time without exchanges against the median round's, so that steps which exchanges make slower lower it; none
     where there is no training."""
@@ -201,14 +133,6 @@ def test_what_share_of_a_round_is_training() -> None:
     assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
 
 
-@pytest.mark.parametrize(("numel", "tensors"), [(10_000_000, 100), (150, 100), (7, 7), (5, 1)])
-def test_a_models_tensors_are_as_many_as_asked_and_unlike(numel: int, tensors: int) -> None:
-    sizes = [param.numel() for param in model_of(numel, tensors).parameters()]
-    assert (sum(sizes), len(sizes)) == (numel, tensors)
-    assert min(sizes) > 0
-    assert numel < 10**6 or max(sizes) > 100 * min(sizes)
-
-
 def test_peers_have_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least that any of them does in an inner step's time. Its time without exchanges is taken for each round, and
     is the slowest peer's."""
@@ -218,62 +142,12 @@ def test_peers_have_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((do, values))
         return [{"passes": 2.6, "took_s": 1.0, "parts": {}}, {"passes": 4.5, "took_s": 3.0, "parts": {}}]
 
-    monkeypatch.setattr("p2p_diloco.cli.bench.group.ask", answers)
+    monkeypatch.setattr("examples.benchmarks.group.ask", answers)
     group = Group(plan_of(2, "1k", steps=1, step_s=0.1), "x", [], 1, Memory({}))
     group.agree_on_work()
     assert asked == [("calibrate", {}), ("work", {"passes": 3})]
     assert [group.play().alone_s for _ in range(2)] == [3.0, 3.0]
     assert [do for do, _ in asked[2:]] == 2 * ["train", "alone", "round"]
-
-
-def test_training_makes_at_least_one_pass() -> None:
-    training = Training(torch.device("cpu"))
-    assert training.passes(0.0) == 1
-    training.step(2)
-
-
-def test_measured_processes_have_torchs_own_threads() -> None:
-    """A figure with one thread is a figure that no user has."""
-    given: list[dict[str, str]] = []
-    children = SimpleNamespace(start=lambda *_, environment, **__: given.append(environment))
-    Bench(PLAN, cast("Children", children)).start("peer-0", "ours", 0)
-    assert len(given) == 1
-    assert not any("THREADS" in name for name in given[0])
-
-
-def test_a_round_needs_every_peer() -> None:
-    """And has one exchange for each fragment; a slow link gives all of them longer."""
-    plan = plan_of(3, "1M", "fp32", 4)
-    config = plan.config()
-    assert (config.min_peers, config.start_peers, config.num_fragments, config.sync_every) == (3, 3, 4, 4)
-    slow = plan_of(3, "1M", "fp32", 4, "1mbit")
-    assert slow.round_s_max > plan.round_s_max + 8e6 * 8 / 1e6
-    assert slow.config().heartbeat_timeout >= slow.round_s_max
-
-
-def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the flag and what it takes."""
-
-    def fail(*_: float) -> None:
-        raise NoNetwork("ip netns add x: Operation not permitted")
-
-    monkeypatch.setattr(command, "Network", fail)
-    with pytest.raises(UsageError, match=r"--link needs simulated machines, .*not permitted.*root"):
-        command.measured(plan_of(2, "1k", link="100mbit"))
-
-
-def test_what_finds_the_speed_is_told_where_most_systems_use_another() -> None:
-    """Figures of one are not another's."""
-    assert command.unlike_most("bbr").startswith("the simulated machines use TCP's bbr, as this machine does;")
-    assert "TCP's unknown congestion control" in command.unlike_most("")
-
-
-def test_memory_that_is_not_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before anything is started; less beside takes less."""
-    monkeypatch.setattr(command.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
-    with pytest.raises(UsageError, match=r"--parameters=25M takes about 1\d.\d GB .*10.0 GB are free"):
-        command.measured(plan_of(4, "25M", beside=("raw", "gloo")))
-    assert plan_of(4, "25M").memory_bytes < 10**10
 
 
 # -- figures
@@ -301,11 +175,6 @@ def test_a_result_is_the_median_and_the_best() -> None:
     assert FIGURES["parts_s"] == {"exchange": 1.5, "merge": 0.5}
 
 
-def test_a_part_that_a_round_lacks_counts_as_none_of_its_time() -> None:
-    rounds = tuple(Round(1.0, parts, {}, 0.0, 0.0) for parts in ({"a": 1.0}, {"a": 3.0, "b": 9.0}, {"a": 2.0}))
-    assert figures(PLAN, replace(RESULT, rounds=rounds))["parts_s"] == {"a": 2.0, "b": 0.0}
-
-
 def test_processor_time_is_for_each_byte_that_any_peer_sends() -> None:
     """Three rounds of two peers that send 1 GB each: 6 GB."""
     assert FIGURES["cpu_s_per_gb"] == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
@@ -326,23 +195,6 @@ def test_a_round_is_its_slowest_peers() -> None:
     assert round_of([{"took_s": 2.0, "parts": {}}], {}).waiting_s == 2.0
 
 
-def test_memory_is_read_from_the_system(tmp_path: Path) -> None:
-    """Of a process that held 64 MB and gave it back, the peak still tells."""
-    program = "import sys\nx = bytearray(64 << 20)\ndel x\nprint('{}', flush=True)\nsys.stdin.read()"
-    child = Child("x", [sys.executable, "-c", program], tmp_path, listens=True)
-    try:
-        give_up_at = time.monotonic() + 20.0
-        while not child.printed.new():
-            assert time.monotonic() < give_up_at
-            time.sleep(0.02)
-        now, most = memory(child), memory(child, peak=True)
-        if Path("/proc/self/status").exists():
-            assert most.total - now.total > 60 << 20
-        assert most.total >= now.total > 0
-    finally:
-        child.kill()
-
-
 # -- tables
 
 
@@ -350,14 +202,6 @@ def text_of(results: list[Result], width: int = 80) -> str:
     out = StringIO()
     Console(file=out, width=width).print(drawn(PLAN, results))
     return out.getvalue()
-
-
-def test_the_tables_fit_a_terminal() -> None:
-    """Eighty columns hold every figure on one line."""
-    told = text_of([RESULT])
-    assert "2 peers, 25M parameters in 100 tensors, bf16, on loopback" in told
-    row = next(line for line in told.splitlines() if "p2p_diloco bf16" in line)
-    assert row.split()[2:] == ["2.000", "1.000", "1000.0", "1.2", "500", "2.000", "0.000"]
 
 
 def test_a_round_on_links_stands_beside_what_they_allow() -> None:
@@ -379,24 +223,6 @@ def test_a_failure_is_told_and_does_not_hide_the_rest() -> None:
     assert "p2p_diloco bf16" in told
     assert "gloo fp32 failed: gloo-fp32-1 ended with status 1: out of memory" in " ".join(told.split())
     assert as_object(PLAN, [failed], {})["results"] == [{"name": "gloo fp32", "failed": failed.failed}]
-
-
-def test_programs_get_every_round() -> None:
-    """With four digits after the point."""
-    (told,) = as_object(PLAN, [RESULT], {})["results"]
-    assert told["rounds_s"] == [3.0, 1.0, 2.0]
-    assert told["cpu_s_per_gb"] == {"node": 0.6667, "p2pd": 0.5}
-    assert told["memory_peak_bytes"] == {
-        "process": 5 * 10**8,
-        "node": 4 * 10**8,
-        "shared": 2 * 10**8,
-        "total": 7 * 10**8,
-    }
-
-
-def test_parts_come_in_the_order_of_a_round() -> None:
-    told = text_of([RESULT])
-    assert told.index("exchange") < told.index("merge")
 
 
 # -- turns
@@ -429,13 +255,6 @@ def group_of(children: Children, *says: str) -> Group:
     return Group(PLAN, "x", members, 100, Memory({}))
 
 
-def test_a_round_is_played(children: Children) -> None:
-    one = group_of(children, "same", "same")
-    assert one.play().took_s == 1.5
-    assert [r.took_s for r in one.result(0).rounds] == [1.5]
-    assert "it made no round after the warm-up" in one.result(1).failed
-
-
 @pytest.mark.parametrize(
     ("says", "told"),
     [
@@ -452,19 +271,6 @@ def test_a_round_that_is_none_fails(children: Children, says: tuple[str, ...], t
     assert len(good.rounds) == 1
     command.turn([bad, good], "round 2")
     assert len(good.rounds) == 2
-
-
-def test_a_process_ends_when_it_is_told_no_more(children: Children) -> None:
-    (member,) = group_of(children, "same").members
-    member.ask_to_end()
-    assert member.process.wait(20) == 0
-
-
-def test_a_dead_process_fails_whatever_it_is_asked(children: Children) -> None:
-    (member,) = group_of(children, "same").members
-    member.kill()
-    with pytest.raises(Failed, match="p0 ended with status -9"):
-        ask([member], "train", 5.0)
 
 
 # -- the whole of it
@@ -485,7 +291,8 @@ def left(mark: str) -> list[str]:
 
 def started(mark: str, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "p2p_diloco", "bench", "--parameters", "100k", "--rounds", "3", *flags],
+        [sys.executable, "-m", "examples.benchmarks", "--parameters", "100k", "--rounds", "3", *flags],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, MARK: mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

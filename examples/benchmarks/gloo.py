@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line
-from p2p_diloco.cli.bench.work import Counterpart
+from examples.benchmarks.member import EXCHANGE, Clock, Line
+from examples.benchmarks.work import Counterpart
 
 
 class Contender(Counterpart):

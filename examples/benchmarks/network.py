@@ -121,7 +121,7 @@ class Network:
             _run("ip", "netns", "del", self.switch)
 
     def _delayed(self, delay_s: float, loss: float) -> subprocess.Popen[bytes]:
-        program = module("p2p_diloco.cli.bench.delay", str(delay_s), str(loss))
+        program = module("examples.benchmarks.delay", str(delay_s), str(loss))
         try:
             return tied(
                 ["ip", "netns", "exec", self.switch, *program],

@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
-from p2p_diloco.cli.bench.plan import Plan
+from examples.benchmarks.member import EXCHANGE, Clock, Line, Member
+from examples.benchmarks.plan import Plan
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe

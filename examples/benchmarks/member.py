@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from p2p_diloco.cli.bench.plan import Plan
+from examples.benchmarks.plan import Plan
 
 TRAINING = "training"
 """Inner steps, if they take time."""

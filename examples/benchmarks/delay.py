@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.cli.bench.delay SECONDS LOSS`: a network switch that delivers each frame SECONDS later, and
+"""`python -m examples.benchmarks.delay SECONDS LOSS`: a network switch that delivers each frame SECONDS later, and
 loses the fraction LOSS of all packets. Needs Linux and root.
 
 Law: standard library only. Interfaces are named one a line on stdin; once one is connected, its name is written to
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from p2p_diloco.cli.bench.frames import addresses, survivors
+from examples.benchmarks.frames import addresses, survivors
 
 FRAME_BYTES_MAX = 70_000
 """More than the longest frame: 64 KiB, with headers."""

@@ -17,9 +17,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.cli.bench.measure import Memory, Result, Round
-from p2p_diloco.cli.bench.member import ORDER, TRAINING
-from p2p_diloco.cli.bench.plan import CPU, WARM_UP, Plan
+from examples.benchmarks.measure import Memory, Result, Round
+from examples.benchmarks.member import ORDER, TRAINING
+from examples.benchmarks.plan import CPU, WARM_UP, Plan
 
 SCHEMA_VERSION = 2
 NONE = "-"

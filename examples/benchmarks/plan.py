@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2p_diloco.cli.demo.facts import ring_bytes
 from p2p_diloco.cli.quantities import RATES, TIMES, number
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
@@ -132,7 +131,7 @@ class Plan:
     def reduced_bytes(self, name: str, wire: str) -> int:
         """The bytes that a peer sends in an all-reduce of the whole model. It first sends values, which other peers add
         up, and then sums."""
-        return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
+        return round(2 * self.share * self.parameters * WIDTHS[name][wire])
 
     def optimum_s(self, sent_bytes: int) -> float | None:
         """The least time in seconds that a round can take on these links; None on loopback. `sent_bytes`: bytes that
