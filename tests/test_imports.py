@@ -1,4 +1,6 @@
-"""Cheap requests load little: help, settings and errors load neither torch nor hivemind."""
+"""Every process loads little: help, settings and errors load neither torch nor hivemind, and a peer's processes load
+only what they use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ import pytest
 import p2p_diloco
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
-HEAVY = ("torch", "hivemind", "numpy", "grpc", "matplotlib")
+HEAVY = (
+    "torch", "torch._dynamo", "torch._refs", "hivemind", "hivemind.averaging", "numpy", "scipy", "sympy", "grpc",
+    "matplotlib", "p2p_diloco.node.common", "p2p_diloco.net.hivemind",
+)  # fmt: skip
 
 
 def loaded_after(code: str) -> set[str]:
@@ -84,6 +89,36 @@ def test_a_wrapped_command_needs_nothing_heavy() -> None:
     loaded, told = loaded_and_told(code)
     assert "the command ended with exit code 0" in told
     assert loaded == set()
+
+
+NODE = (
+    "import os, socket, sys, uvloop\n"
+    "from p2p_diloco.node import __main__ as node\n"
+    "uvloop.run = lambda coroutine: coroutine.close()\n"
+    "ours, theirs = socket.socketpair()\n"
+    "sys.argv = ['', f'--channel-fd={theirs.detach()}', '--memory-fd=0', f'--parent-pid={os.getppid()}']\n"
+    "node.main()\n"
+    "import p2p_diloco.node.entry\n"
+)
+"""The node's process, up to its first message."""
+
+
+def test_a_node_loads_of_torch_and_hivemind_what_it_uses() -> None:
+    """A node computes on the CPU and traces no graph, and it doesn't use Hivemind's averager."""
+    needed = {"torch", "numpy", "hivemind", "p2p_diloco.node.common", "p2p_diloco.net.hivemind"}
+    assert loaded_after(NODE) == needed
+
+
+def test_a_node_that_needs_more_of_torch_gets_it() -> None:
+    """The parts that a node leaves out are loaded at the first question for one of their names."""
+    code = f"{NODE}assert torch._meta_registrations.register_meta\n".replace("node.main()", "node.main(); import torch")
+    assert "torch._refs" in loaded_after(code)
+
+
+def test_a_trainer_loads_neither_protocol_nor_network() -> None:
+    """They are the node's. torch._dynamo, which takes a second, is loaded only by those who use it: torch's optimizers
+    do, an aggregator doesn't."""
+    assert loaded_after("from p2p_diloco import Peer") == {"torch", "numpy", "torch._refs"}
 
 
 def test_the_probe_sees_a_heavy_library() -> None:

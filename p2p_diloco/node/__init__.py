@@ -3,7 +3,7 @@
 Law: only here are the core's effects carried out. It owns the replica, the outer state and the transport; the trainer's
 process owns the model. The two share one piece of memory (`shared`) and one socket (`channel`).
 
-    __main__       starts and ends the process
+    __main__       starts and ends the process; `torch_library` imports torch there
     setup          the first message, with which the peer configures its node
     entry          from this message to taking part in the run
     joining        finds the run or founds it

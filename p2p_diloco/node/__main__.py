@@ -55,7 +55,7 @@ def main() -> int:
     logging.getLogger("p2p_diloco").setLevel(options.log_level)
     threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
     gc.disable()  # while modules are loaded: there is no garbage to collect yet
-    import torch  # here, because it takes seconds in which the trainer may end
+    from p2p_diloco.node.torch_library import torch  # here, because it takes seconds in which the trainer may end
 
     torch.set_num_threads(1)  # the other cores are for the trainer
     _keep_freed_memory()

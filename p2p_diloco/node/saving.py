@@ -37,13 +37,11 @@ from p2p_diloco.node.common import Common
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
+from p2p_diloco.node.setup import SAVE_S_MAX
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import PARAMETER, Layout
-
-SAVE_S_MAX = 30.0
-"""Seconds that a departing peer waits for a checkpoint that is being written."""
 
 _CONFIG_BEFORE = {"buffers": "local"}
 """Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""

@@ -12,6 +12,10 @@ from typing import Any
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.tensors.layout import ParamSpec
 
+SAVE_S_MAX = 30.0
+"""Seconds that a departing peer waits for a checkpoint that is being written. It is here, and not in `saving`, because
+the trainer uses it too, and would load the whole protocol with `saving`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:

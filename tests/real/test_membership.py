@@ -12,7 +12,7 @@ import psutil
 import pytest
 from swarm import START_S, Member, Swarm, agree, stall_s, until
 
-from p2p_diloco.node.saving import SAVE_S_MAX
+from p2p_diloco.node.setup import SAVE_S_MAX
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
