@@ -18,20 +18,22 @@ HEAVY = (
     "torch", "torch._dynamo", "torch._refs", "hivemind", "hivemind.averaging", "numpy", "scipy", "sympy", "grpc",
     "matplotlib", "p2p_diloco.node.common", "p2p_diloco.net.hivemind",
 )  # fmt: skip
+FOR_INVITATIONS = "cryptography"
+"""What reads an invitation: 8 MB."""
 
 
-def loaded_after(code: str) -> set[str]:
-    """The heavy libraries that a new interpreter has loaded after it ran `code`."""
-    return loaded_and_told(code)[0]
+def loaded_after(code: str, *more: str) -> set[str]:
+    """Which of the heavy libraries, and of `more`, a new interpreter has loaded after it ran `code`."""
+    return loaded_and_told(code, *more)[0]
 
 
-def loaded_and_told(code: str) -> tuple[set[str], str]:
+def loaded_and_told(code: str, *more: str) -> tuple[set[str], str]:
     """The same, and its stderr."""
     full = (
         "import atexit, json, sys\n"
         "@atexit.register\n"
         "def tell():\n"
-        f"    print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), file=sys.stderr)\n"
+        f"    print(json.dumps([name for name in {(*HEAVY, *more)!r} if name in sys.modules]), file=sys.stderr)\n"
         f"{code}"
     )
     result = subprocess.run([sys.executable, "-c", full], capture_output=True, text=True, timeout=60)
@@ -86,7 +88,7 @@ def test_a_wrapped_command_needs_nothing_heavy() -> None:
         "join.check_initial_peers = lambda *_: None\n"
         f"main(['join', '--initial-peers', {ADDRESS!r}, '--', 'true'])"
     )
-    loaded, told = loaded_and_told(code)
+    loaded, told = loaded_and_told(code, FOR_INVITATIONS)
     assert "the command ended with exit code 0" in told
     assert loaded == set()
 
@@ -116,9 +118,9 @@ def test_a_node_that_needs_more_of_torch_gets_it() -> None:
 
 
 def test_a_trainer_loads_neither_protocol_nor_network() -> None:
-    """They are the node's. torch._dynamo, which takes a second, is loaded only by those who use it: torch's optimizers
-    do, an aggregator doesn't."""
-    assert loaded_after("from p2p_diloco import Peer") == {"torch", "numpy", "torch._refs"}
+    """They are the node's; what reads an invitation is for those who have one. torch._dynamo, which takes a
+    second, is loaded by torch's optimizers, not by this package: an aggregator has no optimizer."""
+    assert loaded_after("from p2p_diloco import Peer", FOR_INVITATIONS) == {"torch", "numpy", "torch._refs"}
 
 
 def test_the_probe_sees_a_heavy_library() -> None:

@@ -98,7 +98,8 @@ def _check_access(local: PeerConfig) -> None:
     Raises:
         UsageError, ConfigError: it may not serve, or strangers could read the data.
     """
-    from p2p_diloco.net.invited import check_role, on_this_machine, read_invitation
+    from p2p_diloco.net.invitation_used import on_this_machine
+    from p2p_diloco.net.invited import check_role, read_invitation
 
     if local.invite is not None:
         check_role(local, read_invitation(local))

@@ -19,7 +19,7 @@ from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.interrupts import Interrupts, exit_code
-from p2p_diloco.net.invited import LINE_LETTERS_MIN
+from p2p_diloco.net.invitation_used import LINE_LETTERS_MIN, invitation_here, with_invitation
 from p2p_diloco.net.stale_sockets import check_writable
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
@@ -109,8 +109,6 @@ def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[
         UsageError, ConfigError: the settings can't be used, or name no initial peer.
     """
     run, peer = read_settings(flags, os.environ, config_file)
-    from p2p_diloco.net.invited import invitation_here, with_invitation
-
     peer = with_invitation(peer)
     if not peer.initial_peers and not peer.open and (found := invitation_here()) is not None:
         log.info("using the invitation %s", found)

@@ -170,7 +170,7 @@ def telling(peer: PeerConfig, metrics: Address | None, compare: Compare) -> Iter
 
 async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
     """Say that a run is open, or that it is private and can't be seen without an invitation."""
-    from p2p_diloco.net.invited import on_this_machine
+    from p2p_diloco.net.invitation_used import on_this_machine
     from p2p_diloco.node.privacy import OPEN, is_private
 
     if await is_private(dht, peer.run_id):

@@ -12,5 +12,5 @@ imports Hivemind.
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back, greeting     whether other peers can dial this peer
     dht, daemon, probing, records, storage, identity, signing, hivemind_library     libp2p and the DHT
-    membership, hello, grants, invitation, invited, issued, sealed     private runs
+    membership, hello, grants, invitation, invitation_used, invited, issued, sealed     private runs
 """

@@ -19,12 +19,12 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, NodeDied, P2PDilocoError
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport, Unreachable
+from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.net.invited import (
     check_role,
     founders_key,
     founders_own,
     key_of,
-    on_this_machine,
     read_invitation,
     revocations_of,
     write_files,

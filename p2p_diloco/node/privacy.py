@@ -13,7 +13,7 @@ import msgpack
 
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Records, Unreachable
-from p2p_diloco.net.invited import on_this_machine
+from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run_record import record_key
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError, UsageError
-from p2p_diloco.net.invited import with_invitation
+from p2p_diloco.net.invitation_used import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.claims import claimed, refuse_claimed
 from p2p_diloco.peer.extents import ALONE

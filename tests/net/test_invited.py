@@ -12,17 +12,15 @@ import pytest
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.invitation_used import SHARED_NAME, on_this_machine, with_invitation
 from p2p_diloco.net.invited import (
     FOUNDER,
-    SHARED_NAME,
     check_role,
     founders_key,
     founders_own,
     key_of,
-    on_this_machine,
     read_invitation,
     revocations_of,
-    with_invitation,
     write_files,
 )
 from p2p_diloco.net.issued import UNKNOWN, Issued

@@ -18,7 +18,7 @@ from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.cli.doctor.view import drawn, lines
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.quantities import count_of
-from p2p_diloco.net.invited import with_invitation
+from p2p_diloco.net.invitation_used import with_invitation
 from p2p_diloco.settings import read_settings
 
 
