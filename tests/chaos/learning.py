@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
 from swarm import Member, Swarm, until
 
+from p2p_diloco.cli.demo import WHOLE_STEPS
+
 SYNC_EVERY, WARM_START, SEEDS = 20, 100, 3
 TRAINER = {"eval_batches": 64, "eval_every_epochs": 1000, "threads": 1}
 
@@ -49,8 +51,8 @@ def measure(seed: int, epochs: int) -> dict[str, object]:
             until(ready, 300.0, "the first peer to found the run")
             others = [joined(swarm, name, trainer) for name in ("second", "third")]
             together = [ended(member) for member in (first, *others)]
-            settings = json.dumps({**trainer, "warm_start": WARM_START, "summary_json": True})
-            alone = ended(swarm.launch("alone", ["-m", "p2p_diloco.cli.demo.alone", json.dumps(run), settings]))
+            apart = {**run, **WHOLE_STEPS, **trainer, "run_id": "alone", "warm_start": WARM_START}
+            alone = ended(joined(swarm, "alone", apart))
         finally:
             swarm.end()
     assert len({end["digest"] for end in together}) == 1
