@@ -98,15 +98,22 @@ def until_logged(place: Place, text: str, number: int = 0) -> None:
 
 
 def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
-    """The founder writes key and invitation; a stranger is told to ask for one; a member joins with one flag, and is
-    put out when it is kicked, while the founder goes on. An observer's invitation is enough to export."""
+    """The founder writes key and invitation, and uses them again after a restart; a stranger is told to ask for one; a
+    member joins with one flag, and is put out when it is kicked, while the founder goes on and another joins by a line
+    in its environment. An observer's invitation is enough to export."""
     founder, stranger, alice = users.at("founder"), users.at("stranger"), users.at("alice")
-    training = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
+    first = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
     until_logged(founder, f"founded the run {RUN}")
     for end in ("key", "invite", "issued"):
         assert (founder.folder / f"{RUN}.{end}").stat().st_mode & 0o777 == 0o600
     assert f"p2p-diloco join --invite {RUN}.invite" in founder.log()
     assert founder.log().count("other peers dial this peer at") <= 1  # the transport that only looked says nothing
+    first.terminate()
+    first.communicate(timeout=60)
+    before = {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")}
+    training = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
+    until_logged(founder, "round 1 took", 1)
+    assert {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")} == before
 
     code, _, log = stranger.run("join", "--name", "stranger", *QUICK)
     assert code == 5, log
@@ -142,21 +149,9 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     assert training.poll() is None
     code, _, log = alice.run("join", "--invite", "alice.invite", "--name", "alice", *QUICK[:4], dials=False)
     assert code == 5, log
-
-
-def test_a_restarted_founder_uses_its_files(users: Users) -> None:
-    """The same run, the same key, and no file is written again; `--line` invites through the environment."""
-    founder, bob = users.at("founder"), users.at("bob")
-    first = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
-    until_logged(founder, f"founded the run {RUN}")
-    first.terminate()
-    first.communicate(timeout=60)
-    before = {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")}
-    founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
-    until_logged(founder, "round 1 took", 1)
-    assert {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")} == before
     code, line, log = founder.run("invite", "--name", "bob", "--line", dials=False)
     assert code == 0, log
+    bob = users.at("bob")
     bob.start("join", "--name", "bob", *QUICK[:4], dials=False, P2P_DILOCO_INVITE=line.strip())
     until_logged(bob, "round 1 took")
 
