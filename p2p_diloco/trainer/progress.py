@@ -15,8 +15,8 @@ from typing import Any, Literal, TextIO
 
 from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.observe.figures import figure
+from p2p_diloco.peer import Peer
 from p2p_diloco.peer.metrics import Metrics
-from p2p_diloco.trainer.alone import Participant
 
 LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
 """Seconds between two log lines: on a terminal, and elsewhere, where fewer lines keep log files short."""
@@ -54,14 +54,14 @@ class Progress:
         self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
         self._rows = _opened(rows_path)
 
-    def stepped(self, peer: Participant, loss: float) -> None:
+    def stepped(self, peer: Peer, loss: float) -> None:
         self.steps += 1
         self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
         self._note(peer, loss, None)
         if self._clock() - self._shown_at >= self._line_every_s:
             self._show(peer)
 
-    def evaluated(self, peer: Participant, epoch: int, val_loss: float) -> None:
+    def evaluated(self, peer: Peer, epoch: int, val_loss: float) -> None:
         """Record the held-out loss of the global parameters at this epoch."""
         self.val_loss = val_loss
         self._note(peer, None, val_loss, epoch)
@@ -92,13 +92,13 @@ class Progress:
         if self._rows is not None:
             self._rows.close()
 
-    def _note(self, peer: Participant, loss: float | None, val_loss: float | None, epoch: int | None = None) -> None:
+    def _note(self, peer: Peer, loss: float | None, val_loss: float | None, epoch: int | None = None) -> None:
         self._at, self._traffic = (peer.global_step, peer.epoch if epoch is None else epoch), peer.metrics
         if self._rows is not None:
             row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
             self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
 
-    def _show(self, peer: Participant) -> None:
+    def _show(self, peer: Peer) -> None:
         now = self._clock()
         if self.steps > self._steps_shown:  # an evaluation may follow the last line at once
             self._rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)

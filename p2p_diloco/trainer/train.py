@@ -1,4 +1,4 @@
-"""The built-in trainer: a small GPT on real text, trained in a run or alone.
+"""The built-in trainer: a small GPT on real text, trained in a run.
 
 Law: uses only the public API, as any user's script would. What a run needs beyond the training loop belongs in `Peer`.
 """
@@ -20,7 +20,6 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.peer import Peer
 from p2p_diloco.peer.devices import usable
-from p2p_diloco.trainer.alone import Alone, Participant
 from p2p_diloco.trainer.blocks import Text, load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
@@ -40,14 +39,13 @@ Windows = Sequence[tuple[Tensor, Tensor]]
 
 def main(
     run_config: Mapping[str, object],
-    peer_config: PeerConfig | None,
+    peer_config: PeerConfig,
     trainer_config: TrainerConfig,
     text: Text | None = None,
 ) -> int:
     """Train until the run ends, this peer has made `steps` inner steps, or a signal comes. Return the exit status.
 
-    `run_config`: the run's settings that were given. `peer_config=None`: train in no run, on the whole text. `text`:
-    the text that `data` names, if it has been read already.
+    `run_config`: the run's settings that were given. `text`: the text that `data` names, if it has been read already.
 
     Raises:
         ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
@@ -72,9 +70,8 @@ def main(
                     log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
                     warm_start(model, warm_batches, config.warm_start, config)
                 optimizer = new_optimizer(model, config)
-                with _participant(model, optimizer, run, peer_config) as peer:
-                    alike = config.num_shards is not None or peer_config is None
-                    content = fixed if alike else own_part(text, peer.peer_id, config.context)
+                with Peer(model, optimizer, config=run, local=peer_config) as peer:
+                    content = fixed if config.num_shards is not None else own_part(text, peer.peer_id, config.context)
                     batches = draw(content, key=peer.peer_id)
                     stopped = train(model, optimizer, peer, batches, judged, config, progress)
                 if stopped == "steps":  # leaving may have exchanged the last steps
@@ -95,7 +92,7 @@ def main(
 def train(
     model: GPT,
     optimizer: Optimizer,
-    peer: Participant,
+    peer: Peer,
     batches: Batches,
     judged: Windows,
     config: TrainerConfig,
@@ -178,7 +175,7 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
     return loss.item()
 
 
-def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
+def _judge(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
     """Evaluate the global parameters, which are the run's result, instead of this peer's local ones."""
     if judged:
         epoch = peer.epoch  # the epoch may rise during the evaluation
@@ -186,7 +183,7 @@ def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -
         progress.evaluated(peer, epoch, mean_loss(judge, judged))
 
 
-def _judge_in_run(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
+def _judge_in_run(judge: GPT, peer: Peer, judged: Windows, progress: Progress) -> None:
     """Evaluate the global parameters while the other peers wait."""
     if judged:
         with peer.pause():
@@ -207,12 +204,6 @@ def _follow_schedule(
     )
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def _participant(model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None) -> Participant:
-    if peer_config is None:
-        return Alone(model, optimizer, run)
-    return Peer(model, optimizer, config=run, local=peer_config)
 
 
 def _model_config(config: TrainerConfig) -> GPTConfig:

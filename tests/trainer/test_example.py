@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import p2p_diloco
 from p2p_diloco.config import RunConfig
-from p2p_diloco.trainer.alone import Alone
+from tests.trainer.alone import Alone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal.py"
 

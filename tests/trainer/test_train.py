@@ -25,6 +25,7 @@ from p2p_diloco.trainer.progress import Progress
 from p2p_diloco.trainer.schedule import learning_rate
 from p2p_diloco.trainer.text import Batches
 from p2p_diloco.trainer.train import main, mean_loss, new_optimizer, train, warm_start
+from tests.trainer.alone import Alone
 
 TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
 PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n in range(3000))
@@ -153,6 +154,13 @@ def fake_network(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
     return network
+
+
+@pytest.fixture
+def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put `Alone` in Peer's place."""
+    build = lambda model, optimizer, config, local: Alone(model, optimizer, config)  # noqa: E731
+    monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
 
 
 def test_training_stops_when_the_run_is_finished() -> None:
@@ -351,6 +359,7 @@ def test_the_summary_has_the_runs_costs(
     assert summary["parameters"] == (256 + 16) * 16 + 12 * 16**2 + 3 * 16
 
 
+@pytest.mark.usefixtures("no_run")
 def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No run, no network: the held-out loss of the standard library's text falls well below a fair die's 5.5.
 
@@ -365,9 +374,10 @@ def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureF
         eval_every_epochs=2,
         log_path=log,
         threads=1,
+        num_shards=1,
         summary_json=True,
     )
-    assert main({"sync_every": 20, "stop_after_epochs": 4}, None, config) == 0
+    assert main({"sync_every": 20, "stop_after_epochs": 4}, PeerConfig(), config) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["stopped"] == "finished"
     assert (summary["steps"], summary["global_step"], summary["epoch"]) == (80, 80, 4)
@@ -383,9 +393,10 @@ def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureF
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
 
 
+@pytest.mark.usefixtures("no_run")
 def test_torch_uses_as_many_threads_as_it_is_told(text_file: Path) -> None:
     for threads in (2, 1):
-        main({}, None, TINY.model_copy(update={"data": text_file, "steps": 1, "threads": threads}))
+        main({}, PeerConfig(), TINY.model_copy(update={"data": text_file, "steps": 1, "threads": threads}))
         assert torch.get_num_threads() == threads
 
 
@@ -408,7 +419,7 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     tmp_path: Path, fake_network: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default a peer trains on a third of the blocks, chosen by its identity; with a fixed split all peers with one
-    index have the same; alone it trains on all. The warm start never depends on the identity."""
+    index have the same. The warm start never depends on the identity."""
     for number in range(40):
         (tmp_path / f"{number}.txt").write_bytes(PROSE[2000 * number :][:2000])
     drawn: dict[str, bytes] = {}
@@ -417,37 +428,39 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
         drawn[key] = bytes(content.tolist())
         return Batches(content, key=key, **sizes)
 
-    def part_of(peer_id: str, peer: PeerConfig | None = None, **own: Any) -> bytes:
+    def part_of(peer_id: str, **own: Any) -> bytes:
         fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
         config = TINY.model_copy(update={"data": tmp_path, "steps": 1, **own})
-        assert main({"sync_every": 1}, peer, config) == 0
+        assert main({"sync_every": 1}, PeerConfig(), config) == 0
         return drawn[peer_id]
 
     monkeypatch.setattr("p2p_diloco.trainer.train.Batches", batches)
-    whole = part_of("", None)
-    alice, bob = part_of("alice", PeerConfig()), part_of("bob", PeerConfig())
+    whole = part_of("alice", num_shards=1)
+    alice, bob = part_of("alice"), part_of("bob")
     assert len(alice) == len(bob) == pytest.approx(len(whole) / 3, abs=2000)
     assert alice != bob
-    assert part_of("alice", PeerConfig()) == alice
-    assert part_of("alice", PeerConfig(), num_shards=1) == part_of("bob", PeerConfig(), num_shards=1) == whole
+    assert part_of("alice") == alice
+    assert part_of("bob", num_shards=1) == whole
     assert drawn["warm start"] == whole
 
 
+@pytest.mark.usefixtures("no_run")
 def test_the_same_settings_train_the_same_model(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = []
     for seed in (3, 3, 4):
         config = TINY.model_copy(update={"data": text_file, "seed": seed, "steps": 3, "summary_json": True})
-        assert main({}, None, config) == 0
+        assert main({}, PeerConfig(), config) == 0
         losses.append(json.loads(capsys.readouterr().out)["val_loss"])
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.usefixtures("no_run")
 def test_without_batches_to_judge_by_nothing_is_judged(
     text_file: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     config = TINY.model_copy(update={"data": text_file, "eval_batches": 0, "steps": 2})
-    assert main({}, None, config) == 0
+    assert main({}, PeerConfig(), config) == 0
     assert capsys.readouterr().out == ""
     assert caplog.messages[-1] == "steps after 2 steps, not evaluated"
 
