@@ -71,7 +71,7 @@ def _waiting_for_an_answer(replica: Replica, log: AsynchronousLog) -> str:
     if missing := log.waited_for():
         return f"waiting for {', '.join(missing)} to hold a commit of shard {log.shard}"
     if (workers := len(log.workers())) < log.needed:
-        return f"waiting for peers: {workers} of {log.needed} ({_key_of_needed(replica, log)}) are alive"
+        return _waiting_for_peers(replica, log, workers, "are alive")
     return ""
 
 
@@ -80,9 +80,12 @@ def _waiting_for_promises(log: ShardLog) -> str:
     return f"taking over shard {log.shard}, waiting for a promise of {missing}" if missing else ""
 
 
-def _key_of_needed(replica: Replica, log: ShardLog) -> str:
-    """The setting that says how many peers the next outer step needs."""
-    return "start_peers" if log.needed > replica.rules.needed(log.revision_next, first=False) else "min_peers"
+def _waiting_for_peers(replica: Replica, log: ShardLog, there: int, do: str) -> str:
+    """Too few peers ``do`` what an outer step needs: which setting asks for more, and what lets the run go on. Only
+    ``min_peers`` can be changed once the run is founded."""
+    starts = log.needed > replica.rules.needed(log.revision_next, first=False)
+    key, mend = ("start_peers", "") if starts else ("min_peers", f", or p2p-diloco set --min-peers {there}")
+    return f"waiting for peers: {there} of {log.needed} ({key}) {do}; start more{mend}"
 
 
 def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
@@ -93,7 +96,7 @@ def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
         marks = dict.fromkeys(paused, " (paused)")
         return f"waiting for the contributions of {', '.join(peer + marks.get(peer, '') for peer in missing)}"
     if (came := len(log.round.inbox)) < log.needed:
-        return f"waiting for peers: {came} of {log.needed} ({_key_of_needed(replica, log)}) have contributed"
+        return _waiting_for_peers(replica, log, came, "have contributed")
     return ""
 
 

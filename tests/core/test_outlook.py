@@ -51,11 +51,13 @@ def test_the_sentence_marks_the_contributors_that_pause(peer: Any) -> None:
 def test_the_sentence_names_the_setting_that_too_few_peers_meet(peer: Any) -> None:
     a = solo(peer, min_peers=3, start_peers=4)
     a.contribute()
-    assert a.replica.waiting() == "waiting for peers: 1 of 3 (min_peers) have contributed"
+    assert a.replica.waiting() == (
+        "waiting for peers: 1 of 3 (min_peers) have contributed; start more, or p2p-diloco set --min-peers 1"
+    )
     f = peer("a", epoch=None, live="", min_peers=2, start_peers=4)
     f.feed(Found(0, ("x",)))
     f.contribute()
-    assert f.replica.waiting() == "waiting for peers: 1 of 4 (start_peers) have contributed"
+    assert f.replica.waiting() == "waiting for peers: 1 of 4 (start_peers) have contributed; start more"
     done = solo(peer)
     round_alone(done)
     assert done.replica.waiting() == ""
@@ -109,7 +111,9 @@ def test_the_sentence_names_what_a_submission_waits_for(peer: Any) -> None:
     assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
     d = running(peer, min_peers=4)
     d.contribute()
-    assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are alive"
+    assert d.replica.waiting() == (
+        "waiting for peers: 3 of 4 (min_peers) are alive; start more, or p2p-diloco set --min-peers 3"
+    )
 
 
 def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> None:
@@ -119,8 +123,8 @@ def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> 
         one.contribute()
     c.meet("a", idle=True)
     assert a.replica.waiting() == ""
-    assert b.replica.waiting() == "waiting for peers: 3 of 4 (start_peers) are alive"
-    assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are alive"
+    assert b.replica.waiting() == "waiting for peers: 3 of 4 (start_peers) are alive; start more"
+    assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are alive; start more"
 
 
 def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:

@@ -161,7 +161,9 @@ async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatc
     one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
     told = await one.hear("waiting")
     assert time.monotonic() >= one.memory.stands_since + 0.2
-    assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are alive"
+    assert told["text"] == (
+        "waiting for peers: 1 of 2 (min_peers) are alive; start more, or p2p-diloco set --min-peers 1"
+    )
     await stopped(peers)
 
 
