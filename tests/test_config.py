@@ -87,6 +87,7 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"sync_evry": 5}, "sync_evry", "is not a setting; did you mean sync_every?"),
         ({"stop_after_epochs": 0}, "stop_after_epochs", "must be at least 1"),
         ({"pace": "speed"}, "pace", "is not known"),
+        ({"outer_optimizer": lambda params: None}, "outer_optimizer", "has no name by which the other peers"),
     ],
 )
 def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wrong: str) -> None:
@@ -97,6 +98,11 @@ def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wron
     assert wrong in str(caught.value)
     assert caught.value.mend
     assert "\n" not in str(caught.value)
+
+
+def test_a_class_of_outer_optimizers_is_named_as_others_can_import_it() -> None:
+    for what, name in ((torch.optim.Adam, "Adam"), (RunConfig, "p2p_diloco.config.run:RunConfig"), ("adam", "adam")):
+        assert RunConfig(outer_optimizer=what).outer_optimizer == name
 
 
 @pytest.mark.parametrize(

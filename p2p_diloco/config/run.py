@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.config.base import Seconds, Settings
@@ -103,7 +103,9 @@ class RunConfig(Settings):
         "made; fixed: these two from the first outer step on. If one of them or outer_optimizer is set: fixed.",
     )
     outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = Field(
-        default="sgd", description="The outer optimizer: sgd, or the name of an element-wise class of torch.optim."
+        default="sgd",
+        description="The outer optimizer: sgd, or an element-wise class: the name of one of torch.optim, or "
+        "package.module:Class, which all peers must have, and be given.",
     )
     outer_options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of an outer optimizer other than sgd, as JSON."
@@ -207,6 +209,18 @@ class RunConfig(Settings):
     stop_after_samples: int | None = Field(
         default=None, ge=1, description="Samples of all peers after which the run ends for all; unset: never."
     )
+
+    @field_validator("outer_optimizer", mode="before")
+    @classmethod
+    def _name_of_a_class(cls, value: Any) -> Any:
+        if isinstance(value, type) and value.__module__ != "__main__":
+            of_torch = value.__module__.split(".")[:2] == ["torch", "optim"]
+            return value.__name__ if of_torch else f"{value.__module__}:{value.__qualname__}"
+        if callable(value):
+            wrong = "has no name by which the other peers and this peer's node could import it"
+            mend = "put a class of optimizers into a module, and give package.module:Class"
+            raise ConfigError(wrong, key="outer_optimizer", value=value, mend=mend)
+        return value
 
     @model_validator(mode="before")
     @classmethod

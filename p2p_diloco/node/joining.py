@@ -220,6 +220,10 @@ class Joining:
         config = RunConfig.from_wire(record.config)
         if differences := asked.difference(config, asked.given):
             raise ConfigMismatch(differences, run_id=run_id)
+        if ":" in (theirs := config.outer_optimizer) and theirs != asked.outer_optimizer:
+            # a stranger's word must not make this machine import and run a package
+            wrong, mend = "is code that this peer was not told to run", "set it here, too, if you trust that code"
+            raise Refused(wrong, key="outer_optimizer", value=theirs, mend=mend)
         for key in LIVE_KEYS & asked.given.keys():
             if (theirs := getattr(config, key)) != (mine := getattr(asked, key)):
                 log.warning("%s=%s is the run's value, which is used instead of %s", key, shown(theirs), shown(mine))

@@ -1,7 +1,7 @@
 """The outer optimizer: one step on one shard, as a pure function.
 
 Law: no update in place; a step returns new tensors, which the caller accepts or drops. Shards are flat slices, so only
-element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (Adam's `step`). Their
+element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (`step`). Their
 names and lengths depend on the optimizer and its options, never on lr or momentum, which may change during a run.
 
 The order of operations of "sgd" is the reference: torch.optim.SGD's formula, rounded as follows. Each line is one
@@ -15,8 +15,9 @@ rounded to fp32 first:
     u  ← η · u
     θ' ← θ − u
 
-The state is {"m"}, also for μ = 0. The other optimizers are torch's own, which may round differently on different
-machines; if digests show such a difference, replicas fetch the state instead of computing it.
+The state is {"m"}, also for μ = 0. The other optimizers are classes of torch.optim or of any package
+(`outer_class`), which may round differently on different machines; if digests show such a difference, replicas fetch
+the state instead of computing it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.digest import Look
 from p2p_diloco.tensors.flat import arrays, unheeded
+from p2p_diloco.tensors.outer_class import OuterClass, tried
 
 State = dict[str, Tensor]
 Like = Callable[[Tensor], Tensor]
@@ -41,22 +42,11 @@ Like = Callable[[Tensor], Tensor]
 
 SGD = "sgd"
 
-_ELEMENTWISE = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop"
-ELEMENTWISE = {name.lower(): name for name in _ELEMENTWISE.split()}
-"""Element-wise optimizers of torch.optim, by lower-case name."""
-
-
-_FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
-"""Options of torch that change the order of operations, and are of no use for a shard on the CPU."""
-
-_PROBE = 3
-"""Length of the tensor in `_probe`. Not 1, so that state as long as the shard is told from state of one element."""
-
 
 @dataclass(frozen=True, slots=True)
 class OuterOptimizer:
-    """The outer optimizer of a run. Its name is "sgd", or the name of an element-wise class of torch.optim, in upper or
-    lower case.
+    """The outer optimizer of a run. Its name is "sgd", or that of an element-wise class: one of torch.optim, in upper
+    or lower case, or "package.module:Class".
 
     sgd takes `lr`, `momentum` and `nesterov`; the others take `lr` and, in `options`, keyword arguments of their own.
     Raises `ConfigError`, naming the key, for settings that can't be used.
@@ -67,10 +57,10 @@ class OuterOptimizer:
     momentum: float = 0.9
     nesterov: bool = True
     options: Mapping[str, object] = field(default_factory=dict)
-    _kinds: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False)
+    _class: OuterClass | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every argument. Then make one step on a small tensor to find out which state the optimizer keeps."""
+        """Check every argument, and try the class out."""
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
         if self.is_sgd:
@@ -88,10 +78,7 @@ class OuterOptimizer:
                     value=dict(self.options),
                     mend="leave it out, or choose another outer_optimizer",
                 )
-            kinds: tuple[tuple[str, bool], ...] = (("m", True),)
-        else:
-            kinds = _probe(_torch_class(self.name), self._arguments())
-        object.__setattr__(self, "_kinds", kinds)
+        object.__setattr__(self, "_class", None if self.is_sgd else tried(self.name, self.lr, self.options))
 
     @property
     def is_sgd(self) -> bool:
@@ -105,11 +92,11 @@ class OuterOptimizer:
     def state_lengths(self, numel: int) -> dict[str, int]:
         """Return the number of elements of each state tensor for a shard of `numel` elements, by name, in the order of
         storage."""
-        return {name: numel if long else 1 for name, long in self._kinds}
+        kinds = {"m": True} if self._class is None else self._class.kept
+        return {name: numel if long else 1 for name, long in kinds.items()}
 
     def init_state(self, numel: int) -> State:
-        """Return the state before the first step: zeros. (A torch optimizer uses its own initial state while `step` is
-        0.)"""
+        """Return the state before the first step: zeros. (A class uses its own initial state while `step` is 0.)"""
         return {name: torch.zeros(length, device="cpu") for name, length in self.state_lengths(numel).items()}
 
     def step(
@@ -128,9 +115,9 @@ class OuterOptimizer:
         memory for the result.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
-        if self.is_sgd:
+        if self._class is None:
             return self._step_sgd(theta, state["m"], parts, seen, like)
-        new_theta, new_state = self._step_torch(theta, state, torch.cat([part.clone() for part in parts]))
+        new_theta, new_state = self._class.step(theta, state, torch.cat([part.clone() for part in parts]))
         if seen is not None:
             seen("theta", new_theta.numpy())
             for name, values in new_state.items():
@@ -159,60 +146,3 @@ class OuterOptimizer:
                 seen("theta", new)
                 seen("state.m", new_buffer, follows=True)
         return new_theta, {"m": new_m}
-
-    def _step_torch(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:
-        param = torch.nn.Parameter(theta.clone())
-        param.grad = grad
-        optimizer = _torch_class(self.name)([param], **self._arguments())
-        if state["step"].item() > 0:
-            optimizer.state[param] = {
-                name: state[name].clone() if long else state[name].reshape(()).clone() for name, long in self._kinds
-            }
-        optimizer.step()
-        kept = optimizer.state[param]
-        return param.detach(), {name: _flat32(kept[name]) for name, _ in self._kinds}
-
-    def _arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments for the torch class. Lists become tuples, because JSON and TOML have only
-        lists."""
-        for key in ("lr", *_FORCED_OFF):
-            if key in self.options:
-                mend = "set outer_lr instead" if key == "lr" else "leave it out: it is always off"
-                raise ConfigError("may not be set", key=f"outer_options.{key}", value=self.options[key], mend=mend)
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
-        return {"lr": self.lr, "foreach": False, **given}
-
-
-def _torch_class(name: str) -> type[torch.optim.Optimizer]:
-    known = ELEMENTWISE.get(name.lower())
-    if known is None:
-        exists = isinstance(getattr(torch.optim, name, None), type)
-        wrong = "isn't element-wise, and shards are flat slices" if exists else "is unknown"
-        mend = f"use one of {', '.join((SGD, *ELEMENTWISE.values()))}"
-        raise ConfigError(wrong, key="outer_optimizer", value=name, mend=mend)
-    found: type[torch.optim.Optimizer] = getattr(torch.optim, known)
-    return found
-
-
-def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    """Make one step on a small tensor to find out which state tensors the optimizer keeps. Return (name, whether it is
-    as long as the shard) for each, sorted."""
-    param = torch.nn.Parameter(torch.zeros(_PROBE, device="cpu"))
-    param.grad = torch.ones(_PROBE, device="cpu")
-    try:
-        optimizer = kind([param], **arguments)
-        optimizer.step()
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise ConfigError(
-            f"doesn't suit {kind.__name__}: {error}",
-            key="outer_options",
-            value={key: value for key, value in arguments.items() if key not in ("lr", "foreach")},
-            mend=f"see the arguments of torch.optim.{kind.__name__}",
-        ) from error
-    kept = optimizer.state[param]
-    assert "step" in kept, "every optimizer in ELEMENTWISE keeps its number of steps in `step`"
-    return tuple((name, kept[name].numel() == _PROBE) for name in sorted(kept))
-
-
-def _flat32(value: Tensor) -> Tensor:
-    return value.detach().reshape(-1).to(torch.float32)

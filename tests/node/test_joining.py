@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,6 +168,34 @@ async def test_a_misfit_is_told_why(
     await b.stop()
     await a.exchange(1.0)
     await a.stop()
+
+
+@awaited
+async def test_code_that_a_run_names_is_run_only_where_it_is_named(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class of a package as the outer optimizer: a joiner that was not given its name imports nothing. One that was
+    makes the same steps."""
+    (tmp_path / "package_of_a_user.py").write_text("import torch\n\nclass Ours(torch.optim.Adam):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    network, ours = MemoryNetwork(), {"outer_optimizer": "package_of_a_user:Ours"}
+    a, b, c = (
+        memory_peer(network, "a", {**quick, **ours}),
+        memory_peer(network, "b", {}),
+        memory_peer(network, "c", ours),
+    )
+    await a.enter()
+    loaded = sys.modules.pop("package_of_a_user")
+    await b.start()
+    with pytest.raises(Refused, match="outer_optimizer=package_of_a_user:Ours is code that this peer was not told to"):
+        await b.hear("run")
+    assert "package_of_a_user" not in sys.modules
+    sys.modules["package_of_a_user"] = loaded
+    await c.enter()
+    await asyncio.gather(a.exchange(1.0), c.exchange(3.0))
+    assert a.memory.epoch == c.memory.epoch == 1
+    for peer in (c, b, a):
+        await peer.stop()
 
 
 @pytest.mark.parametrize(("founders", "joiners", "warns"), [("f", "f", 0), ("f", "g", 1), ("", "g", 0), ("f", "", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat
 from p2p_diloco.tensors.flat import BLOCK
-from p2p_diloco.tensors.outer import ELEMENTWISE, OuterOptimizer
+from p2p_diloco.tensors.outer import OuterOptimizer
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
+ELEMENTWISE = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
 OTHERS = [
-    *((name, {}) for name in ELEMENTWISE.values()),
+    *((name, {}) for name in ELEMENTWISE),
     ("Adam", {"amsgrad": True, "betas": [0.8, 0.9], "weight_decay": 0.1}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("Adagrad", {"initial_accumulator_value": 0.5, "lr_decay": 0.1}),
@@ -159,7 +161,7 @@ def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, opt
     assert state["step"].item() == 6
 
 
-@pytest.mark.parametrize("name", [*ELEMENTWISE.values(), "sgd"])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, "sgd"])
 def test_every_optimizer_of_the_table_is_element_wise(name):
     """A shard stepped in two halves is the shard stepped whole: the property that lets shards be flat
     slices.
@@ -184,11 +186,11 @@ def test_names_may_be_written_in_any_case():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use one of sgd, ASGD"),
-        ({"name": "LBFGS"}, "outer_optimizer=LBFGS isn't element-wise"),
-        ({"name": "Adafactor"}, "outer_optimizer=Adafactor isn't element-wise"),
-        ({"name": "Muon"}, "outer_optimizer=Muon isn't element-wise"),
-        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam isn't element-wise"),
+        ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use sgd, the name of a class of torch.optim, or package"),
+        ({"name": "LBFGS"}, "outer_optimizer=LBFGS can't step a shard, which is a flat slice of the model .*closure"),
+        ({"name": "Adafactor"}, "outer_optimizer=Adafactor is not element-wise"),
+        ({"name": "Muon"}, "outer_optimizer=Muon can't step a shard, .*Muon only supports 2D"),
+        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a shard, .*dense gradients"),
         ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
         ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
         ({"name": "Adam", "options": {"betas": 5}}, "outer_options=betas=5 doesn't suit Adam"),
@@ -214,3 +216,98 @@ def test_names_may_be_written_in_any_case():
 def test_what_cant_be_is_refused_with_key_value_and_mend(arguments, sentence):
     with pytest.raises(ConfigError, match=sentence):
         OuterOptimizer(**arguments)
+
+
+CLASSES = """
+import torch
+from torch.optim import Optimizer
+
+class Lion(Optimizer):
+    def __init__(self, params, lr, beta=0.9):
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p -= group["lr"] * torch.sign(m * group["beta"] + p.grad * (1 - group["beta"]))
+                m.lerp_(p.grad, 0.01)
+
+class Slower(Lion):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["step"] = self.state[p].get("step", 0) + 1
+            p.data -= self.param_groups[0]["lr"] / self.state[p]["step"] * p.grad
+
+class Trusts(Lion):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.data -= p.norm() / p.grad.norm() * p.grad
+
+class Remembers(Lion):
+    def step(self):
+        self.count = getattr(self, "count", 0) + 1
+        for p in self.param_groups[0]["params"]:
+            p.data -= p.grad / self.count
+
+class Noisy(Lion):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.data -= torch.rand_like(p) * p.grad
+
+class Whole(Lion):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["factor"] = torch.ones(2)
+
+class NoOptimizer:
+    pass
+"""
+
+
+@pytest.fixture
+def classes(tmp_path, monkeypatch):
+    """A package of the user's, which is no part of torch."""
+    (tmp_path / "of_a_user.py").write_text(CLASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "of_a_user:"
+    sys.modules.pop("of_a_user", None)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("Lion", {"m": 6, "step": 1}), ("Slower", {"step": 1})])
+def test_a_class_of_any_package_goes_on_as_one_long_life(classes, name, kept):
+    """Also one that counts no steps, and one whose count is a Python number."""
+    outer = OuterOptimizer(classes + name, lr=0.1, options={"beta": 0.8})
+    assert outer.state_lengths(6) == kept
+    theta, state = torch.arange(6.0), outer.init_state(6)
+    param = torch.nn.Parameter(theta.clone())
+    reference = getattr(sys.modules["of_a_user"], name)([param], lr=0.1, beta=0.8)
+    for step in range(5):
+        grad = torch.arange(6.0).roll(step) - 2.5
+        theta, state = outer.step(theta, state, grad)
+        param.grad = grad.clone()
+        reference.step()
+        assert torch.equal(theta, param.detach())
+    assert state["step"].item() == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Trusts", "is not element-wise: it steps each element by others"),
+        ("Remembers", "keeps something beside the state of its parameters, which no checkpoint and no newcomer"),
+        ("Noisy", "makes another step each time, so the peers' models would differ"),
+        ("Whole", "can't step a shard.*its state factor is neither as long as the parameter nor one number"),
+        ("NoOptimizer", "is no class of optimizers"),
+        ("Missing", "is no class of optimizers"),
+    ],
+)
+def test_a_class_that_cant_be_an_outer_optimizer_is_refused_with_the_reason(classes, name, sentence):
+    with pytest.raises(ConfigError, match=f"outer_optimizer={classes}{name} {sentence}"):
+        OuterOptimizer(classes + name, lr=0.1)
+
+
+def test_a_package_that_isnt_there_is_named():
+    with pytest.raises(ConfigError, match=r"nowhere:X can't be imported \(No module named 'nowhere'\); install it"):
+        OuterOptimizer("nowhere:X", lr=0.1)
