@@ -10,7 +10,9 @@ package; other code in this process gets the whole library as usual.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
+import threading
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -70,6 +72,12 @@ def _ask_later(package: ModuleType, homes: dict[str, str]) -> None:
     vars(package)["__getattr__"] = load
 
 
+_lock_of_processes = multiprocessing.Lock
+try:
+    multiprocessing.Lock()
+except OSError:
+    # Hivemind makes one on import, and nobody here takes it. It needs /dev/shm, which containers may lack.
+    multiprocessing.Lock = threading.Lock  # type: ignore[assignment]
 _IS_FIRST = "hivemind" not in sys.modules
 if _IS_FIRST:
     _package_without_its_content()
@@ -85,6 +93,7 @@ from hivemind.proto import dht_pb2  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
+multiprocessing.Lock = _lock_of_processes  # type: ignore[method-assign]
 if _IS_FIRST:
     for _name in _stand_ins():
         del sys.modules[_name]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from p2p_diloco.errors import ConfigError
@@ -28,10 +28,13 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     parameters that no optimizer trains.
 
     Raises:
-        ConfigError: a tensor is on the meta device, which holds no values; no parameter is trainable; or one has a
-            dtype that fp32 doesn't hold.
+        ConfigError: a tensor has no shape yet, or is on the meta device, which holds no values; no parameter is
+            trainable; or one has a dtype that fp32 doesn't hold.
     """
-    tensors = chain(model.named_parameters(), model.named_buffers())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        mend = "send one batch through the model before the optimizer and the peer are made"
+        raise ConfigError("has no shape yet, as it is of a lazy module", key="model", value=few(lazy), mend=mend)
     if empty := [name for name, tensor in tensors if tensor.device.type == "meta"]:
         mend = "give it values before the peer is made (model.to_empty(device=...), then load or initialise them)"
         raise ConfigError("is on the meta device, which holds no values", key="model", value=few(empty), mend=mend)

@@ -46,7 +46,12 @@ class InnerState:
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
         """Save the inner state beside the checkpoint of the outer state that has this epoch and version."""
         try:
-            tensors, structure = checkpoint.pack(_state(self._optimizers, counters))
+            state = _state(self._optimizers, counters)
+        except Exception as error:  # whatever an optimizer's own state_dict() raises, training goes on
+            log.error("the inner optimizer's state can't be saved, because its state_dict() fails: %s", error)
+            return
+        try:
+            tensors, structure = checkpoint.pack(state)
             manifest = {"structure": structure, "generation": generation, "samples": samples}
             checkpoint.save(self._root, epoch, {"inner": tensors}, manifest, self._keep)
         except CheckpointError as error:

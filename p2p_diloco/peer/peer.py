@@ -85,7 +85,7 @@ class Peer:
         invite: str | os.PathLike[str] | None = None,
         open: bool | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
-        local: PeerConfig | None = None,
+        local: PeerConfig | Mapping[str, Any] | None = None,
     ) -> None:
         """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
         match the run's; all others are taken from the run. `local`: this peer's own settings. `run_id`,
@@ -99,7 +99,7 @@ class Peer:
         show_log()
         of_join = settings_of_join()
         given = {} if of_join is None else of_join[1].given
-        given |= {} if local is None else local.given
+        given |= local.given if isinstance(local, PeerConfig) else local or {}
         if run_id is not None:
             given["run_id"] = run_id
         if initial_peers is not None:

@@ -226,3 +226,19 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind_library|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
+
+
+def test_hivemind_is_imported_where_no_lock_of_processes_can_be_made() -> None:
+    """In a container without /dev/shm. Other code still finds the function that it knows."""
+    program = (
+        "import _multiprocessing, errno, multiprocessing\n"
+        "class Refused(_multiprocessing.SemLock):\n"
+        "    def __new__(*_): raise OSError(errno.EROFS, 'Read-only file system')\n"
+        "known, _multiprocessing.SemLock = multiprocessing.Lock, Refused\n"
+        "from p2p_diloco.net.hivemind_library import DHTNode\n"
+        "assert multiprocessing.Lock == known\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
+    )
+    assert ended.returncode == 0, ended.stderr

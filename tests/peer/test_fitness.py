@@ -20,6 +20,13 @@ def test_a_tensor_without_values_is_refused_by_name() -> None:
         Peer(model, optimizer).__enter__()
 
 
+@pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])
+def test_a_module_without_shapes_is_refused_with_the_mend(lazy: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), lazy)
+    with pytest.raises(ConfigError, match=r"model=1\.\w+.* has no shape yet, .*; send one batch through the model"):
+        check(model, [torch.optim.SGD(model[0].parameters(), lr=0.1)])
+
+
 @pytest.mark.parametrize(("dtype", "mend"), [(torch.complex64, "view_as_real"), (torch.float64, r"model\.float\(\)")])
 def test_a_trained_parameter_that_fp32_does_not_hold_is_refused(dtype: torch.dtype, mend: str) -> None:
     """Its values would be narrowed, without a word. Nothing is started, and a frozen one may have any dtype."""

@@ -104,6 +104,17 @@ def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: p
     assert caplog.text.count("starts without a saved state") == 2
 
 
+def test_an_optimizer_whose_state_cant_be_read_trains_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ZeroRedundancyOptimizer has its state on all ranks, and raises."""
+
+    class Elsewhere(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("the state is on other ranks")
+
+    save(InnerState([Elsewhere(nn.Linear(1, 1).parameters(), lr=0.1)], tmp_path, keep=2), 1)
+    assert "can't be saved, because its state_dict() fails: the state is on other ranks" in caplog.text
+
+
 def test_the_programs_hyperparameters_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A restart with another learning rate trains with it; the log says which values are others than the saved ones.
     Moments and step counts come back. A rate that a scheduler had changed isn't taken for the script's."""

@@ -44,6 +44,15 @@ def test_a_model_needs_its_optimizer() -> None:
         Peer(model, optimizer, config={"sync_evry": 1})
 
 
+def test_its_own_settings_may_be_a_dictionary() -> None:
+    """As the run's may."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert Peer(model, optimizer, local={"run_id": "mine"})._local_config == PeerConfig(run_id="mine", role="worker")
+    with pytest.raises(ConfigError, match="checkpoint_dri=x is not a setting; did you mean checkpoint_dir"):
+        Peer(model, optimizer, local={"checkpoint_dri": "x"})
+
+
 def test_a_peer_outside_its_run_says_so() -> None:
     """Before entering, what needs the run is an error with the mend, not a crash."""
     model, optimizer = parts()
