@@ -93,7 +93,7 @@ from hivemind.proto import dht_pb2  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
 
-multiprocessing.Lock = _lock_of_processes  # type: ignore[method-assign]
+multiprocessing.Lock = _lock_of_processes
 if _IS_FIRST:
     for _name in _stand_ins():
         del sys.modules[_name]

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.peer.local import like_state_dict
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.reported import number, samples_of
 from p2p_diloco.peer.shard import Alone, Shard, data_set
@@ -102,8 +103,10 @@ class AbsentPeer:
 
     def global_state_dict(self) -> dict[str, Any]:
         """A copy of the model's own state. Entries that are no tensors are kept as they are."""
-        state = {} if self._model is None else self._model.state_dict()
-        return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in state.items()}
+        own = {} if self._model is None else self._model.state_dict()
+        state = like_state_dict(own)
+        state.update((name, v.detach().clone() if isinstance(v, Tensor) else v) for name, v in own.items())
+        return state
 
     def close(self) -> None:
         """Stop counting steps."""

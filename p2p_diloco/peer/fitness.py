@@ -29,7 +29,8 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 
     Raises:
         ConfigError: a tensor has no shape yet, or is on the meta device, which holds no values; no parameter is
-            trainable; or one has a dtype that fp32 doesn't hold.
+            trainable; or one has a dtype that fp32 doesn't hold, or
+            is sparse.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
@@ -46,6 +47,9 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         if dtype.is_complex:
             mend = "make torch.view_as_real of it the parameter, and use torch.view_as_complex where it is read"
         raise ConfigError(f"is {dtype}, but a run holds its values in fp32", key="model", value=few(wide), mend=mend)
+    if sparse := [name for name, parameter in named.items() if parameter.layout is not torch.strided]:
+        mend = "make it dense; an embedding's gradients may be sparse"
+        raise ConfigError("is a sparse tensor, which shards can't hold", key="model", value=few(sparse), mend=mend)
     if left := [name for name, parameter in named.items() if id(parameter) not in held]:
         log.warning(
             "%d of %d trainable parameters are in no given optimizer, so this peer never changes them: %s; give all "

@@ -10,6 +10,7 @@ before this peer enters its run, and read only while the node allows it. `stagin
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -305,13 +306,14 @@ def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[s
     """A copy of the model's state_dict in which `values` take the place of the parameters and buffers with the same
     names. A tied one is replaced under all its names, and so is an entry that a hook of the state_dict has made of it,
     for instance in another dtype. The names are those without torch.compile's prefix. An entry that is no tensor, such
-    as a module's extra state, is kept as it is."""
+    as a module's extra state, is kept as it is, and so are the versions by which modules read their own entries."""
     tensors = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     named = {plain_name(name): tensor for name, tensor in tensors}
     by_identity = {id(tensor): values[name] for name, tensor in named.items() if name in values}
     by_name = {name: by_identity[id(tensor)] for name, tensor in named.items() if id(tensor) in by_identity}
-    state: dict[str, Any] = {}
-    for full, value in model.state_dict(keep_vars=True).items():
+    own = model.state_dict(keep_vars=True)
+    state = like_state_dict(own)
+    for full, value in own.items():
         name = plain_name(full)
         if not isinstance(value, Tensor):
             state[name] = value
@@ -322,3 +324,16 @@ def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[s
         else:
             state[name] = value.detach().clone()
     return state
+
+
+def like_state_dict(own: Mapping[str, Any]) -> dict[str, Any]:
+    """An empty state_dict with the versions of a model's own one, by which its modules read their entries. Their names,
+    too, are those without torch.compile's prefix."""
+    state = OrderedDict[str, Any]()
+    versions = {plain_name(f"{module}.").removesuffix("."): said for module, said in _versions(own).items()}
+    vars(state)["_metadata"] = versions
+    return state
+
+
+def _versions(own: Mapping[str, Any]) -> Mapping[str, Any]:
+    return getattr(own, "_metadata", None) or {}

@@ -20,6 +20,13 @@ def test_a_tensor_without_values_is_refused_by_name() -> None:
         Peer(model, optimizer).__enter__()
 
 
+def test_a_sparse_parameter_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(torch.eye(2).to_sparse())
+    with pytest.raises(ConfigError, match="model=weight is a sparse tensor, which shards can't hold; make it dense"):
+        check(model, [torch.optim.SGD([model.bias], lr=0.1)])
+
+
 @pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])
 def test_a_module_without_shapes_is_refused_with_the_mend(lazy: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(2, 2), lazy)

@@ -300,3 +300,24 @@ def test_an_entry_that_a_hook_has_cast_is_global_too() -> None:
     for name in ("0.weight", "1.weight"):
         assert state[name].dtype == torch.float32
         assert (state[name] == 7.0).all()
+
+
+class Versioned(nn.Linear):
+    """A layer that reads its entries by the version of its state, as quantized layers do."""
+
+    _version = 3
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        assert metadata.get("version") == 3
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile])
+def test_the_versions_of_modules_are_kept(wrap: Any) -> None:
+    """In a run and without one. A compiled model's state fits into the plain one."""
+    plain = nn.Sequential(Versioned(1, 1, bias=False))
+    for state in (
+        with_global_values(wrap(plain), {"0.weight": torch.full((1, 1), 7.0)}),
+        AbsentPeer(plain, None).global_state_dict(),
+    ):
+        nn.Sequential(Versioned(1, 1, bias=False)).load_state_dict(state)
