@@ -29,8 +29,8 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 
     Raises:
         ConfigError: a tensor has no shape yet, or is on the meta device, which holds no values; no parameter is
-            trainable; or one has a dtype that fp32 doesn't hold, or
-            is sparse.
+            trainable; or one is sparse, can't be changed in place, or
+            has a dtype that fp32 doesn't hold.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
@@ -50,6 +50,9 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     if sparse := [name for name, parameter in named.items() if parameter.layout is not torch.strided]:
         mend = "make it dense; an embedding's gradients may be sparse"
         raise ConfigError("is a sparse tensor, which shards can't hold", key="model", value=few(sparse), mend=mend)
+    if fixed := [name for name, parameter in named.items() if not _can_be_written(parameter)]:
+        mend = "make it outside of torch.inference_mode(), and clone() what was expanded"
+        raise ConfigError("can't be changed in place by any step", key="model", value=few(fixed), mend=mend)
     if left := [name for name, parameter in named.items() if id(parameter) not in held]:
         log.warning(
             "%d of %d trainable parameters are in no given optimizer, so this peer never changes them: %s; give all "
@@ -58,6 +61,13 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             len(named),
             few(left),
         )
+
+
+def _can_be_written(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is no tensor of inference mode, and each of its elements has memory of its own."""
+    if parameter.is_inference():
+        return False
+    return all(stride or size < 2 for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
 
 
 def _fits(dtype: torch.dtype) -> bool:

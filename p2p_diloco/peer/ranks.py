@@ -5,8 +5,10 @@ Law: looks at the model and at torch.distributed, and sends nothing.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,6 +69,9 @@ def group_of(model: nn.Module | None) -> Group | None:
         if isinstance(layer, (DistributedDataParallel, Replicated)):
             count = torch.distributed.get_world_size(getattr(layer, "process_group", None))
             return _whole_world(count, next(layer.parameters()).device, type(layer.module).__name__)
+    if any(map(_is_flat, model.modules())):
+        what, mend = "keeps parts of flattened parameters on each process", "use fully_shard (FSDP2)"
+        raise ConfigError(what, key="model", value="FullyShardedDataParallel", mend=mend)
     reshard(model)
     sharded = {name: param for name, param in trainable(model).items() if is_sharded(param)}
     if not sharded:
@@ -78,6 +83,12 @@ def group_of(model: nn.Module | None) -> Group | None:
             mend = "shard all of the model over one mesh"
             raise ConfigError("is sharded over another mesh than the rest", key="model", value=name, mend=mend)
     return _whole_world(mesh.size(), numbered(mesh.device_type), next(iter(sharded)))
+
+
+def _is_flat(layer: object) -> bool:
+    """Whether FullyShardedDataParallel (FSDP1) has spread this layer over several processes."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    return kind is not None and isinstance(layer, kind) and layer.process_group.size() > 1
 
 
 def _whole_world(count: int, device: torch.device, what: str) -> Group:

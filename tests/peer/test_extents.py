@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,6 +340,20 @@ def test_what_is_sharded_in_another_way_is_refused(make: Any, sentence: str) -> 
         model = make()
         with pytest.raises(ConfigError, match=rf"model=w .*{sentence}"):
             group_of(model)
+
+
+def test_flattened_parameters_of_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process of FSDP1 has a part of the model that looks like a model of its own."""
+
+    class Flat(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.w, self.process_group = nn.Parameter(torch.zeros(3)), SimpleNamespace(size=lambda: count)
+
+    monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Flat)
+    assert group_of(Flat(1)) is None
+    with pytest.raises(ConfigError, match=r"FullyShardedDataParallel keeps parts .*; use fully_shard \(FSDP2\)"):
+        group_of(Flat(2))
 
 
 def test_rows_that_are_cut_otherwise_are_refused() -> None:

@@ -27,6 +27,18 @@ def test_a_sparse_parameter_is_refused() -> None:
         check(model, [torch.optim.SGD([model.bias], lr=0.1)])
 
 
+def test_a_parameter_that_no_step_can_change_is_refused() -> None:
+    with torch.inference_mode():
+        made = nn.Linear(2, 1, bias=False)
+    expanded = nn.Linear(2, 1, bias=False)
+    expanded.weight = nn.Parameter(torch.zeros(1).expand(1, 2))
+    for model in (made, expanded):
+        with pytest.raises(
+            ConfigError, match=r"model=weight can't be changed in place .*outside of torch.inference_mod"
+        ):
+            check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
 @pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)])
 def test_a_module_without_shapes_is_refused_with_the_mend(lazy: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(2, 2), lazy)
