@@ -1,13 +1,16 @@
-"""Where this machine can be dialled: the IP addresses of its interfaces, and where a peer listens because of them.
+"""Where this machine can be dialled: the IP addresses of its interfaces, and where a peer listens because of them; and
+which names are its own.
 
-Law: reads the operating system's table of interfaces; opens no socket.
+Law: reads the operating system's table of interfaces and the machine's name; opens no socket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Sequence
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -32,3 +35,16 @@ def own_hosts() -> set[str]:
     families = (socket.AF_INET, socket.AF_INET6)
     found = (each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family in families)
     return {each.address.partition("%")[0] for each in found}
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a request's Host header names an address, or this machine by its own name. Any other name may be another
+    site's, whose page in the user's browser could then read the answer: its DNS may point the name here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    with contextlib.suppress(ValueError):
+        ip_address(name)
+        return True
+    return name in ("localhost", socket.gethostname().lower())

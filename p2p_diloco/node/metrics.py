@@ -1,7 +1,8 @@
 """What a peer tells Prometheus and OpenTelemetry: its status as metrics.
 
 Law: reads `PeerStatus` alone, so nothing is told here that `p2p-diloco status` doesn't show. Names and units follow
-Prometheus's conventions (https://prometheus.io/docs/practices/naming/). A value that is unknown is left out.
+Prometheus's conventions (https://prometheus.io/docs/practices/naming/). A value that is unknown is left out. At a
+loopback address only requests to this machine's own names are answered.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.own_addresses import names_this_machine
 from p2p_diloco.node.status import SHARES, PeerStatus
 
 EVERY_S = 1.0
@@ -118,6 +122,9 @@ def served(host: str, port: int, *collectors: Collector) -> Iterator[int]:
             f"can't be listened on: {error.strerror or error}", key="metrics_port", value=f"{host}:{port}",
             mend="choose another port, 0 for any, or another metrics_host",
         ) from error  # fmt: skip
+    # at other addresses any machine may ask, and Prometheus names this one as its DNS does
+    if ip_address(str(server.server_address[0])).is_loopback:
+        server.set_app(_to_this_machine(make_wsgi_app(registry)))
     try:
         log.info("metrics for Prometheus are at http://%s:%s/metrics", host, server.server_port)
         yield int(server.server_port)
@@ -157,6 +164,18 @@ async def tell(
         while True:
             newest[:] = [status()]
             await asyncio.sleep(EVERY_S)
+
+
+def _to_this_machine(app: Callable[..., Any]) -> Callable[..., Any]:
+    """The WSGI application, which refuses requests to a host name that isn't this machine's own."""
+
+    def answer(environ: Mapping[str, Any], start_response: Callable[..., Any]) -> Any:
+        if names_this_machine(environ.get("HTTP_HOST", "")):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"ask by an address or by this machine's name"]
+
+    return answer
 
 
 def _state(peer: PeerStatus) -> Values:

@@ -7,15 +7,11 @@ and so are requests to a host name that isn't this machine's own: another site's
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
 import logging
 import secrets
-import socket
 from collections.abc import Callable
 from importlib.resources import files
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -31,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net.own_addresses import names_this_machine
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.feed import Feed
 
@@ -79,7 +76,7 @@ class Door:
         is to answer the request."""
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return PlainTextResponse("another site asked for this", 403)
-        if not _is_this_machine(request.headers.get("host", "")):
+        if not names_this_machine(request.headers.get("host", "")):
             return PlainTextResponse("open the dashboard by an address or by this machine's name", 403)
         cookie = COOKIE.format(port=request.scope["server"][1])
         if secrets.compare_digest(request.cookies.get(cookie, "").encode(), self._session.encode()):
@@ -146,15 +143,3 @@ def _objection_to_a_wish(request: Request) -> Response | None:
     if request.headers.get("origin") != own or request.headers.get("content-type") != "application/json":
         return PlainTextResponse("another page asked for this", 403)
     return None
-
-
-def _is_this_machine(host: str) -> bool:
-    """Whether a Host header names an address, or this machine by its own name."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return True
-    return name in ("localhost", socket.gethostname().lower())
