@@ -62,7 +62,8 @@ def remember(run_id: str, initial_peers: Iterable[str], addresses: Iterable[str]
         path = file_of(run_id)
         part = path.with_suffix(f".{os.getpid()}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({peer: kept[peer] for peer in latest}))
+        with open(part, "w", opener=_for_its_owner) as file:
+            file.write(json.dumps({peer: kept[peer] for peer in latest}))
         part.replace(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
         log.debug("the peers' addresses can't be written to disk: %s", error)
@@ -77,6 +78,11 @@ def remembered(run_id: str, initial_peers: Sequence[str]) -> list[str]:
         for address, when in kept.get(peer, {}).items():
             known[address] = max(when, known.get(address, when))
     return [address for address in _newest(known) if known[address] > since and address not in initial_peers]
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """Open a file that other users can't read: it tells where the peers of a private run are."""
+    return os.open(path, flags, 0o600)
 
 
 def _newest(known: dict[str, float]) -> dict[str, float]:

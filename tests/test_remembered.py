@@ -57,6 +57,15 @@ def test_addresses_lead_only_into_the_swarm_in_which_they_were_met(clock: list[f
     assert remembered("r", []) == []
 
 
+def test_only_its_owner_reads_the_file() -> None:
+    """It tells where the peers of a private run are. A file that an earlier version wrote changes, too."""
+    file_of("r").parent.mkdir(parents=True)
+    file_of("r").write_text("{}")
+    file_of("r").chmod(0o644)
+    remember("r", [BOOT], [A])
+    assert file_of("r").stat().st_mode & 0o777 == 0o600
+
+
 def test_memory_is_short(clock: list[float]) -> None:
     """A limited number of addresses, and none older than a week."""
     for number in range(KEPT + 5):
