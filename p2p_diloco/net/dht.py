@@ -17,6 +17,7 @@ from typing import Any
 from p2p_diloco.addresses import canonical, peer_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import Refused
+from p2p_diloco.net.anchors import Anchors, latest
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht_requests import bound_requests
@@ -53,11 +54,17 @@ class DhtPeer:
     """A member of the DHT. Made by `create`, ended by `close`."""
 
     def __init__(
-        self, daemon: Daemon, node: Any, key: SigningKey, records: SignedRecords, made: contextlib.AsyncExitStack
+        self,
+        daemon: Daemon,
+        node: Any,
+        anchors: Anchors,
+        key: SigningKey,
+        records: SignedRecords,
+        made: contextlib.AsyncExitStack,
     ) -> None:
         self.daemon = daemon
         self.peer_id = daemon.peer_id
-        self._node = node
+        self._node, self._anchors = node, anchors
         self.key = key
         """This peer's private key."""
         self._records = records
@@ -119,7 +126,8 @@ class DhtPeer:
                 await _check_clocks(daemon, reached)
             staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers))
             made.push_async_callback(stop, staying)
-            return cls(daemon, node, identity.key, records, made.pop_all())
+            anchors = Anchors(node, initial_peers, records)
+            return cls(daemon, node, anchors, identity.key, records, made.pop_all())
 
     def sign(self, kind: bytes, statement: bytes) -> str:
         return as_text(self.key.sign(kind, statement))
@@ -133,21 +141,25 @@ class DhtPeer:
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         check_record(key, subkey, value, ttl_s)
         name = self._records.owned(subkey.encode()) if owned else subkey.encode()
-        storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
+        until = time.time() + ttl_s
+        storing = self._node.store(key, value, expiration_time=until, subkey=name)
+        anchored = self._anchors.store(key, name, value, until)
         try:
-            return bool(await within(CALL_S, storing))
+            return any(await within(CALL_S, asyncio.gather(storing, anchored)))
         except Exception as error:  # a timeout, or any exception of Hivemind's
             log.warning("the record %s/%s was not stored: %r", key, subkey, error)
             return False
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         try:
-            found = await within(CALL_S, self._node.get(key, latest=True))
+            getting = asyncio.gather(self._node.get(key, latest=True), self._anchors.fetch(key))
+            found, anchored = await within(CALL_S, getting)
         except asyncio.TimeoutError:
             raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
         except Exception as error:  # Hivemind raises exceptions of many kinds for answers of its daemon or of strangers
             raise Unreachable(f"the DHT request failed: {error!r}") from None
-        return newest_records(found.value) if found is not None and isinstance(found.value, dict) else {}
+        near = found.value if found is not None and isinstance(found.value, dict) else {}
+        return newest_records(latest(near, anchored))
 
     async def close(self) -> None:
         await self._made.aclose()
@@ -205,7 +217,9 @@ async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) 
             present = {str(peer) for peer in node.protocol.routing_table.peer_id_to_uid}
             for address in initial_peers:
                 if peer_of(address) not in present and await daemon.greet(address) is None:
-                    await node.protocol.call_ping(PeerID.from_base58(peer_of(address)))
+                    peer = PeerID.from_base58(peer_of(address))
+                    if await node.protocol.call_ping(peer) is not None:
+                        node.blacklist.register_success(peer)  # else it would not be asked for as long as it was gone
             await daemon.look_up_addresses()
         except Exception as error:  # Hivemind raises exceptions of many kinds; the next turn may succeed
             log.debug("reconnecting to the DHT failed; the next attempt follows soon: %r", error)

@@ -84,6 +84,7 @@ if _IS_FIRST:
     sys.modules.update(_stand_ins())
 from hivemind.dht import DHTNode  # noqa: E402
 from hivemind.dht.protocol import DHTProtocol  # noqa: E402
+from hivemind.dht.routing import DHTID  # noqa: E402
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue  # noqa: E402
 from hivemind.dht.validation import DHTRecord  # noqa: E402
 from hivemind.p2p import P2P, PeerID  # noqa: E402
@@ -101,7 +102,7 @@ if _IS_FIRST:
         _ask_later(sys.modules[_package], _homes)
 
 __all__ = [
-    "P2P", "DHTLocalStorage", "DHTNode", "DHTProtocol", "DHTRecord", "DictionaryDHTValue", "Multiaddr",
+    "DHTID", "P2P", "DHTLocalStorage", "DHTNode", "DHTProtocol", "DHTRecord", "DictionaryDHTValue", "Multiaddr",
     "P2PDaemonError", "PeerID", "StreamInfo", "dht_pb2",
 ]  # fmt: skip
 

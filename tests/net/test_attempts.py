@@ -245,6 +245,7 @@ async def test_a_peer_that_reads_or_stores_a_record_can_be_cancelled_at_any_mome
         answer: asyncio.Future[object] = loop.create_future()
         dht = DhtPeer.__new__(DhtPeer)
         dht._node = AnswersLater(answer)
+        dht._anchors = AnswersLater(answer)
         dht._records = AnswersLater(answer)
         calling = dht.fetch("key") if what == "fetch" else dht.store("key", "name", b"value", 9.0, owned=False)
         task = asyncio.create_task(calling)
@@ -267,4 +268,4 @@ class AnswersLater:
     async def get(self, *_: object, **__: object) -> object:
         return await self._answer
 
-    store = get
+    store = fetch = get
