@@ -13,6 +13,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -28,6 +30,34 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
     """The exit status after an interrupt: 128 + the signal's number. For an interrupt that `Interrupts` didn't raise,
     SIGINT's number is used."""
     return 128 + int(next(iter(interrupt.args), signal.SIGINT))
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM ends the program by `SystemExit`, with the status that it would have had, 143. So
+    `with` blocks and `finally` are left in order, where the signal would end the process at once. The second one does.
+
+    A handler that somebody else has set stays, and is not replaced; so does a signal that is ignored. A context that is
+    entered in another thread than the main thread has no effect.
+    """
+    here = os.getpid()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != here:  # a forked process, such as a loader's worker, has nothing to leave
+            os.kill(os.getpid(), number)
+        sys.exit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Interrupts:

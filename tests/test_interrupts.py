@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.interrupts import ENDING, Interrupts
+from p2p_diloco.interrupts import ENDING, Interrupts, unwound_by_sigterm
 
 each = pytest.mark.parametrize("number", ENDING)
 
@@ -168,3 +168,74 @@ def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, mod
         env=environment, capture_output=True, text=True, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+UNWOUND = """
+import multiprocessing, os, signal, sys, time
+from p2p_diloco.interrupts import unwound_by_sigterm
+
+ready, begun = multiprocessing.Pipe(duplex=False)
+
+def worker():
+    begun.send("begun")
+    time.sleep(60)
+
+with unwound_by_sigterm():
+    child = multiprocessing.get_context("fork").Process(target=worker)
+    child.start()
+    ready.recv()
+    child.terminate()
+    child.join(20)
+    print(child.exitcode, flush=True)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print("left in order", flush=True)
+        if "twice" in sys.argv:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 143), (["twice"], -signal.SIGTERM)])
+def test_sigterm_unwinds_a_program_once(words: list[str], status: int) -> None:
+    """The program leaves its blocks, and ends with the status of the signal; the second one ends it at once. A forked
+    child ends by the signal."""
+    command = [sys.executable, "-c", UNWOUND, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[:-1] == [str(-signal.SIGTERM), "left in order"]
+    assert done.returncode == status
+
+
+def test_who_handles_sigterm_goes_on_doing_so() -> None:
+    """A handler that the program set before, or sets inside, stays; else all is as before afterwards."""
+    mine: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: mine.append(number))
+    try:
+        with unwound_by_sigterm():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert mine == [signal.SIGTERM]
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with unwound_by_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with unwound_by_sigterm():
+            later = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            assert callable(later)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_another_thread_leaves_signals_alone() -> None:
+    found: list[object] = []
+
+    def enter() -> None:
+        with unwound_by_sigterm():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(10)
+    assert found == [signal.getsignal(signal.SIGTERM)]

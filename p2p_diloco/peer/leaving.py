@@ -33,6 +33,8 @@ def broken_off(error: BaseException | None) -> str:
             return ""
         case SystemExit(code=None | 0):
             return ""
+        case SystemExit(code=code) if code == 128 + signal.SIGTERM:
+            return "SIGTERM ended training"
         case P2PDilocoError():
             return "an error ended training"
         case KeyboardInterrupt():

@@ -168,3 +168,4 @@ def test_which_ends_are_normal() -> None:
     assert broken_off(None) == broken_off(SystemExit()) == broken_off(SystemExit(0)) == ""
     for error in (SystemExit(1), SystemExit("wrong"), KeyboardInterrupt(), ValueError(), ConfigError("is wrong")):
         assert "ended training" in broken_off(error)
+    assert broken_off(SystemExit(143)) == "SIGTERM ended training"

@@ -45,6 +45,15 @@ class Internet:
         self._space(name)
         return self._on_the_net(name)
 
+    def public6(self, name: str) -> str:
+        """Add a machine that others can dial, by IPv6 alone; returns its address."""
+        self._space(name)
+        return self._on_the_net(name, "fd00:20::{}/64")
+
+    def alone(self, name: str) -> None:
+        """Add a machine that no network joins with the others."""
+        self._space(name)
+
     def private(self, name: str) -> None:
         """Add a machine behind a router of its own that masquerades, and lets nothing in."""
         router = f"{name}-r"
@@ -106,13 +115,14 @@ class Internet:
         self._spaces.append(f"{self.name}-{name}")
         self._ip(name, "link", "set", "lo", "up")
 
-    def _on_the_net(self, name: str) -> str:
+    def _on_the_net(self, name: str, address: str = "20.0.0.{}/24") -> str:
         number = next(self._places)
         self._cable("net", f"port{number}", name, "eth0")
         self._ip("net", "link", "set", f"port{number}", "master", "br0", "up")
-        self._ip(name, "addr", "add", f"20.0.0.{number}/24", "dev", "eth0")
+        once = ["nodad"] if ":" in address else []  # without a second of looking for the same address elsewhere
+        self._ip(name, "addr", "add", address.format(number), "dev", "eth0", *once)
         self._ip(name, "link", "set", "eth0", "up")
-        return f"20.0.0.{number}"
+        return address.format(number).partition("/")[0]
 
     def _cable(self, here: str, end: str, there: str, other_end: str) -> None:
         other = f"{self.name}-{there}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from internet import Internet, missing
@@ -22,15 +23,23 @@ OPTIONS = {"config": CONFIG, "step_s": 0.05, "params": {"w": [3]}}
 
 
 @pytest.fixture
-def internet() -> Iterator[Internet]:
-    """An internet for one test."""
-    if (why := missing("nft")) is not None:
+def plain() -> Iterator[Internet]:
+    """An internet for one test, without routers and cuts."""
+    if (why := missing()) is not None:
         pytest.skip(why)
     made = Internet()
     try:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def internet(plain: Internet) -> Internet:
+    """An internet for one test."""
+    if (why := missing("nft")) is not None:
+        pytest.skip(why)
+    return plain
 
 
 def seed(swarm: Swarm, internet: Internet) -> Member:
@@ -57,6 +66,22 @@ def rounds(members: Sequence[Member], count: int = ROUNDS, within_s: float = 120
         ]
         until(lambda t=together: len(t()) >= count, within_s, f"{count} rounds of {member.name} with all others")
     agree(members, since=since)
+
+
+def tunnelled(swarm: Swarm, internet: Internet, *names: str) -> None:
+    """Machines that reach the bootstrap alone, each through a tunnel; all later peers join through theirs."""
+    seed(swarm, internet)
+    address = next(address for address in swarm.addresses if "/ip4/20." in address)
+    _, _, host, _, port, *peer = address.split("/")
+    program, ends = str(Path(__file__).parent / "programs" / "tunnel.py"), []
+    for name in names:
+        internet.alone(name)
+        file = str(swarm.folder / f"{name}.sock")
+        ends.append(swarm.launch(f"{name}-far", [program, "far", file, host, port], internet.at("seed")))
+        ends.append(swarm.launch(f"{name}-near", [program, "near", port, file], internet.at(name)))
+    for end in ends:
+        end.wait_for("ready")
+    swarm.addresses = ["/".join(["", "ip4", "127.0.0.1", "tcp", port, *peer])]
 
 
 def buried(members: Sequence[Member], but: str = "") -> list[str]:
@@ -90,6 +115,27 @@ def test_a_public_peer_among_private_ones_may_die_and_return(swarm: Swarm, inter
     (back,) = start(swarm, internet, "pub")
     rounds([back, *private])
     assert buried(private, "pub") == []
+
+
+def test_peers_at_the_ends_of_tunnels_train(swarm: Swarm, plain: Internet) -> None:
+    """Each reaches the bootstrap alone, at an address of its own machine: they exchange through the bootstrap."""
+    tunnelled(swarm, plain, "one", "two")
+    members = start(swarm, plain, "one", "two")
+    rounds(members)
+    assert buried(members) == []
+
+
+def test_peers_with_ipv6_alone_exchange_directly(swarm: Swarm, plain: Internet) -> None:
+    """Two peers go on together without the bootstrap, so no relay stands between them."""
+    plain.public6("seed")
+    bootstrap = swarm.bootstrap("::", plain.at("seed"))
+    for name in ("one", "two"):
+        plain.public6(name)
+    members = start(swarm, plain, "one", "two")
+    rounds(members)
+    bootstrap.die()
+    rounds(members)
+    assert buried(members) == []
 
 
 @pytest.mark.chaos

@@ -151,7 +151,8 @@ def test_the_end_is_one_for_all(swarm: Swarm) -> None:
 
 
 def test_leaving_by_interrupt(swarm: Swarm, tmp_path: Path) -> None:
-    """One ^C leaves the run fast, and no peer waits for the one that left; a second one ends a slow leaving at once."""
+    """One ^C leaves the run fast, and no peer waits for the one that left; a second one ends a slow leaving at once.
+    SIGTERM leaves as ^C does."""
     swarm.bootstrap()
     a, b, c = started(swarm, "abc", disks=tmp_path, fresh="c")
     left_at = a.signal(signal.SIGINT)
@@ -172,3 +173,7 @@ def test_leaving_by_interrupt(swarm: Swarm, tmp_path: Path) -> None:
     assert time.time() - first_at < SAVE_S_MAX  # part of what the node has for leaving
     assert not psutil.pid_exists(node.pid)
     b.epoch(b.reached() + 5)
+    b.signal(signal.SIGTERM)  # as a service manager, a container or a batch system ends a peer
+    b.wait_for("leaving")
+    assert b.status(LEAVE_S) == 128 + signal.SIGTERM
+    swarm.gone()
