@@ -52,6 +52,10 @@ def auditors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Audits]:
     return found
 
 
+PATIENT_S = 20.0
+"""For peers of which none dies: on a busy machine an honest one may answer an audit late."""
+
+
 async def swarm(
     memory_peer: Any, quick: dict[str, Any], names: str, network: MemoryNetwork | None = None, **config: Any
 ) -> Peers:
@@ -135,7 +139,7 @@ def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryvie
 
 @run
 async def test_honest_peers_audit_each_other_and_expel_none(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abc")
+    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S)
     await rounds(peers, 4)
     await until(lambda: all(audits.audited >= 3 for audits in auditors.values()))
     assert [audits.expelled for audits in auditors.values()] == [{}, {}, {}]
@@ -446,7 +450,7 @@ async def test_an_asynchronous_submission_of_another_weight_makes_its_aggregator
 ) -> None:
     """It is refused. Counted with the weight 1, it would not fit to its author's seal."""
     monkeypatch.setattr(contributing, "weight_of", lambda event: event.weight)
-    peers = await swarm(memory_peer, quick, "abc", mode="async")
+    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S, mode="async")
     peer = {name: asyncio.create_task(rounds({name: peers[name]}, 6)) for name in "ab"}
     half = asyncio.create_task(peers["c"].exchange(1.0, 0.5))
     await asyncio.gather(*peer.values())

@@ -28,8 +28,15 @@ print(peer.epoch, os.getpid(), os.getuid())
 """
 NOBODY = "setpriv --reuid 12345 --regid 12345 --clear-groups"  # no user of this number is known
 ONLY_READ = "mount -t tmpfs -o ro none"
-A_TMP = "mount -t tmpfs none /tmp; chmod 1777 /tmp"
 BARE_DEV = "mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9"
+
+
+def a_tmp(mode: str = "1777", *, only_read: bool = False) -> str:
+    """Shell commands that make an empty /tmp. A checkout that lies in /tmp stays where it is."""
+    made = f"mount -t tmpfs none /tmp; chmod {mode} /tmp"
+    if ROOT.is_relative_to("/tmp"):
+        made = f"mount --bind {ROOT} /mnt; {made}; mkdir -p {ROOT}; mount --move /mnt {ROOT}"
+    return f"{made}; mount -o remount,ro /tmp" if only_read else made
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +79,9 @@ def opened() -> str:
 @pytest.mark.parametrize(
     ("place", "user", "home"),
     [
-        (f"{A_TMP}; {BARE_DEV}", NOBODY, "/nowhere"),
+        (f"{a_tmp()}; {BARE_DEV}", NOBODY, "/nowhere"),
         (f"{ONLY_READ} /dev/shm; {ONLY_READ} /srv", "", "/srv"),
-        (f"{A_TMP}; mount -o remount,bind,ro /", "", "/root"),
+        (f"{a_tmp()}; mount -o remount,bind,ro /", "", "/root"),
     ],
     ids=["unknown-user", "home-only-read", "root-only-read"],
 )
@@ -87,7 +94,7 @@ def test_a_peer_trains_in_a_container(place: str, user: str, home: str) -> None:
 
 @pytest.mark.parametrize("user", ["", NOBODY])
 def test_a_tmp_that_cant_be_written_is_named_by_the_script_and_by_doctor(user: str) -> None:
-    place = "mount -t tmpfs none /tmp; chmod 755 /tmp" if user else f"{ONLY_READ} /tmp"
+    place = a_tmp("755") if user else a_tmp(only_read=True)
     for command in (["-c", TRAINS], ["-m", "p2p_diloco", "doctor"]):
         ended = in_place(place, *command, as_user=user, HOME="/nowhere")
         assert ended.returncode == 1
