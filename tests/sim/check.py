@@ -71,7 +71,7 @@ class Outcome:
     """The result of one simulated run that broke no invariant.
 
     epochs: the lowest epoch of any peer at the end. events: number of scheduled actions. steps: numbers of inner steps,
-    summed over all shards: "taken" (all), and of these "counted" by a commit, "pending" with a live peer, "dropped" by
+    summed over all units: "taken" (all), and of these "counted" by a commit, "pending" with a live peer, "dropped" by
     a rule, and "died" (uncounted when their trainer was gone). happened: how often each kind of fault and note, and
     each fate of a message, occurred.
     """

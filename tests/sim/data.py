@@ -6,13 +6,13 @@ position is used once (invariant t) compares the inner steps in θ with the tabl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.data_use import DataUse, Fate
-from p2p_diloco.core.events import Carry, Load
 from p2p_diloco.core.leases import DataSet, Tables, Use
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.spans import Spans, length, taken
@@ -21,15 +21,10 @@ from .model import require
 from .witness import bits
 
 if TYPE_CHECKING:
+    from .face import Merged
     from .process import Process
     from .world import World
 
-FATES = {
-    Carry.KEEP: Fate.KEEP,
-    Carry.SUBTRACT: Fate.COUNTED,
-    Carry.RESTORE: Fate.RESTORED,
-    Carry.DROP: Fate.DROPPED,
-}
 PER_STEP = 3
 """The most positions that an inner step uses."""
 
@@ -64,7 +59,7 @@ class Data:
 
     def of(self, process: Process) -> Supply:
         """Return the supply of a trainer."""
-        life = life_of(process.replica.own.incarnation)
+        life = life_of(process.replica.roster.mine.incarnation)
         wants = 2 * PER_STEP * process.interval * len(self.world.rules.fragments)
         made = Supply(DataUse(self.set, process.name, life, wants))
         return self.supplies.setdefault(id(process.trainer), made)
@@ -93,19 +88,19 @@ class Data:
         supply.use.stepped(self.positions[step])
 
     def uses(self, process: Process, due: tuple[int, ...]) -> tuple[Use, ...]:
-        """Return what the contribution to these shards says of the data used."""
+        """Return what the contribution to these units says of the data used."""
         use = self.of(process).use
         return (use.send() if self.ledger in due else Use(use.data, (), use.wants),)
 
-    def loaded(self, process: Process, load: Load) -> None:
+    def loaded(self, process: Process, merged: Sequence[Merged]) -> None:
         """Record what a merge did with the trainer's progress. If the new state gives the trainer's data to other
         peers, drop all progress. Called after the merge."""
-        if process.replica.own.flight is not None or not process.replica.has_state:
+        if not process.replica.has_state:
             return
         supply, tables = self.of(process), process.replica.state(self.ledger).tables
-        for one in load.shards:
-            if one.shard == self.ledger:
-                supply.use.merge(FATES[one.carry])
+        for one in merged:
+            if one.unit == self.ledger:
+                supply.use.merge(one.fate)
         if supply.use.conflicts(tables):
             self.world.happened["conflict"] += 1
             supply.use.merge(Fate.DROPPED)
@@ -136,7 +131,7 @@ class Data:
         used, and no position twice (invariant t). The table is consistent (invariant u)."""
         tables = process.replica.state(self.ledger).tables
         require(not leases.fault(tables), "u", f"{process.name}: {leases.fault(tables)}")
-        steps = process.store.present[self.ledger].steps
+        steps = process.replica.holds(self.ledger)
         known, seen = self.seen.get(process.name, (0, 0))
         known, seen = (known, seen) if known & steps == known else (0, 0)
         for step in bits(steps & ~known):
@@ -164,8 +159,8 @@ class Data:
         return lowest >= position and (ends or not self.set.epochs)
 
     def _newest(self) -> Tables:
-        states = [p.replica.logs.look_at(self.ledger).state for p in self.world.alive.values()]
-        held = [state for state in states if state is not None]
+        replicas = [process.replica for process in self.world.alive.values()]
+        held = [replica.state(self.ledger) for replica in replicas if replica.versions[self.ledger] is not None]
         return max(held, key=lambda state: state.version).tables if held else ()
 
 

@@ -6,7 +6,6 @@ Law: only faults that can happen to a real peer. No more peers fail at a time th
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.events import Depart
@@ -36,8 +35,7 @@ class Faults:
         world = self._world
         process = world.alive[name]
         if process.replica.has_state:
-            states = tuple(process.replica.state(s) for s in range(world.rules.shards))
-            world.disks[name] = (states, tuple(process.store.present))
+            world.disks[name] = process.replica.saved()
 
     def chaos(self, until: float) -> None:
         """Schedule random faults, one after another, until the time ``until``."""
@@ -67,7 +65,7 @@ class Faults:
             return False
         self._weakened = [until for until in self._weakened if until > world.now]
         able = [p for p in world.alive.values() if p.replica.has_state]
-        damaged = sum(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in able)
+        damaged = sum(any(world.damaged(p, unit) for unit in world.units) for p in able)
         if len(self._weakened) + damaged >= most and kind != "restart":
             return True
         if kind != "flip":  # a bit flip is counted by `damaged` instead
@@ -126,10 +124,9 @@ class Faults:
                 world.at(world.rng.uniform(0.1, 1.0), lambda: self._gone(leaving))
             case "flip" if someone and world.alive[someone].replica.has_state:
                 world.flips += 1
-                shard = world.rng.randrange(world.rules.shards)
-                store = world.alive[someone].store
-                store.present[shard] = replace(store.present[shard], chain=world.rng.randbytes(8))
-                world.say(someone, f"has a bit flipped in shard {shard}")
+                unit = world.rng.choice(world.units)
+                world.alive[someone].replica.flip(unit, world.rng.randbytes(8))
+                world.say(someone, f"has a bit flipped in unit {unit}")
             case "stall" if someone:
                 world.alive[someone].stalled_until = world.now + world.rng.uniform(0.5, 15)
                 world.membership.disturbed(world.alive[someone].stalled_until)

@@ -2,42 +2,17 @@
 all others expel it instead; it then goes on sending, without any effect.
 
 Law: it knows all that a member can know, and keeps to the limits that the node checks before a message reaches the
-core. It does not do two things that the core alone can't detect. It does not answer a question with a lineage of its
-own (a higher model version, with states for it). And its commits do not list a contribution that their mean leaves out,
-except with numbers that make the commit invalid.
+core. Which messages it sends is said by a subclass for each core.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.events import Apply, Closed, Delivered, Expelled, Received, SendFailed
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Counted,
-    Fetch,
-    Held,
-    Leave,
-    Message,
-    Outdated,
-    Plan,
-    Probe,
-    ProbeAck,
-    Promise,
-    Stale,
-    State,
-    Summary,
-    TakeOver,
-    Versions,
-    Want,
-)
-from p2p_diloco.core.state import append, meta_of
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.events import Closed, Delivered, Expelled, SendFailed
 
-from .model import Tensors, require
 from .standstill import stands_still
 
 if TYPE_CHECKING:
@@ -45,42 +20,23 @@ if TYPE_CHECKING:
     from .world import World
 
 NAME = "x0"
-HUGE = 2**40
-SAMPLES_MAX, INCARNATION_MAX = 2**48, 2**62
-"""The greatest numbers that fit into a message (`node/misfit.py`)."""
-GHOST = "x1"
-"""A peer that the hostile member names, but that never lived."""
-TACTICS = ("contribute", "claim", "commit", "state", "versions", "refuse", "confirm", "ask", "present", "leave")
-"""What the hostile member may do. A run draws some of these."""
-DELAYS = ("serve", "seize", "present")
-"""What a hostile member does if it only wants to make others wait: it contributes so that plans name it, claims terms
-but never commits, and says that it works."""
 
 
-class Hostile:
-    """The hostile member of one world."""
+class Hostile(ABC):
+    """The hostile member of one world. A subclass draws ``tactics`` and ``pause``, then calls `begin`."""
+
+    tactics: list[str]  # what it may do
+    pause: float  # mean seconds between two messages
 
     def __init__(self, world: World) -> None:
         self.world, self.name = world, NAME
         self.rng = Random(f"hostile {world.seed}")
-        rng = self.rng
-        self.tactics = sorted(rng.sample(TACTICS, rng.randint(1, len(TACTICS))))
-        self.answers = rng.random() < 0.8  # whether it answers probes
-        self.works = rng.random() < 0.7  # whether it says that it trains
-        self.promises = rng.random() < 0.5  # whether it promises terms to others
-        self.pause = rng.choice([0.1, 0.5, 2.0])  # mean seconds between two messages
-        self.delays = rng.random() < 0.5  # whether it does nothing else than to make others wait
-        if self.delays:
-            self.tactics = sorted(rng.sample(DELAYS, rng.randint(1, len(DELAYS))))
-        self.contests = rng.random() < 0.3  # whether it answers each claim with a higher one
-        self.misleads = rng.random() < 0.3  # whether it answers contributions with the name of another aggregator
-        self.confirms = rng.random() < 0.5  # whether it says that it holds the commits that it is sent
         self.silent = False  # whether it has fallen silent or was expelled
         self.is_expelled = Random(f"expelled {world.seed}").random() < 0.4  # at the end; else it falls silent
-        self.forged = set[str]()  # digests that it made up
-        self.sequence = 0
-        self.incarnation = rng.choice([1, 1 << 40, 2**62])
-        world.at(rng.uniform(1.0, 10.0), self._act)
+
+    def begin(self) -> None:
+        """Begin to send, some time later."""
+        self.world.at(self.rng.uniform(1.0, 10.0), self._act)
 
     def fall_silent(self) -> None:
         """Stop sending, so that connections break, or be expelled by all other peers."""
@@ -94,54 +50,20 @@ class Hostile:
             else:
                 self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
 
-    def takes(self, sender: Process, to: str, message: Message) -> bool:
+    def takes(self, sender: Process, to: str, message: Any) -> bool:
         """Take a message that is for this member, and let the member answer as it likes. Return False if the message is
         for another peer."""
         if to != self.name:
             return False
-        world = self.world
         if self.silent and not self.is_expelled:
-            world.later(sender, 0.1, SendFailed(to, message, gone=True))
+            self.world.later(sender, 0.1, SendFailed(to, message, gone=True))
             return True
-        world.later(sender, self.rng.uniform(0.01, 0.2), Delivered(to, message))
-        match message:
-            case Probe() if self.answers:
-                self._tell(sender, ProbeAck(self._summary(sender)))
-            case TakeOver(shard) if self.contests:
-                for process in world.alive.values():
-                    self._tell(process, self._claim(sender, shard))
-            case TakeOver(shard, base, term) if self.promises:
-                self._tell(sender, Promise(shard, base, term))
-            case Contribution(shard, base) if self.misleads:
-                holder = self.rng.choice([self.name, GHOST, *world.names])
-                term = sender.replica.logs.look_at(shard).lead.next_term_of(holder)
-                self._tell(sender, Outdated(shard, base, term, holder))
-            case Commit(shard, version=version) if self.confirms:
-                self._tell(sender, Held(shard, version))
+        self.world.later(sender, self.rng.uniform(0.01, 0.2), Delivered(to, message))
+        self.answer(sender, message)
         return True
 
-    def spoils(self, message: Message) -> None:
-        """Check that all numbers in an honest peer's message fit into a real message. So nothing that this member has
-        sent keeps the peer from sending (invariant q)."""
-        match message:
-            case Contribution(base=version, id=id):
-                numbers = [(version.samples, SAMPLES_MAX), (id.incarnation, INCARNATION_MAX)]
-            case Commit(version=version, term=term) | State(version=version, term=term):
-                numbers = [(version.samples, SAMPLES_MAX), (term, HUGE)]
-            case TakeOver(term=term) | Outdated(term=term):
-                numbers = [(term, HUGE)]
-            case Probe(summary) | ProbeAck(summary):
-                require(not summary.unlike, "q", "a peer believes its machine to be unlike the others")
-                numbers = [(summary.incarnation, INCARNATION_MAX)]
-            case _:
-                return
-        for number, most in numbers:
-            require(number <= most, "q", f"{number} does not fit into a message: {message}")
-
-    # -- acting
-
     def _act(self) -> None:
-        """Send one message to one peer, and schedule the next."""
+        """Send one message to one peer or to all, and schedule the next."""
         world, rng = self.world, self.rng
         if self.silent and not self.is_expelled:
             return
@@ -150,152 +72,43 @@ class Hostile:
         holders = world.holders()
         if holders:
             process = world.alive[rng.choice(holders)]
-            message = self._message(process, rng.randrange(world.rules.shards), rng.choice(self.tactics))
+            message = self.message(process, rng.choice(world.units), rng.choice(self.tactics))
             if message is not None:
                 for to in [process] if rng.random() < 0.5 else list(world.alive.values()):
-                    self._tell(to, message)
+                    self.tell(to, message)
         world.at(rng.expovariate(1 / self.pause), self._act)
 
-    def _tell(self, to: Process, message: Message) -> None:
+    def tell(self, to: Process, message: Any) -> None:
         """Send a message to a peer."""
         self.world.at(self.rng.uniform(0.01, 0.2), lambda: self._arrives(to, message))
 
-    def _arrives(self, to: Process, message: Message) -> None:
+    def _arrives(self, to: Process, message: Any) -> None:
+        """Feed a message to its receiver, if that still lives."""
+        if self.world.alive.get(to.name) is to:
+            self.arrives(to, message)
+
+    # -- what depends on the core
+
+    @property
+    @abstractmethod
+    def delay(self) -> float:
+        """The longest time for which this member can hold up a trainer, besides lost messages and other trainers."""
+
+    @abstractmethod
+    def spoils(self, message: Any) -> None:
+        """Check that all numbers in an honest peer's message fit into a real message. So nothing that this member has
+        sent keeps the peer from sending (invariant q)."""
+
+    @abstractmethod
+    def answer(self, sender: Process, message: Any) -> None:
+        """Answer an honest peer's message, or leave it."""
+
+    @abstractmethod
+    def message(self, process: Process, unit: int, tactic: str) -> Any | None:
+        """Make up a message of this tactic from what ``process`` holds of a unit; None: send nothing now."""
+
+    @abstractmethod
+    def arrives(self, to: Process, message: Any) -> None:
         """Feed a message to its receiver, unless it is a lie that the receiver must believe, because it answers a
         question. A message that answers no question may neither replace a state nor pass as another peer's commit
         (invariant q)."""
-        world, replica = self.world, to.replica
-        if world.alive.get(to.name) is not to:
-            return
-        answer = replica.roster.asked.open(self.name, to.clock(world.now))
-        if isinstance(message, State):
-            answer = answer or replica.logs.look_at(message.shard).expects_states_of(self.name)
-        if answer and isinstance(message, (State, Versions)):
-            return
-        used = self._is_used(to, message)  # an honest peer may have passed the same commit on
-        world.feed_alive(to, Received(self.name, message))
-        require(answer or used or not self._is_used(to, message), "q", f"{to.name} uses {message}")
-
-    def _is_used(self, process: Process, message: Message) -> bool:
-        """Whether a peer uses a state, versions or another peer's commit for which it may not have asked."""
-        catchup = process.replica.catchup
-        match message:
-            case State(shard, version):
-                return (shard, version) in catchup.filling
-            case Versions(versions):
-                return catchup.switching is not None and catchup.switching.vector == versions
-            case Commit(shard, aggregator=author) if author != self.name:
-                log = process.replica.logs.look_at(shard)
-                applied = isinstance(log.round.working, Apply) and log.round.working.commit is message
-                return applied or any(commit is message for commit in log.incoming.commits.values())
-        return False
-
-    def _message(self, process: Process, shard: int, tactic: str) -> Message | None:
-        """Make up a message of this tactic from what ``process`` holds of a shard; None: send nothing now."""
-        rng, state = self.rng, process.replica.state(shard)
-        version = self._near(state.version)
-        somebody = rng.choice([self.name, *self.world.names])
-        term = rng.choice([0, 1, 2, 3, 5, 17, HUGE])
-        id = ContributionId(rng.choice([self.incarnation, 2**62, 1]), rng.choice([self.sequence, HUGE]))
-        self.sequence += 1
-        match tactic:
-            case "contribute":
-                weight, samples = rng.choice([1.0, 2.0**40, 2.0**-40]), rng.choice([0, 5, HUGE])
-                return Contribution(shard, version, id, id, weight, samples, 0)
-            case "serve":
-                true = ContributionId(self.incarnation, self.sequence)
-                return Contribution(shard, state.version, true, true, 1.0, 5, 0)
-            case "seize":
-                return self._claim(process, shard)
-            case "claim":
-                return TakeOver(shard, version, term)
-            case "commit":
-                return self._commit(process, shard, somebody, term, id)
-            case "state":
-                forged = Version(version.generation, version.samples + HUGE, version.epoch + 1, self._digest())
-                history = {**state.history, forged.epoch: forged.digest}
-                return State(shard, forged, term, self._plan(somebody), {}, history, 0, Tensors())
-            case "versions":
-                told = [Version(v.generation + rng.choice([0, 1, HUGE]), v.samples, v.epoch, self._digest())
-                        for v in process.replica.versions if v is not None]  # fmt: skip
-                return Versions(tuple(told), forked=rng.random() < 0.5)
-            case "refuse":
-                if rng.random() < 0.5:
-                    return Outdated(shard, version, term, somebody)
-                own = process.replica.logs.look_at(shard).own.mine
-                return Stale(shard, id if own is None else own.id, version)
-            case "confirm":
-                return Held(shard, version) if rng.random() < 0.5 else Promise(shard, version, term)
-            case "ask":
-                have = process.replica.versions
-                questions: list[Message] = [
-                    Want(shard, version),
-                    Fetch(have),
-                    Fetch(have, True),
-                    Fetch(have, shards=()),
-                ]
-                return rng.choice(questions)
-            case "present":
-                return Probe(self._summary(process))
-        return Leave(self.incarnation) if rng.random() < 0.1 else None
-
-    def _claim(self, process: Process, shard: int) -> TakeOver:
-        """Claim the next term that this member may have, as ``process`` knows the shard."""
-        log = process.replica.logs.look_at(shard)
-        return TakeOver(shard, process.replica.state(shard).version, log.lead.next_term_of(self.name))
-
-    def _commit(self, process: Process, shard: int, author: str, term: int, id: ContributionId) -> Commit:
-        """Make up a commit. Half of these commits lead to the digest that they name. Half of them count no
-        contribution; the others list numbers that no commit may have."""
-        rng, state = self.rng, process.replica.state(shard)
-        base, listed = state.version, list[Counted]()
-        if rng.random() < 0.5:
-            id = replace(id, incarnation=INCARNATION_MAX)
-            listed.append(Counted(rng.choice(self.world.names), id, rng.choice([1.0, 2.0**40]), rng.choice([7, HUGE])))
-        version = Version(base.generation, base.samples + sum(c.samples for c in listed), base.epoch + 1, "")
-        plan = self._plan(author)
-        commit = Commit(shard, base, version, term, author, tuple(listed), plan, (), state.revision)
-        if rng.random() < 0.5 or self.world.damaged(process, shard):
-            return replace(commit, version=replace(version, digest=self._digest()))
-        tensors = process.store.present[shard].rated(commit.revision).step(())
-        digest = tensors.digest(meta_of(append(state, commit, self.world.rules)))
-        return replace(commit, version=replace(version, digest=digest))
-
-    def _plan(self, somebody: str) -> Plan:
-        names = [self.name, GHOST, *self.world.names]
-        return Plan(tuple(self.rng.sample(names, self.rng.randint(0, len(names)))), (somebody, self.name))
-
-    def _near(self, version: Version) -> Version:
-        """Return ``version`` itself, or a made-up one near it."""
-        rng = self.rng
-        if rng.random() < 0.6:
-            return version
-        epoch = max(0, version.epoch + rng.choice([-1, 0, 1, 5, HUGE]))
-        return Version(version.generation + rng.choice([0, 0, 1]), version.samples, epoch, self._digest())
-
-    def _digest(self) -> str:
-        digest = self.rng.randbytes(8).hex()
-        self.forged.add(digest)
-        return digest
-
-    def _summary(self, process: Process) -> Summary:
-        """Return a Summary that may lie, but claims no greater model than ``process`` has."""
-        rng, mine = self.rng, process.replica.roster.mine
-        if self.delays:
-            return Summary(self.incarnation, "worker", True, mine.model, mine.epochs, False, 100.0, speed=1.0)
-        epochs = mine.epochs if self.works else ()
-        model = mine.model if self.works else ModelVersion()
-        if epochs and rng.random() < 0.3:
-            epochs = tuple(rng.choice([0, epoch, HUGE]) for epoch in epochs)
-        return Summary(
-            self.incarnation if rng.random() < 0.95 else rng.choice([1, 2**62]),
-            "worker",
-            rng.random() < 0.8,
-            model,
-            epochs,
-            idle=rng.random() < 0.2,
-            bandwidth=rng.choice([0.0, 1.0, 2.0**50]),
-            unlike=rng.random() < 0.1,
-            speed=rng.choice([0.0, 1.0, 2.0**40]),
-            paused=rng.random() < 0.1,
-        )

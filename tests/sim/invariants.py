@@ -9,17 +9,16 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.events import Average, Merge
+from p2p_diloco.core.events import Merge
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.state import final, steps_of
-from p2p_diloco.core.synchronous import SynchronousLog
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion
 
 from .faults import PAUSE_S
 from .model import Violation, require
 from .standstill import stands_still
 
 if TYPE_CHECKING:
+    from .face import Step
     from .process import Process
     from .world import World
 
@@ -41,68 +40,59 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
     if known < process.known:
         raise Violation(f"(h) {process.name} forgot {process.known} and now knows {known}")
     process.known = known
-    for log in process.replica.logs if ticked and not process.replica.departed else ():
-        if world.rules.asynchronous:
-            now = process.clock(world.now)
-            require(not log.close(now), "e", f"{process.name} could make a commit of shard {log.shard} but waits")
-            continue
-        if (
-            not isinstance(log, SynchronousLog)
-            or log.waits is None
-            or log.final
-            or log.round.working
-            or log.frozen
-            or log.round.damaged is not None
-            or not log.aggregating
-        ):
-            continue
-        stuck = log.waits.may_close(process.clock(world.now))
-        require(not stuck, "e", f"{process.name} could close the round of shard {log.shard} but waits")
     if ticked:
+        stuck = [] if process.replica.departed else process.replica.could_close(process.clock(world.now))
+        require(not stuck, "e", f"{process.name} could make commits of units {stuck} but waits")
         _blame(world, process)
         stands_still(world, process)
     if world.ways.on:
         _bury(world, process)
 
 
-def advanced(world: World, process: Process, shard: int) -> None:
-    """Called when a peer's shard has a new version. If that version is on the same lineage as the shard's last one,
-    check that its revision is not lower. If it directly follows the last one, check that it counts the inner steps of
-    one more round, by that round's H (invariant h)."""
-    before, state = process.reached.get(shard), process.replica.state(shard)
-    if before is not None and state.history.get(before.version.epoch) == before.version.digest:
+def advanced(world: World, process: Process, unit: int) -> None:
+    """Called when a peer's unit has a new version. If that version is on the same lineage as the unit's last one, check
+    that its revision is not lower. If it directly follows the last one, check that it counts the inner steps of one
+    more round, by that round's H (invariant h)."""
+    replica, rules = process.replica, world.rules
+    before, made = process.reached.get(unit, (None, 0))
+    state, steps = process.reached[unit] = replica.state(unit), replica.steps_made(unit)
+    if before is not None and replica.remembers(unit, before.version):
         fell = state.revision < before.revision
-        require(not fell, "h", f"{process.name}: shard {shard} went back from {before.revision} to {state.revision}")
+        require(not fell, "h", f"{process.name}: unit {unit} went back from {before.revision} to {state.revision}")
         if state.version.epoch == before.version.epoch + 1:
-            fragment = world.rules.fragment_of(shard)
-            steps = steps_of(state, world.rules, fragment) - steps_of(before, world.rules, fragment)
-            round = world.rules.steps_between(before.revision, fragment)
-            require(steps == round, "h", f"{process.name}: shard {shard} counts {steps} steps for a round of {round}")
-    process.reached[shard] = state
-    if world.data is not None and shard == world.data.ledger:
+            round, counts = rules.steps_between(before.revision, rules.fragment_of(unit)), steps - made
+            require(counts == round, "h", f"{process.name}: unit {unit} counts {counts} steps for a round of {round}")
+    if world.data is not None and unit == world.data.ledger:
         world.data.advanced(process)
 
 
-def obeys(world: World, process: Process, work: Average) -> None:
+def drafted(world: World, process: Process, step: Step) -> None:
+    """Called when a peer takes an outer step of which it makes a commit. Check whom the step counts (invariants h, i
+    and m), whom its plan names (o), and the buffer (j)."""
+    world.membership.drafted(process, step)
+    if world.ways.on:
+        _elects(world, process, step)
+    _obeys(world, process, step)
+    world.witness.drafted(process, step)
+
+
+def _obeys(world: World, process: Process, step: Step) -> None:
     """Check a commit that counts contributions: the run must not have ended with the state that the commit is made on,
     and the commit must count as many contributions as its own revision requires (invariant h)."""
-    log, count = process.replica.logs.look_at(work.shard), len(work.contributions)
-    if log.state is None or not count:
+    if not step.counted:
         return
-    what = f"{process.name}: a commit of shard {work.shard} after epoch {log.state.version.epoch}"
-    require(not final(log.state, world.rules), "h", f"{what} comes after the end, {log.state.revision}")
-    least = world.rules.needed(work.revision, first=not log.state.version.epoch)
-    require(world.rules.asynchronous or count >= least, "h", f"{what} counts {count} peers: {work.revision}")
+    state, count = process.replica.state(step.unit), len(step.counted)
+    what = f"{process.name}: a commit of unit {step.unit} after epoch {state.version.epoch}"
+    require(not process.replica.final(step.unit), "h", f"{what} comes after the end, {state.revision}")
+    least = world.rules.needed(step.revision, first=not state.version.epoch)
+    require(world.rules.asynchronous or count >= least, "h", f"{what} counts {count} peers: {step.revision}")
 
 
 def _blame(world: World, process: Process) -> None:
     """Check that no round of this peer has waited for long for a peer that is dead or cut off, or that has no running
     trainer (invariant e)."""
-    in_turn = world.rules.asynchronous
-    aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
-    waited_for = {peer for log in aggregated for peer in log.waited_for()}
     frozen = world.now < process.frozen_until + 1.0
-    gone = [p for p in sorted(waited_for) if not frozen and not _at_work(world, p, process.name)]
+    gone = [p for p in sorted(process.replica.waits_for()) if not frozen and not _at_work(world, p, process.name)]
     process.waiting_for = {p: process.waiting_for.get(p, world.now) for p in gone}
     for peer, since in process.waiting_for.items():
         blamed = world.now - since >= world.settings.blame_after
@@ -124,48 +114,33 @@ def _bury(world: World, process: Process) -> None:
     process.buried = dead
 
 
-def elects(world: World, process: Process, work: Average) -> None:
-    """Check the plan of a drafted commit. It may name a private peer as aggregator or successor only if the commit's
-    author knows no reachable peer that could be named instead (invariant o)."""
-    draft = process.replica.logs[work.shard].round.draft
-    if not world.ways.on or draft is None:
-        return
-    known, line = process.replica.roster.summaries(), draft.plan.succession
+def _elects(world: World, process: Process, step: Step) -> None:
+    """Check the plan of a commit. It may name a private peer as aggregator or successor only if the commit's author
+    knows no reachable peer that could be named instead (invariant o)."""
+    known, line = process.replica.roster.summaries(), step.line
     if world.rules.asynchronous:
         line = tuple(peer for peer in line if peer != process.name)
         could = {peer for peer, summary in known.items() if summary.epochs} - {process.name, *line}
     else:
-        line, could = line[:1], {peer for peer, _ in work.contributions if peer in known} | {process.name}
+        line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
     private = [peer for peer in line if peer in known and not known[peer].eligible]
     better = sorted(peer for peer in could if known[peer].eligible)
-    text = f"{process.name}: a commit of shard {work.shard} names {private}, which are private, and not {better}"
+    text = f"{process.name}: a commit of unit {step.unit} names {private}, which are private, and not {better}"
     require(not private or not better, "o", text)
 
 
-def stays_level(world: World, process: Process, work: Average) -> None:
-    """Check that a synchronous outer step takes its shard at most one epoch ahead of the fragment's other shards, as
-    the step's author holds them (invariant w). Shards for which the run has ended do not matter."""
-    if world.rules.asynchronous or not work.contributions:
-        return
-    logs = process.replica.logs
-    of_fragment = map(logs.look_at, world.rules.fragments[logs.look_at(work.shard).fragment])
-    held = [(log.shard, log.version) for log in of_fragment if not log.final]
-    behind = [shard for shard, version in held if version is not None and version.epoch < work.base.epoch]
-    require(not behind, "w", f"{process.name}: shard {work.shard} leaves shards {behind} two epochs behind")
-
-
 def aggregate(world: World) -> None:
-    """Check at the end that no private peer aggregates a shard while there is a reachable worker that has been live for
+    """Check at the end that no private peer aggregates a unit while there is a reachable worker that has been live for
     long (invariant o)."""
     patience = world.membership.patience
-    for shard in range(world.rules.shards) if world.ways.on else ():
-        state = newest(world, shard).replica.state(shard)
-        since = max(when for when, _, moved, _ in world.commits if moved == shard)
+    for unit in world.units if world.ways.on else ():
+        replica = newest(world, unit).replica
+        since = max(when for when, _, moved, _ in world.commits if moved == unit)
         lived = [n for n, p in world.alive.items() if p.born < since - patience and p.replica.has_state]
-        settled = since - patience > world.membership.quiet_from and not final(state, world.rules)
-        better, first = sorted({*lived} - world.ways.private), state.plan.succession[0]
+        settled = since - patience > world.membership.quiet_from and not replica.final(unit)
+        better, first = sorted({*lived} - world.ways.private), replica.state(unit).plan.succession[0]
         held = first not in world.ways.private or not better or not settled
-        require(held, "o", f"{first} is private and aggregates shard {shard}, though {better} are reachable")
+        require(held, "o", f"{first} is private and aggregates unit {unit}, though {better} are reachable")
 
 
 def masked(world: World) -> bool:
@@ -221,26 +196,23 @@ def _at_work(world: World, peer: str, seen_by: str) -> bool:
 def lineage(world: World) -> set[tuple[Any, ...]]:
     """Return the set of lineages of the live peers; a set of one means that there is no fork. In synchronous mode it
     contains the different versions that the peers hold. In asynchronous mode it contains the newest versions of all
-    shards, and also the versions of each peer that holds a version of another lineage."""
+    units, and also the versions of each peer that holds a version of another lineage."""
     if not world.rules.asynchronous:
-        return {p.replica.versions for p in world.alive.values()}
-    logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]
-    found: set[tuple[Any, ...]] = {tuple(log.version for log in logs)}
+        return {tuple(p.replica.versions) for p in world.alive.values()}
+    holders = [newest(world, unit).replica for unit in world.units]
+    found: set[tuple[Any, ...]] = {tuple(holder.versions[unit] for unit, holder in enumerate(holders))}
     for process in world.alive.values():
-        mine = process.replica.versions
-        related = (v is not None and log.relation(v) for log, v in zip(logs, mine, strict=True))
+        mine = tuple(process.replica.versions)
+        related = (v is not None and holders[unit].relation(unit, v) for unit, v in enumerate(mine))
         if not all(relation in ("equal", "ancestor") for relation in related):
             found.add(mine)
     return found
 
 
-def newest(world: World, shard: int) -> Process:
-    """Return the live peer that holds the highest version of a shard."""
-
-    def version(process: Process) -> Version:
-        return process.replica.versions[shard] or Version(-1, 0, 0, "")
-
-    return max(world.alive.values(), key=version)
+def newest(world: World, unit: int) -> Process:
+    """Return the live peer that holds the highest version of a unit."""
+    held = {p: version for p in world.alive.values() if (version := p.replica.versions[unit]) is not None}
+    return max(held, key=held.__getitem__)
 
 
 def relied_upon(world: World) -> None:
@@ -249,19 +221,19 @@ def relied_upon(world: World) -> None:
     hostile member can split the honest peers by a commit that it sends to some of them only: each peer that then joins
     the other lineage may lose the steps that its last merge reported. Steps of a version that died unconfirmed are
     excused: the trainers that were told of them died, too."""
-    # a contribution to a shard has the steps since the last one to its fragment, and the fragments take turns
+    # a contribution to a unit has the steps since the last one to its fragment, and the fragments take turns
     told_last = EXCHANGES_TOLD * world.rules.sync_every if world.settings.hostile else 0
-    for shard, steps in enumerate(world.trainers.answered):
-        lost = steps & ~newest(world, shard).store.present[shard].steps & ~world.witness.gone[shard]
+    for unit, steps in enumerate(world.trainers.answered):
+        lost = steps & ~newest(world, unit).replica.holds(unit) & ~world.witness.gone[unit]
         few = lost.bit_count() <= told_last * world.happened["note fork"]
-        require(few, "g", f"steps {bin(lost)} of shard {shard} were reported as counted, but are lost")
+        require(few, "g", f"steps {bin(lost)} of unit {unit} were reported as counted, but are lost")
 
 
 def intact(world: World) -> None:
     """Check that damaged memory has been repaired on every peer for which the run goes on (invariant a)."""
     for name, process in world.alive.items():
-        for shard in range(world.rules.shards) if not process.replica.finished else ():
-            require(not world.damaged(process, shard), "a", f"{name}: shard {shard} does not match its version")
+        for unit in world.units if not process.replica.finished else ():
+            require(not world.damaged(process, unit), "a", f"{name}: unit {unit} does not match its version")
 
 
 def ended_damaged(world: World) -> bool:
@@ -269,30 +241,30 @@ def ended_damaged(world: World) -> bool:
     them has damaged memory. No commit will repair the damage then, and no other peer has that state."""
     greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
     holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
-    return bool(holders) and all(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in holders)
+    return bool(holders) and all(any(world.damaged(p, unit) for unit in world.units) for p in holders)
 
 
 def revised(world: World, asked: Revision) -> None:
-    """Check that all peers know the highest revision, which is ``asked`` or a higher one, and that every shard uses it,
-    except shards that have reached the run's end. A peer whose shards are all at the end has finished (invariant h)."""
+    """Check that all peers know the highest revision, which is ``asked`` or a higher one, and that every unit uses it,
+    except units that have reached the run's end. A peer whose units are all at the end has finished (invariant h)."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
         known = process.replica.roster.mine.revision
         require(known == highest, "h", f"{name} knows {known}, others know {highest}")
-        ended = all(log.final for log in process.replica.logs)
-        require(ended <= process.replica.finished, "h", f"{name}: all shards are at the end, but training goes on")
-    for shard in range(world.rules.shards):
-        state = newest(world, shard).replica.state(shard)
-        at_it = final(state, world.rules) or state.revision == highest
-        require(at_it, "h", f"shard {shard} is at {state.revision}, not at {highest}")
+        ended = all(map(process.replica.final, world.units))
+        require(ended <= process.replica.finished, "h", f"{name}: all units are at the end, but training goes on")
+    for unit in world.units:
+        replica = newest(world, unit).replica
+        at = replica.state(unit).revision
+        require(replica.final(unit) or at == highest, "h", f"unit {unit} is at {at}, not at {highest}")
 
 
 def account(world: World) -> Counter[str]:
     """Check what became of every inner step: it is counted, it is pending with a live peer, its holder died, or a rule
     dropped it (invariant f).
 
-    Returns the number of steps by what became of them, summed over all shards.
+    Returns the number of steps by what became of them, summed over all units.
     """
     for process in world.alive.values():
         process.blocked = process.blocked and not process.released
@@ -300,20 +272,20 @@ def account(world: World) -> Counter[str]:
             world.feed(process, Merge())
     blocked = {id(p.trainer) for p in world.alive.values() if p.blocked}
     living = {id(p.trainer) for p in world.alive.values()}
-    present = [newest(world, shard).store.present[shard].steps for shard in range(world.rules.shards)]
+    present = [newest(world, unit).replica.holds(unit) for unit in world.units]
     steps: Counter[str] = Counter()
     for name, trainer in world.trainers.all:
-        for shard in range(world.rules.shards):
-            counted = present[shard]
-            pending = trainer.pending(shard)
+        for unit in world.units:
+            counted = present[unit]
+            pending = trainer.pending(unit)
             if id(trainer) in blocked:
-                pending &= ~(trainer.delta[shard] & counted)
+                pending &= ~(trainer.delta[unit] & counted)
             if id(trainer) in living:
-                require(not pending & counted, "c", f"{name}: steps both counted and pending in shard {shard}")
-                missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[shard]
-                require(not missing, "f", f"{name}: steps {bin(missing)} of shard {shard} are unaccounted for")
+                require(not pending & counted, "c", f"{name}: steps both counted and pending in unit {unit}")
+                missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[unit]
+                require(not missing, "f", f"{name}: steps {bin(missing)} of unit {unit} are unaccounted for")
                 steps["pending"] += (pending & ~counted).bit_count()
-                steps["dropped"] += (trainer.dropped[shard] & ~counted & ~pending).bit_count()
+                steps["dropped"] += (trainer.dropped[unit] & ~counted & ~pending).bit_count()
             else:
                 steps["died"] += (trainer.taken & ~counted).bit_count()
             steps["taken"] += trainer.taken.bit_count()

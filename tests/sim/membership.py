@@ -2,7 +2,7 @@
 outer step counts at least half of the working peers, and two if several work. In asynchronous runs: (l) each submission
 gets an answer.
 
-Law: this module sees what trainers send and merge and what aggregators average, and changes nothing. It judges only
+Law: this module sees what trainers send and merge and which outer steps are taken, and changes nothing. It judges only
 what happens after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and
 trainers that pause do not interrupt the quiet time, because the protocol must handle them without harm to the model. A
 peer that changes its lineage is a newcomer in the new one.
@@ -15,12 +15,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Average, Load
 from p2p_diloco.core.version import Version
 
 from .model import require
 
 if TYPE_CHECKING:
+    from .face import Step
     from .process import Process
     from .world import World
 
@@ -38,11 +38,11 @@ KNOWN_S = 3.0
 
 @dataclass(slots=True)
 class Exchange:
-    """One contribution of a trainer: when it was sent, for which shards, and its number among the trainer's
+    """One contribution of a trainer: when it was sent, for which units, and its number among the trainer's
     contributions to this fragment. first: when any trainer first sent a contribution on one of the same versions."""
 
     sent: float
-    shards: tuple[int, ...]
+    units: tuple[int, ...]
     number: int
     first: float
 
@@ -66,10 +66,8 @@ class Membership:
     world: World
     quiet_from: float = -math.inf
     _lives: dict[int, Attended] = field(default_factory=dict)
-    _first: dict[tuple[int, Version | None], float] = field(
-        default_factory=dict
-    )  # by shard and version: the first send
-    # by fragment and epoch: the working peers that a shard's round did not wait for, because they miss rounds often
+    _first: dict[tuple[int, Version | None], float] = field(default_factory=dict)  # by unit and version: the first send
+    # by fragment and epoch: the working peers that a unit's round did not wait for, because they miss rounds often
     _often: dict[tuple[int, int], set[str]] = field(default_factory=dict)
 
     @property
@@ -88,16 +86,16 @@ class Membership:
         """Record that all lasting faults have ended."""
         self.quiet_from = min(self.quiet_from, self.world.now)
 
-    def sends(self, process: Process, shards: tuple[int, ...]) -> None:
-        """Record that a trainer sends a contribution to these shards."""
+    def sends(self, process: Process, units: tuple[int, ...]) -> None:
+        """Record that a trainer sends a contribution to these units."""
         life = self._life(process)
-        logs, now = process.replica.logs, self.world.now
-        fragment = logs.look_at(shards[0]).fragment
+        versions, now = process.replica.versions, self.world.now
+        fragment = self.world.rules.fragment_of(units[0])
         life.exchanges[fragment] += 1
-        first = min(self._first.setdefault((shard, logs.look_at(shard).version), now) for shard in shards)
-        life.open = Exchange(now, shards, life.exchanges[fragment], first)
+        first = min(self._first.setdefault((unit, versions[unit]), now) for unit in units)
+        life.open = Exchange(now, units, life.exchanges[fragment], first)
 
-    def merges(self, process: Process, load: Load) -> None:
+    def merges(self, process: Process) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
         contribution, unless this was its first contribution to the fragment, or came after `round_timeout` (invariant
         l)."""
@@ -107,8 +105,8 @@ class Membership:
         if life.open is None or process.blocked:
             return
         exchange, life.open = life.open, None
-        store, delta = process.store.present, process.trainer.delta
-        missed = [s for s in exchange.shards if delta[s] & ~store[s].steps]
+        delta = process.trainer.delta
+        missed = [unit for unit in exchange.units if delta[unit] & ~process.replica.holds(unit)]
         # a trainer whose steps take longer than round_timeout is too late by the rule
         in_time = exchange.sent + ARRIVES_S < exchange.first + self.world.rules.round_timeout
         judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time
@@ -117,27 +115,24 @@ class Membership:
             life.counted_at = self.world.now
         elif judged:
             which = f"exchange {exchange.number}, sent at {exchange.sent:.3f}"
-            require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
+            require(False, "l", f"{process.name}: units {missed} do not count its {which}")
 
-    def averages(self, process: Process, work: Average) -> None:
+    def drafted(self, process: Process, step: Step) -> None:
         """Check that an outer step counts at least half of the working peers, and at least two peers if several work,
         unless the revision says that one is enough (invariant m). A peer that has missed several rounds in a row does
-        not count as working. Nor does a peer that another shard of the fragment left out at this epoch for that reason:
-        all shards then leave it out."""
-        if self.world.rules.asynchronous or not work.contributions:
+        not count as working. Nor does a peer that another unit of the fragment left out at this epoch for that reason:
+        all units then leave it out."""
+        if self.world.rules.asynchronous or not step.counted:
             return
-        log = process.replica.logs.look_at(work.shard)
-        came = {peer for peer, _ in work.contributions}
-        alive = self.world.alive.items()
-        works = {name for name, other in alive if self._works(other, work.shard, log.version)}
-        often = self._often.setdefault((log.fragment, work.base.epoch), set())
-        often |= {name for name in works if log.attendance.misses_often(name)}
+        replica, unit = process.replica, step.unit
+        came, alive = {one.peer for one in step.counted}, self.world.alive.items()
+        works = {name for name, other in alive if self._works(other, unit, replica.versions[unit])}
+        often = self._often.setdefault((self.world.rules.fragment_of(unit), step.base.epoch), set())
+        often |= {name for name in works if replica.misses_often(unit, name)}
         working = came | works - often
-        pair = 1 if work.revision.min_peers == 1 else 2
+        pair = 1 if step.revision.min_peers == 1 else 2
         least = min(len(working), max(pair, math.ceil(len(working) / 2)))
-        text = (
-            f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only, though {sorted(working)} work"
-        )
+        text = f"{process.name}: unit {unit} takes a step with {sorted(came)} only, though {sorted(working)} work"
         require(len(came) >= least, "m", text)
 
     def joins_lineage(self, process: Process) -> None:
@@ -194,13 +189,13 @@ class Membership:
         quiet = max(self.quiet_from, life.excused_until) + self.patience
         return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
-    def _works(self, process: Process, shard: int, version: object) -> bool:
-        """Whether the peer works on this version of the shard, and has trained for so long that all peers know of
+    def _works(self, process: Process, unit: int, version: object) -> bool:
+        """Whether the peer works on this version of the unit, and has trained for so long that all peers know of
         it."""
         life, world = self._life(process), self.world
         if process.replica.finished or process.replica.departed:
             return False
         paused = process.paused is not None and world.now - process.paused >= world.rules.pause_timeout - 0.5
-        on_it = process.replica.logs.look_at(shard).version == version
+        on_it = process.replica.versions[unit] == version
         known = world.now - life.since >= KNOWN_S + self.patience - QUIET_S
         return on_it and not paused and known and self._judged(world.now, life)

@@ -5,29 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core.lives import SALT_BITS, incarnation
-from p2p_diloco.core.messages import State
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.core.version import ModelVersion
 
-from .model import Store, Tensors, Trainer
+from .model import Trainer
 
 if TYPE_CHECKING:
+    from .face import Face, State
     from .world import World
 
 
 class Process:
-    """One incarnation of a simulated peer: its replica, tensors and trainer. ``disk``: the states that it starts from,
-    if any."""
+    """One incarnation of a simulated peer: its replica, with the tensors, and its trainer."""
 
-    def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.name, self.world, self.born = name, world, world.now
         self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
         life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
-        self.replica = Replica(name, world.rules, incarnation=life, now=self.clock(world.now))
-        shards = world.rules.shards
-        self.store = Store([Tensors()] * shards)
-        self.trainer = Trainer(shards)
+        self.replica: Face = world.face(name, world.rules, incarnation=life, now=self.clock(world.now))
+        self.trainer = Trainer(len(world.units))
         self.step_time = world.rng.uniform(*self._step_times(world))
         self.stalled_until = self.frozen_until = 0.0
         self.paused: float | None = None  # since when the trainer pauses
@@ -42,9 +38,8 @@ class Process:
         self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known
-        self.reached: dict[int, State] = {}  # by shard: the last state
+        self.reached: dict[int, tuple[State, int]] = {}  # by unit: the last state, and its inner steps
         self.woken_for = float("inf")
-        self.disk = disk
 
     def _step_times(self, world: World) -> tuple[float, float]:
         """Return the range of this trainer's step times. In simulated runs with late peers, the first two peers are

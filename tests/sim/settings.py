@@ -45,7 +45,7 @@ class Settings:
     dead_return: bool = True
     hesitation: float = 0.0  # longest time between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
-    history: int = 256  # ancestors remembered per shard
+    history: int = 256  # ancestors remembered per unit
     forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
     state_lag: float = 0.0  # usual transfer time of a State, in addition to the delay of any message
     revisions: int = 0  # how often the founder asks for other settings, at random times before the faults end

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from .model import require
 
 if TYPE_CHECKING:
+    from .hostile import Hostile
     from .process import Process
-    from .settings import Settings
     from .world import World
 
 LOST_S = 4.0
@@ -21,24 +21,19 @@ LOSSES = 3
 """The most messages lost one after another: a contribution, a claim or promise, a commit."""
 
 
-def limit(settings: Settings) -> float:
-    """Return the longest time, in seconds, that a hostile member may make a trainer stand still.
-
-    These waits follow each other. ``commits_within``: the member holds the term, has the contribution, and does not
-    commit; each peer measures this from its own contribution. ``commits_within`` again: the others now wait for a peer
-    that they believe to be the aggregator, and this peer waits for the member. Then it claims the term.
-    ``promises_within``: it waits for the member's promise. ``commits_within`` a third time: the round has now lasted so
-    long that the member may take the term once more. A quorum also needs other peers' contributions: they finish an
-    interval of steps, or pause; in asynchronous mode a commit waits for the grace.
+def limit(world: World, hostile: Hostile) -> float:
+    """Return the longest time, in seconds, that a hostile member may make a trainer stand still: its own delay, and the
+    other peers' contributions that a quorum needs. They finish an interval of steps, or pause; in asynchronous mode a
+    commit waits for the grace.
     """
-    rules = settings.rules()
+    settings, rules = world.settings, world.rules
     others = settings.interval * settings.step_times[1] + rules.pause_timeout + rules.async_grace
-    return 3 * rules.commits_within + rules.promises_within + others + LOSSES * LOST_S
+    return hostile.delay + others + LOSSES * LOST_S
 
 
 def stands_still(world: World, process: Process) -> None:
     """Check that this peer's trainer has not stood still for longer than a hostile member can cause."""
     if world.hostile is None or process.replica.finished or not world.trainers.training:
         return
-    still, most = world.now - process.active, limit(world.settings)
+    still, most = world.now - process.active, limit(world, world.hostile)
     require(still < most, "r", f"the trainer of {process.name} has stood still for {still:.1f} s, {most:g} s at most")

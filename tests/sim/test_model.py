@@ -8,28 +8,26 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Carry, Loaded
-from p2p_diloco.core.messages import Contribution
+from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import Version
 from tests.sim import invariants
-from tests.sim.model import Store, Tensors, Trainer, Violation
+from tests.sim.model import Tensors, Trainer, Violation
 from tests.sim.settings import Settings
 from tests.sim.witness import Witness
 from tests.sim.world import World
 
-VERSION = Version(0, 1, 1, "")
 RULES = Settings(mode="async").rules()
 
 
-def merge(trainer: Trainer, carry: Carry, new: int) -> tuple[int, int]:
+def merge(trainer: Trainer, fate: Fate, new: int) -> tuple[int, int]:
     """(pending, dropped) after a merge with the state that contains the steps ``new``."""
-    trainer.merge(Loaded(0, VERSION, carry), new)
+    trainer.merge(0, new, fate)
     return trainer.pending(0), trainer.dropped[0]
 
 
 def trainer(base: int = 0, own: int = 0, delta: int = 0) -> Trainer:
-    """One shard, merged with ``base`` when its own steps were made, of which it last sent ``delta``."""
+    """One unit, merged with ``base`` when its own steps were made, of which it last sent ``delta``."""
     made = Trainer(1)
     made.base, made.local, made.delta, made.taken = [base], [base | own], [delta], own | (delta & base)
     return made
@@ -63,51 +61,35 @@ def test_other_rates_lead_elsewhere() -> None:
     assert Tensors().rated(FOUNDED) == Tensors()
 
 
-def test_accepting_voids_the_other_proposals() -> None:
-    """Only for that shard; a digest that was never proposed can't be accepted."""
-    store = Store([Tensors(), Tensors()])
-    id = ContributionId(1, 1)
-    mean = (("a", Contribution(0, VERSION, id, id, 1.0, 1, payload=4)),)
-    digest, payload = store.average(0, mean, b"")
-    assert payload == (("a", 4),)
-    other, elsewhere = store.propose(0, Tensors(8), b""), store.propose(1, Tensors(16), b"")
-    store.accept(0, digest)
-    assert [t.steps for t in store.present] == [4, 0]
-    with pytest.raises(KeyError):
-        store.accept(0, other)
-    store.accept(1, elsewhere)
-    assert [t.steps for t in store.present] == [4, 16]
-
-
 @pytest.mark.parametrize(
-    ("carry", "world", "new", "outcome"),
+    ("fate", "world", "new", "outcome"),
     [
-        (Carry.KEEP, {"own": 0b110}, 0b1, (0b110, 0)),
-        (Carry.SUBTRACT, {"own": 0b110, "delta": 0b010}, 0b011, (0b100, 0)),
-        (Carry.RESTORE, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b110, 0)),
-        (Carry.DROP, {"own": 0b110}, 0b001, (0, 0b110)),
-        (Carry.DROP, {"own": 0b110}, 0b011, (0, 0b100)),
-        (Carry.KEEP, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b100, 0b010)),
+        (Fate.KEEP, {"own": 0b110}, 0b1, (0b110, 0)),
+        (Fate.COUNTED, {"own": 0b110, "delta": 0b010}, 0b011, (0b100, 0)),
+        (Fate.RESTORED, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b110, 0)),
+        (Fate.DROPPED, {"own": 0b110}, 0b001, (0, 0b110)),
+        (Fate.DROPPED, {"own": 0b110}, 0b011, (0, 0b100)),
+        (Fate.KEEP, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b100, 0b010)),
     ],
 )
-def test_merging_as_the_carry_says(carry: Carry, world: dict[str, int], new: int, outcome: tuple[int, int]) -> None:
+def test_merging_as_the_fate_says(fate: Fate, world: dict[str, int], new: int, outcome: tuple[int, int]) -> None:
     """The pending steps after a merge, and those dropped by rule; a lost lineage's steps are among the dropped."""
-    assert merge(trainer(**world), carry, new) == outcome
+    assert merge(trainer(**world), fate, new) == outcome
 
 
 @pytest.mark.parametrize(
-    ("carry", "world", "new", "law"),
+    ("fate", "world", "new", "law"),
     [
-        (Carry.KEEP, {"own": 0b1}, 0b1, "c"),
-        (Carry.SUBTRACT, {"own": 0b10, "delta": 0b01}, 0b01, "f"),
-        (Carry.RESTORE, {"own": 0b10, "delta": 0b10}, 0b01, "f"),
-        (Carry.RESTORE, {"base": 0b1, "delta": 0b1}, 0b1, "c"),
+        (Fate.KEEP, {"own": 0b1}, 0b1, "c"),
+        (Fate.COUNTED, {"own": 0b10, "delta": 0b01}, 0b01, "f"),
+        (Fate.RESTORED, {"own": 0b10, "delta": 0b10}, 0b01, "f"),
+        (Fate.RESTORED, {"base": 0b1, "delta": 0b1}, 0b1, "c"),
     ],
 )
-def test_a_carry_that_does_not_fit_is_a_violation(carry: Carry, world: dict[str, int], new: int, law: str) -> None:
-    """Carrying counted progress breaks (c); subtracting or restoring what is not there breaks (f)."""
+def test_a_fate_that_does_not_fit_is_a_violation(fate: Fate, world: dict[str, int], new: int, law: str) -> None:
+    """Keeping counted progress breaks (c); subtracting or restoring what is not there breaks (f)."""
     with pytest.raises(Violation, match=rf"\({law}\)"):
-        merge(trainer(**world), carry, new)
+        merge(trainer(**world), fate, new)
 
 
 def calm() -> World:
@@ -137,7 +119,7 @@ def test_a_replica_never_goes_back() -> None:
 def test_replicas_that_compute_otherwise_show() -> None:
     """(a): a commit applied to other tensors reaches another digest."""
     world = calm()
-    world.alive["p1"].store.present[0] = Tensors(0, b"astray")
+    world.alive["p1"].replica.store.present[0] = Tensors(0, b"astray")
     with pytest.raises(Violation, match=r"\(a\)"):
         world.run(40.0)
 
@@ -173,8 +155,8 @@ def test_two_versions_of_one_epoch_are_a_violation(holder: str, successor: str, 
     """(k), unless all peers that held the first one are dead, and its author never held it, or no successor was there.
     Then its steps died with it."""
     witness, first, second = Witness(RULES, one_line=True), Version(0, 1, 1, "first"), Version(0, 1, 1, "second")
-    witness.authors[0, "first"], witness.counts[0, "first"] = "author", 0b101
-    witness.successors[0, "first"] = set() if successor == "none" else {"next"}
+    witness.authors[0, first], witness.counts[0, first] = "author", 0b101
+    witness.successors[0, first] = set() if successor == "none" else {"next"}
     held, other = process(holder), process("other")
     others = [other] if successor == "dead" else [other, process("next", 9.0 if successor == "frozen" else 0.0)]
     witness.accepts(held, 0, first, [held, *others], now=5.0)

@@ -14,6 +14,7 @@ from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Message, State
 from tests.sim import invariants
 from tests.sim.model import Tensors
+from tests.sim.old_face import OldFace
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -182,7 +183,7 @@ def test_restart_from_a_checkpoint_older_than_the_counted_contributions(seed: in
     now = world.alive["p0"].replica.logs[0].state.counted["p1"]
     assert now > counted
     assert now.incarnation == process.replica.own.incarnation
-    assert world.alive["p0"].store.present[0].steps & process.trainer.taken
+    assert world.alive["p0"].replica.holds(0) & process.trainer.taken
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -330,7 +331,7 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     world.run(70.0)
     assert waiting.replica.own.flight != flight
     settle(world)
-    counted = [waiting.store.present[shard].steps for shard in range(world.rules.shards)]
+    counted = [waiting.replica.holds(shard) for shard in world.units]
     assert all(not steps & ~all_counted for all_counted in counted)
 
 
@@ -361,7 +362,7 @@ class SlowState(World):
 
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, State) and to in self.alive:
-            whole = replace(message, payload=sender.store.present[message.shard])
+            whole = replace(message, payload=sender.replica.store.present[message.shard])
             self.at(self.lag, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
         else:
             super().send(sender, to, message)
@@ -465,8 +466,7 @@ def test_no_outer_step_below_the_floor(seed: int) -> None:
 def flip(world: World, name: str, shard: int = 0) -> None:
     """Flip a bit of the peer's outer state."""
     world.flips += 1
-    store = world.alive[name].store
-    store.present[shard] = replace(store.present[shard], chain=b"\xff" * 8)
+    world.alive[name].replica.flip(shard, b"\xff" * 8)
 
 
 def noted(world: World, name: str, text: str) -> int:
@@ -537,20 +537,26 @@ class OtherTensors(Tensors):
         return replace(right, chain=bytes(byte ^ 1 for byte in right.chain))
 
 
+class Excused(OldFace):
+    """A replica whose outer steps may lead to other digests than commits name."""
+
+    def excused(self, process: Process, commit: Commit) -> bool:
+        return True
+
+
 class Unlike(World):
     """The last peer's machine computes unlike the others', so its digests may differ."""
+
+    face = Excused
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.flips = 1
 
-    def _excused(self, process: Process, commit: Commit) -> bool:
-        return True
-
     def _carry_out(self, process: Process, effect: Any) -> None:
         if process.name != self.names[-1] or not isinstance(effect, Average | Apply):
             return super()._carry_out(process, effect)
-        present, shard = process.store.present, getattr(effect, "commit", effect).shard
+        present, shard = process.replica.store.present, getattr(effect, "commit", effect).shard
         like = present[shard]
         present[shard] = OtherTensors(like.steps, like.chain)
         super()._carry_out(process, effect)

@@ -5,14 +5,17 @@ Law: a trainer sees only its own replica, as a real trainer does; the invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Carry, Contribute, Load, Merge, Pause, Stepped
+from p2p_diloco.core.data_use import Fate
+from p2p_diloco.core.events import Contribute, Merge, Pause, Stepped
 from p2p_diloco.core.leases import WEIGHT_MIN
 
 from .model import Trainer
 
 if TYPE_CHECKING:
+    from .face import Merged
     from .process import Process
     from .world import World
 
@@ -23,7 +26,7 @@ class Trainers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.all: list[tuple[str, Trainer]] = []  # (peer, trainer) of all incarnations
-        self.answered = [0] * world.rules.shards  # per shard: the steps that were reported to a trainer as counted
+        self.answered = [0 for _ in world.units]  # per unit: the steps that were reported to a trainer as counted
         self.training = True  # False at the end, when the world settles
         self.steps = 0  # number of inner steps so far; each is one bit
 
@@ -40,7 +43,7 @@ class Trainers:
         trainer = process.trainer
         if process.paused is not None:
             process.active = world.now
-        if process.paused is not None or process.replica.training.merging is not None:
+        if process.paused is not None or process.replica.merging:
             return
         if self._waits(process) or process.replica.finished:
             self.land(process)
@@ -86,17 +89,17 @@ class Trainers:
             if self.world.data is not None:
                 self.world.data.landed(process)
 
-    def load(self, process: Process, load: Load) -> None:
-        """Carry out a Load: merge what is newer, and contribute what is due."""
+    def load(self, process: Process, merged: Sequence[Merged], due: tuple[int, ...]) -> None:
+        """Answer a Merge: merge what is newer, and contribute to the units that are due."""
         world, trainer = self.world, process.trainer
-        world.membership.merges(process, load)
-        for loaded in load.shards:
-            trainer.merge(loaded, process.store.present[loaded.shard].steps)
-            world.witness.merges(process, loaded)
-            if loaded.carry is Carry.SUBTRACT:
-                self.answered[loaded.shard] |= trainer.delta[loaded.shard]
+        world.membership.merges(process)
+        for one in merged:
+            trainer.merge(one.unit, process.replica.holds(one.unit), one.fate)
+            world.witness.merges(process, one)
+            if one.fate is Fate.COUNTED:
+                self.answered[one.unit] |= trainer.delta[one.unit]
         if world.data is not None:
-            world.data.loaded(process, load)
+            world.data.loaded(process, merged)
         process.changed, process.interval = False, process.replica.interval
         if not trainer.loaded:
             trainer.loaded = True
@@ -104,15 +107,15 @@ class Trainers:
         if not self.training:
             return
         asks = world.data is not None and world.data.of(process).asks and not world.data.of(process).stock
-        if load.due and (asks or trainer.since_sending >= process.interval) and not process.blocked:
-            for s in load.due:
-                trainer.delta[s] = trainer.pending(s)
+        if due and (asks or trainer.since_sending >= process.interval) and not process.blocked:
+            for unit in due:
+                trainer.delta[unit] = trainer.pending(unit)
             process.blocked, process.flown = True, 0
-            world.membership.sends(process, load.due)
+            world.membership.sends(process, due)
             weight, trainer.since_sending = trainer.since_sending, 0
-            uses = () if world.data is None else world.data.uses(process, load.due)
-            payloads = tuple(trainer.delta[s] for s in load.due)
-            event = Contribute(load.due, weight or WEIGHT_MIN, weight, payloads, uses)
+            uses = () if world.data is None else world.data.uses(process, due)
+            payloads = tuple(trainer.delta[unit] for unit in due)
+            event = Contribute(due, weight or WEIGHT_MIN, weight, payloads, uses)
             hesitation = world.settings.hesitation
             delay = world.rng.uniform(0.0, hesitation) if hesitation else 0.0
             world.at(delay, lambda: self._contribute(process, event))

@@ -6,50 +6,37 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
+from typing import Any
 
 from p2p_diloco.core.events import (
-    Accept,
-    Applied,
-    Apply,
-    Average,
-    Averaged,
     Changed,
     Closed,
     Complaint,
-    Damaged,
     Delivered,
     Discovered,
-    Effect,
     Event,
-    Fill,
-    Filled,
-    Found,
-    Load,
     Measured,
     Note,
     Ready,
     Received,
     Release,
-    Restore,
     Revised,
     Send,
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Commit, Message, State
-from p2p_diloco.core.replica import founding_meta, meta_of
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.history.entry import Entry, lines
 
 from .data import Data
+from .face import Face
 from .faults import Faults
 from .founder import Founder
-from .hostile import Hostile
-from .invariants import advanced, after_event, elects, obeys, stays_level
+from .invariants import advanced, after_event
 from .membership import Membership
-from .model import Tensors, require
+from .model import require
+from .old_face import OldFace
 from .process import Process
 from .settings import PLAIN, Settings
 from .trainers import Trainers
@@ -63,6 +50,8 @@ STORM = 5_000
 class World:
     """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
 
+    face: type[Face] = OldFace  # the core that is played
+
     def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
@@ -71,9 +60,10 @@ class World:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[Entry] | None = [] if trace else None
         self.rules = settings.rules()
+        self.units = self.face.units(self.rules)
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
-        self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
+        self.disks: dict[str, object] = {}  # peer → what its replica has saved
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that lose everything in this direction
         self.flips = 0
@@ -83,11 +73,11 @@ class World:
         self.faults = Faults(self)
         self.trainers = Trainers(self)
         self.data = Data(self) if settings.samples else None
-        self.hostile = Hostile(self) if settings.hostile else None
+        self.hostile = self.face.hostile(self) if settings.hostile else None
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)
-        self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch) of each new version
+        self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, unit, epoch) of each new version
         for i, name in enumerate(self.names):
             within = settings.late if settings.late is not None and i > 1 else (0.0, 3.0)
             self.at(0.0 if i == 0 else self.rng.uniform(*within), self._starter(name, found=i == 0))
@@ -123,21 +113,15 @@ class World:
     def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
         """Start an incarnation of a peer: as founder (``found``), with the state on its disk (``from_disk``; if the
         disk has none, without a state), or without a state."""
-        states, tensors = self.disks.get(name, (None, None)) if from_disk else (None, None)
-        process = self.alive[name] = Process(self, name, states)
+        saved = self.disks.get(name) if from_disk else None
+        process = self.alive[name] = Process(self, name)
         self.trainers.all.append((name, process.trainer))
-        self.say(name, "starts" + (" from disk" if states else ""))
+        self.say(name, "starts" + (" from disk" if saved else ""))
         self.ways.starts(process)
         if found:
-            meta = founding_meta(0, name, "worker")
-            digests = []
-            for shard in range(self.rules.shards):
-                digests.append(process.store.propose(shard, Tensors(), meta))
-                process.store.accept(shard, digests[-1])
-            self.feed(process, Found(0, tuple(digests)))
-        elif states is not None and tensors is not None:
-            process.store.present = list(tensors)
-            self.feed(process, Restore(states))
+            self.feed(process, process.replica.founds())
+        elif saved is not None:
+            self.feed(process, process.replica.restored(saved))
         self.feed(process, Wakeup())
         self._discover(process)
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
@@ -179,7 +163,7 @@ class World:
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     def holders(self) -> list[str]:
-        """Return the live peers that hold a state of every shard, sorted."""
+        """Return the live peers that hold a state of every unit, sorted."""
         return sorted(n for n, p in self.alive.items() if p.replica.has_state)
 
     # -- network
@@ -199,15 +183,13 @@ class World:
         """Whether there are peers that can't send messages to each other at present."""
         return bool(self.ways.apart if self.ways.on else self.cut or self.mute)
 
-    def send(self, sender: Process, to: str, message: Message) -> None:
+    def send(self, sender: Process, to: str, message: Any) -> None:
         """Send a message. The message may be lost or duplicated; the sender gets Delivered or SendFailed."""
-        if isinstance(message, State):
-            tensors = sender.store.present[message.shard]
-            if self.damaged(sender, message.shard):
-                self.later(sender, 0.01, Damaged(message.shard, message.version))
-                self.later(sender, 0.01, SendFailed(to, message, gone=False))
-                return
-            message = replace(message, payload=tensors)
+        light, (message, damage) = message, sender.replica.laden(sender, message)
+        if damage is not None:
+            self.later(sender, 0.01, damage)
+            self.later(sender, 0.01, SendFailed(to, light, gone=False))
+            return
         if self.hostile is not None:
             self.hostile.spoils(message)
             if self.hostile.takes(sender, to, message):
@@ -218,7 +200,7 @@ class World:
             self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=gone))
             return
         self.happened["sent"] += 1
-        lag = self.settings.state_lag * self.lags.uniform(0.7, 1.3) if isinstance(message, State) else 0.0
+        lag = self.settings.state_lag * self.lags.uniform(0.7, 1.3) if message is not light else 0.0
         detour = self.ways.delay(sender.name, to) if self.ways.on else 0.0 if self.carries(sender.name, to) else None
         if self.rng.random() < self.drop or detour is None:
             self.happened["lost"] += 1
@@ -230,7 +212,7 @@ class World:
             delay = lag + detour + self.rng.expovariate(1 / self.settings.delay_mean)
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
 
-    def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
+    def _arrive(self, sender: Process, target: Process, message: Any, answer: bool) -> None:
         """Feed a message to its receiver, and report the delivery to the sender if ``answer``."""
         if self.alive.get(target.name) is not target:
             if answer:
@@ -279,45 +261,11 @@ class World:
             process.woken_for = float("-inf")
             self.feed_alive(process, Wakeup())
 
-    def _carry_out(self, process: Process, effect: Effect) -> None:
+    def _carry_out(self, process: Process, effect: Any) -> None:
         """Carry out an effect, as a node would."""
-        store, rng, work = process.store, self.rng, self.settings.work_time
         match effect:
             case Send(to, message):
                 self.send(process, to, message)
-            case Average(shard, base, _, _, held) if held is not None and self.damaged(process, shard):
-                self.later(process, rng.uniform(0, work), Damaged(shard, base))
-            case Average(shard, base, contributions, meta):
-                digest, mean = store.average(shard, contributions, meta, effect.revision)
-                self.membership.averages(process, effect)
-                elects(self, process, effect)
-                stays_level(self, process, effect)
-                obeys(self, process, effect)
-                self.witness.averages(process.replica.logs[shard], effect, digest)
-                self.later(process, rng.uniform(0, work), Averaged(shard, base, effect.number, digest, mean))
-            case Apply(commit, meta):
-                present = store.present[commit.shard]
-                digest = store.propose(commit.shard, present.rated(commit.revision).step(commit.payload), meta)
-                same = digest == commit.version.digest or self._excused(process, commit)
-                which = f"{process.name}: the commit of shard {commit.shard} epoch {commit.version.epoch}"
-                require(same, "a", f"{which} leads to digest {digest}, but names {commit.version.digest}")
-                self.witness.applies(effect)
-                self.later(process, rng.uniform(0, work), Applied(commit.shard, commit.base, digest))
-            case Fill(state, meta):
-                self.witness.fills(effect)
-                digest = store.propose(state.shard, state.payload, meta)
-                self.later(process, rng.uniform(0, work), Filled(state.shard, state.version, digest))
-            case Accept(proposals):
-                for shard, digest in proposals:
-                    store.accept(shard, digest)
-                    version = process.replica.logs[shard].version
-                    assert version is not None
-                    self.witness.accepts(process, shard, version, self.alive.values(), self.now)
-                    advanced(self, process, shard)
-                    self.commits.append((self.now, process.name, shard, version.epoch))
-                    self.happened["moved"] += 1
-            case Load():
-                self.trainers.load(process, effect)
             case Ready():
                 if not process.training:
                     process.training = True
@@ -333,6 +281,17 @@ class World:
                 self.happened[f"note {kind}"] += 1
             case Complaint():
                 self.happened["complaint"] += 1
+            case _:
+                process.replica.carry_out(process, effect)
+
+    def accepted(self, process: Process, unit: int) -> None:
+        """Record that a peer has a new version of a unit, and check it."""
+        version = process.replica.versions[unit]
+        assert version is not None
+        self.witness.accepts(process, unit, version, self.alive.values(), self.now)
+        advanced(self, process, unit)
+        self.commits.append((self.now, process.name, unit, version.epoch))
+        self.happened["moved"] += 1
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the trace, if a trace is kept, for something other than a replica's event."""
@@ -344,16 +303,9 @@ class World:
         """The trace as text; empty if none is kept."""
         return lines(self.trace or ())
 
-    def damaged(self, process: Process, shard: int) -> bool:
-        """Whether a shard's tensors do not match its version. If so, raise Violation unless a bit was flipped in
-        this run."""
-        state = process.replica.state(shard)
-        damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
-        require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
+    def damaged(self, process: Process, unit: int) -> bool:
+        """Whether a unit's tensors do not match its version. If so, raise Violation unless a bit was flipped in this
+        run."""
+        damaged = process.replica.damaged(unit)
+        require(not damaged or self.flips > 0, "a", f"{process.name}: unit {unit} does not match its version")
         return damaged
-
-    def _excused(self, process: Process, commit: Commit) -> bool:
-        """Whether a commit may lead to another digest here: a hostile member made its digest up; this peer's tensors
-        are damaged; or the commit has no contributions, because its author's tensors were damaged."""
-        forged = self.hostile is not None and commit.version.digest in self.hostile.forged
-        return forged or self.damaged(process, commit.shard) or not commit.contributions

@@ -84,7 +84,7 @@ class Report:
         lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
         notes = ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
-        yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {notes}"
+        yield f"  protocol: {self.events} events, {happened['moved']} times a unit moved on, {notes}"
         yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
         taken = max(1, steps["taken"])  # broken worlds have no steps
         fates = ("counted", "pending", "died", "dropped")
