@@ -170,7 +170,7 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
-    """Draw a simulated run in which shards may get new versions between a Load and the Contribute that answers it."""
+    """Draw a simulated run in which units may get new versions between a Load and the Contribute that answers it."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 

@@ -59,7 +59,7 @@ class Data:
 
     def of(self, process: Process) -> Supply:
         """Return the supply of a trainer."""
-        life = life_of(process.replica.roster.mine.incarnation)
+        life = life_of(process.replica.incarnation)
         wants = 2 * PER_STEP * process.interval * len(self.world.rules.fragments)
         made = Supply(DataUse(self.set, process.name, life, wants))
         return self.supplies.setdefault(id(process.trainer), made)

@@ -52,10 +52,6 @@ class Summary(Protocol):
     ``revision``: the highest one that it knows."""
 
     @property
-    def incarnation(self) -> int: ...
-    @property
-    def model(self) -> ModelVersion: ...
-    @property
     def epochs(self) -> tuple[int, ...]: ...
     @property
     def eligible(self) -> bool: ...
@@ -63,20 +59,11 @@ class Summary(Protocol):
     def revision(self) -> Revision: ...
 
 
-class Member(Protocol):
-    """What a replica knows of another peer."""
-
-    @property
-    def dead(self) -> bool: ...
-
-
 class Roster(Protocol):
     """The peers that a replica knows. ``mine``: its own Summary."""
 
     @property
     def mine(self) -> Summary: ...
-    @property
-    def members(self) -> Mapping[str, Member]: ...
     def live(self, peer: str, /) -> bool: ...
     def summaries(self) -> Mapping[str, Summary]: ...
     def says(self, *, eligible: bool) -> None: ...
@@ -125,8 +112,8 @@ class Face(Protocol):
     hostile: ClassVar[type[Hostile]]  # a member that sends messages of this core
 
     @staticmethod
-    def units(rules: Rules) -> range:
-        """Return the units of a run."""
+    def units(rules: Rules) -> Sequence[int]:
+        """Return the units of a run, numbered from 0: of each one the fragment that it belongs to."""
 
     # -- the replica
 
@@ -141,8 +128,15 @@ class Face(Protocol):
         of which a commit is made, `World.accepted` for each new version, and the laws of this core alone; or a Load,
         which calls `Trainers.load`."""
 
+    def dead(self) -> set[str]:
+        """Return the peers that count as dead here."""
+
     @property
     def roster(self) -> Roster: ...
+    @property
+    def model(self) -> ModelVersion: ...
+    @property
+    def incarnation(self) -> int: ...
     @property
     def finished(self) -> bool: ...  # the run has ended here
     @property

@@ -32,7 +32,7 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
     """Check the peer that has just handled an event: its model version has not fallen (invariant b), and it has not
     forgotten a revision (h). If the event was a wakeup (``ticked``), the peer also must not wait without need (e), nor
     its trainer stand still for long (r)."""
-    model = process.replica.roster.mine.model
+    model = process.replica.model
     if model < process.best:
         raise Violation(f"(b) the model version of {process.name} went back from {process.best} to {model}")
     process.best = model
@@ -53,14 +53,14 @@ def advanced(world: World, process: Process, unit: int) -> None:
     """Called when a peer's unit has a new version. If that version is on the same lineage as the unit's last one, check
     that its revision is not lower. If it directly follows the last one, check that it counts the inner steps of one
     more round, by that round's H (invariant h)."""
-    replica, rules = process.replica, world.rules
+    replica = process.replica
     before, made = process.reached.get(unit, (None, 0))
     state, steps = process.reached[unit] = replica.state(unit), replica.steps_made(unit)
     if before is not None and replica.remembers(unit, before.version):
         fell = state.revision < before.revision
         require(not fell, "h", f"{process.name}: unit {unit} went back from {before.revision} to {state.revision}")
         if state.version.epoch == before.version.epoch + 1:
-            round, counts = rules.steps_between(before.revision, rules.fragment_of(unit)), steps - made
+            round, counts = world.rules.steps_between(before.revision, world.fragments[unit]), steps - made
             require(counts == round, "h", f"{process.name}: unit {unit} counts {counts} steps for a round of {round}")
     if world.data is not None and unit == world.data.ledger:
         world.data.advanced(process)
@@ -102,7 +102,7 @@ def _blame(world: World, process: Process) -> None:
 def _bury(world: World, process: Process) -> None:
     """Check that each peer that this process has just declared dead is dead (invariant p). An error is excused if
     lately the two peers had no path to each other, or one of them was frozen or started."""
-    dead = {peer for peer, member in process.replica.roster.members.items() if member.dead}
+    dead = process.replica.dead()
     lately = world.now - world.rules.deaf_after * world.rules.probe_every - 2.0
     for peer in sorted(dead - process.buried):
         other = world.alive.get(peer)
@@ -239,8 +239,8 @@ def intact(world: World) -> None:
 def ended_damaged(world: World) -> bool:
     """Whether the run has ended with damage: it has ended for all peers with the highest model version, and each of
     them has damaged memory. No commit will repair the damage then, and no other peer has that state."""
-    greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
-    holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
+    greatest = max((p.replica.model for p in world.alive.values()), default=ModelVersion())
+    holders = [p for p in world.alive.values() if p.replica.model == greatest and p.replica.finished]
     return bool(holders) and all(any(world.damaged(p, unit) for unit in world.units) for p in holders)
 
 

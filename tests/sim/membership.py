@@ -90,7 +90,7 @@ class Membership:
         """Record that a trainer sends a contribution to these units."""
         life = self._life(process)
         versions, now = process.replica.versions, self.world.now
-        fragment = self.world.rules.fragment_of(units[0])
+        fragment = self.world.fragments[units[0]]
         life.exchanges[fragment] += 1
         first = min(self._first.setdefault((unit, versions[unit]), now) for unit in units)
         life.open = Exchange(now, units, life.exchanges[fragment], first)
@@ -127,7 +127,7 @@ class Membership:
         replica, unit = process.replica, step.unit
         came, alive = {one.peer for one in step.counted}, self.world.alive.items()
         works = {name for name, other in alive if self._works(other, unit, replica.versions[unit])}
-        often = self._often.setdefault((self.world.rules.fragment_of(unit), step.base.epoch), set())
+        often = self._often.setdefault((self.world.fragments[unit], step.base.epoch), set())
         often |= {name for name in works if replica.misses_often(unit, name)}
         working = came | works - often
         pair = 1 if step.revision.min_peers == 1 else 2

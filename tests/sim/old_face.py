@@ -28,7 +28,7 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import steps_of
 from p2p_diloco.core.synchronous import SynchronousLog
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.version import ModelVersion, Version
 
 from .face import Counted, Merged, Step
 from .hostile import Hostile
@@ -87,8 +87,19 @@ class OldFace(Replica):
         self.store = Store([Tensors()] * rules.shards)
 
     @staticmethod
-    def units(rules: Rules) -> range:
-        return range(rules.shards)
+    def units(rules: Rules) -> list[int]:
+        return [fragment for fragment, shards in enumerate(rules.fragments) for _ in shards]
+
+    def dead(self) -> set[str]:
+        return {peer for peer, member in self.roster.members.items() if member.dead}
+
+    @property
+    def model(self) -> ModelVersion:
+        return self.roster.mine.model
+
+    @property
+    def incarnation(self) -> int:
+        return self.own.incarnation
 
     @property
     def merging(self) -> bool:

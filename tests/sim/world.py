@@ -60,7 +60,8 @@ class World:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[Entry] | None = [] if trace else None
         self.rules = settings.rules()
-        self.units = self.face.units(self.rules)
+        self.fragments = self.face.units(self.rules)  # by unit
+        self.units = range(len(self.fragments))
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
         self.disks: dict[str, object] = {}  # peer → what its replica has saved
