@@ -20,6 +20,7 @@ _base = frozenset(
 for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})
+BELOW["fragments"] = frozenset({"fragments", "core", "errors"})
 BELOW["tensors"] = _base | {"core", "tensors"}
 BELOW["data"] = _base | {"data"}
 BELOW["planning"] = _base | {"core", "tensors", "planning"}
@@ -90,7 +91,9 @@ def test_imports_point_down(path: Path) -> None:
     assert ours - BELOW[home] - {"__version__"} == set(), f"{home} may not import these"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*sorted((PACKAGE / "core").rglob("*.py")), *sorted((PACKAGE / "fragments").rglob("*.py"))], ids=str
+)
 def test_core_is_pure(path: Path) -> None:
     """Core imports only the standard library, and no part of it that has effects."""
     foreign = {name.split(".")[0] for name in imports(path)} - PURE - {"p2p_diloco"}

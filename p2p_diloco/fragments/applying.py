@@ -1,0 +1,170 @@
+"""How a commit becomes the next state: whose commit is accepted, what is done while means are missing, and the step.
+
+Law: functions on one fragment's log. A commit is accepted if its author is the promised holder, whoever passes it on;
+if the promised holder sends it; if its author's claim would be promised now; or if most live holders tell its version.
+A mean is used only if it has the hash that the commit names, and its owner's signature.
+"""
+
+from __future__ import annotations
+
+from . import claims, closing, holding, leading
+from .admission import objection
+from .events import Accept, Applied, Apply, Complaint, Effect, Send
+from .fragment import FragmentLog
+from .messages import Commit, Mean, Want, What
+from .round import Phase
+from .state import append
+
+KEPT_ASYNC = 4
+"""In asynchronous mode this many of the last commits are kept, for submitters that are behind."""
+
+
+def accepts(log: FragmentLog, sender: str, commit: Commit, now: float) -> bool:
+    """Whether a commit on the present version may be applied here, judging by who made it and who sends it."""
+    holder = log.round.holder
+    if commit.version.digest in log.believed or sender == holder:
+        return True
+    if (commit.term, commit.leader) == (log.round.term, holder):
+        return True
+    if log.leads:  # of one base nobody makes two commits: a told one is completed
+        return log.round.term > 0
+    return claims.would_promise(log, commit.leader, commit.term, now)
+
+
+def committed(log: FragmentLog, sender: str, commit: Commit, now: float) -> list[Effect]:
+    """Handle a commit on the present version."""
+    round = log.round
+    known = round.commit
+    if log.phase in (Phase.APPLYING, Phase.FINAL) or (known is not None and known.version == commit.version):
+        return []
+    if commit.version.digest in round.void:
+        return []
+    if why := objection(commit, log.held, log.rules, round.readys.get(log.me), log.me):
+        return [Complaint(sender, f"a commit of fragment {log.fragment} is refused: {why}")]
+    if not accepts(log, sender, commit, now):
+        round.commits[commit.leader] = commit
+        if claims.able(log, round.holder) and round.holder != log.me:
+            return [Send(round.holder, Want(log.fragment, log.held.version, What.COMMIT))]
+        return []
+    if known is not None and (known.term, known.leader) > (commit.term, commit.leader):
+        return []
+    return take(log, commit, now)
+
+
+def take(log: FragmentLog, commit: Commit, now: float) -> list[Effect]:
+    """Accept a commit: apply it once all its means are here."""
+    log.round.commit, log.round.phase = commit, Phase.LACKING
+    closing.shows(log, commit.leader, commit.version.epoch)
+    effects: list[Effect] = []
+    if log.leads:  # this peer completes another one's commit, so it passes it on
+        effects += [Send(peer, commit) for peer in log.roster.alive()]
+    return effects + apply(log)
+
+
+def retake(log: FragmentLog, now: float) -> list[Effect]:
+    """Look again at the commits that were not accepted: their authors' rivals may be gone."""
+    for commit in list(log.round.commits.values()):
+        if log.phase in claims.FREE and accepts(log, commit.leader, commit, now) and log.round.commit is None:
+            return take(log, commit, now)
+    return []
+
+
+def apply(log: FragmentLog) -> list[Effect]:
+    """Take the step of the accepted commit if all its means are here."""
+    commit = log.round.commit
+    if log.phase is not Phase.LACKING or commit is None or missing(log):
+        return []
+    means = log.means_of(commit.key)
+    log.round.phase = Phase.APPLYING
+    ordered = tuple(means[number] for number in range(len(commit.hashes)))
+    log.round.working = Apply(commit, ordered, log.held.buffered, commit.choice.revision)
+    return [log.round.working]
+
+
+def missing(log: FragmentLog) -> list[int]:
+    """Return the slices whose means the accepted commit needs and that are not here."""
+    commit = log.round.commit
+    if commit is None:
+        return []
+    means = log.means_of(commit.key)
+    return [
+        number
+        for number, hash in enumerate(commit.hashes)
+        if number not in means or means[number].hash != hash or not is_owned(log, means[number])
+    ]
+
+
+def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
+    """Store a mean. Whether its owner may have made it is judged when it is used: a new owner may be told later."""
+    if not 0 <= mean.number < log.slices or (mean.owner not in log.held.roll and mean.owner != sender):
+        return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
+    round = log.round
+    known = round.means.get((mean.key, mean.number))
+    wanted = round.commit is not None and round.commit.key == mean.key and mean.hash in round.commit.hashes
+    if known is None or wanted or not is_owned(log, known):
+        round.means[mean.key, mean.number] = mean
+    round.moved_at = now
+    if round.half_at is None and 2 * len(log.means_of(mean.key)) >= log.slices:
+        round.half_at = now
+        if round.opened is not None:
+            log.usual[0].append(now - round.opened)
+    return apply(log) if log.rules.asynchronous else leading.commit(log, now) + apply(log)
+
+
+def is_owned(log: FragmentLog, mean: Mean) -> bool:
+    """Whether the plan, a Close that is known here, or the accepted commit gives this slice to the mean's owner."""
+    round = log.round
+    closes = [round.close, round.served, *(vote.served for vote in round.votes.values())]
+    lists = [log.held.plan.owners, round.owners, *(close.owners for close in closes if close is not None)]
+    if round.commit is not None:
+        lists.append(round.commit.owners)
+    return any(owners[mean.number] == mean.owner for owners in lists)
+
+
+def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
+    """Handle the end of the step: the commit's state becomes the present one."""
+    round, commit = log.round, log.round.commit
+    if log.phase is not Phase.APPLYING or commit is None or round.working is None or commit.version != done.version:
+        return []
+    closing.missed(log, commit.choice, now)
+    after = append(log.held, commit.choice, commit.key, commit.hashes, log.rules)
+    kept = KEPT_ASYNC if log.rules.asynchronous else 1
+    log.last = [*log.last, (commit, round.working.means)][-kept:]
+    log.late -= set(commit.choice.late) if commit.choice.by == log.me else set()
+    log.fresh, log.unproven, log.lacking = False, False, set()
+    tells = holding.holds(log, commit) if log.rules.asynchronous else []
+    log.begin(after, now)
+    if log.rules.asynchronous:
+        holding.carry_over(log, round)
+    return [Accept(((log.fragment, commit.version),)), *tells]
+
+
+def tick(log: FragmentLog, now: float) -> list[Effect]:
+    """Ask for the means that an accepted commit lacks; as a claimant, close anew once they can't be had."""
+    commit = log.round.commit
+    if log.phase is not Phase.LACKING or commit is None or now - log.round.moved_at < log.rules.settle:
+        return []
+    numbers = tuple(missing(log))
+    waited = now - max(log.round.moved_at, log.round.began)
+    completes = log.leads and claims.holds_term(log)  # then all that promised are asked, for a grace
+    if completes and now - log.round.asked.setdefault(log.me, now) > log.grace():
+        return _anew(log, now)
+    sources = [commit.leader, *(commit.owners[number] for number in numbers), log.round.holder, *log.roster.holders()]
+    sources = [p for p in dict.fromkeys(sources) if p != log.me and log.roster.live(p)]
+    if not sources:
+        return []
+    turn = int(waited / log.rules.probe_every) % len(sources)
+    want = Want(log.fragment, log.held.version, What.MEANS, numbers, commit.key)
+    asked = sources if log.leads else list(dict.fromkeys((sources[0], sources[turn])))
+    return [Send(peer, want) for peer in asked]
+
+
+def _anew(log: FragmentLog, now: float) -> list[Effect]:
+    """Close anew: nobody has the means of a told commit. The choice stays, if it is known, so that the version does."""
+    told = claims.told_choice(log)
+    if log.round.commit is not None:
+        log.round.void.add(log.round.commit.version.digest)
+    log.round.phase, log.round.commit = Phase.COLLECTING, None
+    if told is not None and told.choice is not None:
+        return leading.close(log, told.choice, now)
+    return leading.advance(log, now)

@@ -1,0 +1,239 @@
+"""Who may write the commit on a version: terms, claims and votes.
+
+Law: functions on one fragment's log. Everybody has promised term 0 to the plan's leader. No promise is given while the
+promised holder is able in the promiser's own view. A vote tells the choice for which its sender has begun a mean, and
+the commit that it knows: whoever wins completes that one. So of one base nobody makes two commits.
+"""
+
+from __future__ import annotations
+
+from .events import Effect, Send
+from .fragment import FragmentLog
+from .messages import Claim, Close, Commit, Probe, Vote
+from .round import Phase
+
+TURNS_AHEAD = 64
+"""A claim may be this many turns of all candidates ahead of the known term."""
+GRACES = 8
+"""After `Rules.round_timeout` and this many graces any entitled claim is promised: two honest views could else block
+each other for ever."""
+WORKING = frozenset({Phase.CLOSING, Phase.HOLDING, Phase.APPLYING})
+FREE = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.LACKING})
+
+
+# -- questions
+
+
+def line(log: FragmentLog) -> tuple[str, ...]:
+    """Return the candidates for leading this round, in order."""
+    return log.held.plan.succession
+
+
+def able(log: FragmentLog, peer: str) -> bool:
+    """Whether the peer may lead: it holds a state of this lineage, or nothing is known of it yet, and this round has
+    not passed it over."""
+    if peer in log.round.passed:
+        return False
+    return peer == log.me or log.roster.presumed(peer) or (log.roster.holds_state(peer) and log.is_here(peer))
+
+
+def entitled(log: FragmentLog, peer: str, term: int) -> bool:
+    """Whether the plan lets the peer hold this term."""
+    candidates = line(log)
+    if term <= 0 or term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
+        return False
+    if peer in candidates:
+        return candidates[term % len(candidates)] == peer
+    return term > len(candidates) and not any(able(log, other) for other in candidates)
+
+
+def rank(log: FragmentLog, term: int, peer: str) -> tuple[bool, int, str]:
+    """Return the rank of a claim: a candidate's is greater than any other peer's."""
+    return peer in line(log), term, peer
+
+
+def present(log: FragmentLog) -> tuple[bool, int, str]:
+    """Return the rank of the greatest promised claim."""
+    return rank(log, log.round.term, log.round.holder)
+
+
+def target(log: FragmentLog) -> tuple[int, str]:
+    """Return (term, peer): who should lead now. The holder while it is able; else the next candidate that is; if none
+    is, the able peer with the lowest id, a reachable one if there is one."""
+    term, candidates = log.round.term, line(log)
+    if able(log, log.round.holder):
+        return term, log.round.holder
+    for later in range(term + 1, term + len(candidates) + 1):
+        if able(log, candidates[later % len(candidates)]):
+            return later, candidates[later % len(candidates)]
+    others = [p for p in sorted([*log.roster.holders(), log.me]) if p not in candidates and able(log, p)]
+    others.sort(key=lambda peer: not getattr(log.roster.summary(peer), "eligible", True))
+    return (term + len(candidates) + 1, others[0]) if others else (term, log.round.holder)
+
+
+def missing(log: FragmentLog) -> list[str]:
+    """Return the peers whose promise this peer's claim still needs: live holders of a state of this lineage, and
+    candidates that have not been met yet."""
+    promised = log.round.promised
+    if promised is None:
+        return []
+    live = [peer for peer in log.roster.holders() if log.is_here(peer)]
+    unmet = [peer for peer in line(log) if log.roster.presumed(peer)]
+    return [peer for peer in (*live, *unmet) if peer not in promised and peer not in log.round.passed]
+
+
+def holds_term(log: FragmentLog) -> bool:
+    """Whether this peer holds the term and has all promises that it needs."""
+    return log.leads and not missing(log)
+
+
+def spare(log: FragmentLog, peer: str) -> bool:
+    """Whether a claim can do without a peer's promise, once that peer had its time: it has not answered at all, or
+    it refuses and more than half of the live holders promised. So neither one view nor a lie stops the others."""
+    promised = log.round.promised or set()
+    others = log.roster.holders()
+    return peer not in log.round.votes or 2 * (len(promised & set(others)) + 1) > len(others) + 1
+
+
+def impatient(log: FragmentLog, now: float) -> bool:
+    """Whether this round has lasted so long that any entitled claim is promised."""
+    opened = log.round.began if log.round.opened is None else log.round.opened
+    return now > opened + log.rules.round_timeout + GRACES * log.grace()
+
+
+def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
+    """Whether this peer would promise such a claim now."""
+    if rank(log, term, peer) <= present(log) or not entitled(log, peer, term):
+        return False
+    if log.phase in WORKING and log.leads:
+        return False
+    return impatient(log, now) or log.phase is Phase.CLAIMING or not able(log, log.round.holder)
+
+
+def vote(log: FragmentLog, to: str) -> Send:
+    """Return this peer's vote."""
+    round = log.round
+    told = round.commit if log.phase in (Phase.LACKING, Phase.APPLYING) else None
+    return Send(to, Vote(log.fragment, log.held.version, round.term, round.holder, round.served, told))
+
+
+# -- claiming
+
+
+def advance(log: FragmentLog, now: float) -> list[Effect]:
+    """Claim the term if it is this peer's turn. Give a promise that was refused, if it may be given now."""
+    if log.state is None or log.phase not in FREE:
+        return []
+    if effects := promise(log, now):
+        return effects
+    term, peer = target(log)
+    round, unproven = log.round, log.unproven and log.rules.asynchronous and not log.round.term
+    if peer == log.me and log.leads and unproven:
+        term = len(line(log))  # its own next turn: in asynchronous mode others may have gone on without it
+    elif peer != log.me or log.leads:
+        return []
+    round.term, round.holder, round.promised, round.votes = term, log.me, set(), {}
+    if log.phase is Phase.COLLECTING:
+        round.phase = Phase.CLAIMING
+    return announce(log)
+
+
+def announce(log: FragmentLog) -> list[Effect]:
+    """Return this peer's claim, for every holder of a state. It is repeated while this peer holds the term, because a
+    peer that reaches the version later does not know of it."""
+    if not log.leads or not log.round.term:
+        return []
+    claim = Claim(log.fragment, log.held.version, log.round.term)
+    return [Send(peer, claim) for peer in log.roster.holders()]
+
+
+def claimed(log: FragmentLog, sender: str, message: Claim, now: float) -> list[Effect]:
+    """Handle another peer's claim: promise it, or refuse it and remember it."""
+    round = log.round
+    if sender == round.holder and message.term == round.term:
+        return [vote(log, sender)]
+    if rank(log, message.term, sender) < present(log) or not entitled(log, sender, message.term):
+        return [vote(log, sender)]
+    round.refused[sender] = message.term
+    given = promise(log, now)
+    if given or log.leads:
+        return given or [vote(log, sender)]
+    log.roster.probe(round.holder, now)  # either it answers, or it is found dead: then the promise follows
+    return [vote(log, sender), Send(round.holder, Probe(log.roster.mine))]
+
+
+def promise(log: FragmentLog, now: float) -> list[Effect]:
+    """Promise the greatest of the claims that were refused, if one may be promised now."""
+    due = [(term, peer) for peer, term in log.round.refused.items() if would_promise(log, peer, term, now)]
+    due = [(term, peer) for term, peer in due if peer == log.me or log.roster.holds_state(peer)]
+    if not due:
+        return []
+    yields(log, *max(due, key=lambda claim: rank(log, *claim)))
+    return [vote(log, log.round.holder)]
+
+
+def yields(log: FragmentLog, term: int, holder: str) -> None:
+    """Accept another peer's claim. What this peer wanted to commit is void; what it made for it stays known by
+    ``served``. The new holder has all its time before it."""
+    round = log.round
+    round.term, round.holder, round.promised, round.votes = term, holder, None, {}
+    round.refused.pop(holder, None)
+    round.passed.discard(holder)
+    round.waited.pop(holder, None)
+    if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
+        round.phase, round.commit = Phase.COLLECTING, None
+
+
+# -- votes
+
+
+def voted(log: FragmentLog, sender: str, message: Vote, now: float) -> bool:
+    """Record a vote. Return whether it is a promise for this peer's claim."""
+    round = log.round
+    if message.holder == log.me:
+        if not log.leads or message.term != round.term or round.promised is None:
+            return False
+        round.promised.add(sender)
+        round.votes[sender] = message
+        return True
+    if sender == round.holder != message.holder and not log.leads:
+        round.passed.add(sender)  # it does not hold itself for the holder
+    claim = message.term, message.holder
+    if log.leads:
+        round.votes[sender] = message
+        if round.promised is not None:
+            round.promised.discard(sender)
+    if rank(log, *claim) <= present(log) or not entitled(log, message.holder, message.term):
+        return False
+    round.refused[message.holder] = message.term
+    if log.leads and (log.phase is Phase.CLAIMING or _outvoted(log)):
+        yields(log, *claim)
+    return False
+
+
+def _outvoted(log: FragmentLog) -> bool:
+    """Whether more than half of the plan's owners vote for a greater claim: then nobody would serve this peer."""
+    owners = set(log.held.plan.owners) - {log.me}
+    votes = {peer: (vote.term, vote.holder) for peer, vote in log.round.votes.items() if peer in owners}
+    against = {peer for peer, claim in votes.items() if claim[1] != log.me and rank(log, *claim) > present(log)}
+    return 2 * len(against) > len(owners)
+
+
+def told_choice(log: FragmentLog) -> Close | None:
+    """Return the greatest Close for which this peer, or one that promised, has begun a mean."""
+    told = [log.round.served, *(vote.served for vote in log.round.votes.values() if vote.holder == log.me)]
+    return max((close for close in told if close is not None), key=lambda close: close.rank, default=None)
+
+
+def told_commit(log: FragmentLog) -> Commit | None:
+    """Return a commit on this base that one of those that promised knows."""
+    told = [log.round.commit, *(vote.commit for vote in log.round.votes.values() if vote.holder == log.me)]
+    return max((c for c in told if c is not None), key=lambda c: (c.term, c.leader), default=None)
+
+
+def forgotten_by(log: FragmentLog, peer: str) -> None:
+    """Handle a peer's restart or loss: its votes and claims are void."""
+    log.round.votes.pop(peer, None)
+    log.round.refused.pop(peer, None)
+    if log.round.promised is not None:
+        log.round.promised.discard(peer)

@@ -1,0 +1,127 @@
+"""Whom a synchronous round waits for, how long, and when it may close.
+
+Law: questions about one fragment's log; only `missed`, `shows` and `open_round` record something. A round waits until
+its deadline for a worker known to hold the base, and only a grace for another one, or for one that missed two of its
+last eight rounds. A newcomer, which came in the middle of the round, is not waited for, but counts in the quorum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from .fragment import FragmentLog
+from .messages import Choice, Summary
+
+ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
+"""A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only a grace. That of one which may still
+be fetching a state doubles with each miss, DOUBLINGS_MAX times at most."""
+
+
+def shows(log: FragmentLog, peer: str, epoch: int) -> None:
+    """Record that a message proves that the peer has reached this epoch."""
+    log.shown[peer] = max(epoch, log.shown.get(peer, -1))
+
+
+def missed(log: FragmentLog, choice: Choice, now: float) -> None:
+    """Record who of those waited for a closed round left out; if nobody, how long it took."""
+    counted = {peer for peer, _ in choice.entries}
+    if log.round.began and counted >= set(_expected(log)):
+        log.usual[1].append(now - log.round.began)
+    for peer in {*counted, *_expected(log)} - {log.me}:
+        log.misses.setdefault(peer, deque(maxlen=ROUNDS_SEEN)).append(peer not in counted)
+    known = {*log.roster.peers, log.me}
+    log.misses = {peer: seen for peer, seen in log.misses.items() if peer in known}
+    log.shown = {peer: epoch for peer, epoch in log.shown.items() if peer in known}
+
+
+def works(log: FragmentLog, peer: str, summary: Summary) -> bool:
+    """Whether the peer trains on a state of this lineage."""
+    return summary.role == "worker" and bool(summary.heads) and not summary.idle and log.is_here(peer)
+
+
+def evidence(log: FragmentLog, peer: str) -> int:
+    """Return the highest epoch that the peer is known to have reached; -1: none."""
+    summary, member = log.roster.summary(peer), None if log.state is None else log.state.roll.get(peer)
+    said = summary.epochs[log.fragment] if summary is not None and summary.heads else -1
+    return max(said, log.shown.get(peer, -1), -1 if member is None else member.epoch)
+
+
+def _workers(log: FragmentLog) -> list[str]:
+    return [peer for peer, summary in log.roster.summaries().items() if works(log, peer, summary)]
+
+
+def is_newcomer(log: FragmentLog, peer: str) -> bool:
+    """Whether the peer came in the middle of this round: it held this epoch already when it was first known, and has
+    shown nothing since."""
+    record = log.roster.peers.get(peer)
+    known = log.shown.get(peer) is not None or (log.state is not None and peer in log.state.roll)
+    return record is not None and bool(record.came) and record.came[log.fragment] >= log.epoch and not known
+
+
+def _expected(log: FragmentLog) -> list[str]:
+    """Return the workers that this round waits for at first."""
+    return [peer for peer in _workers(log) if not is_newcomer(log, peer)]
+
+
+def waits_until(log: FragmentLog, peer: str) -> float:
+    """Return when the round gives a missing peer up; inf: it has not opened."""
+    opened = log.round.opened
+    if opened is None:
+        return math.inf
+    times = sum(log.misses.get(peer, ()))
+    if evidence(log, peer) >= log.epoch:
+        return opened + (log.rules.round_timeout if times < MISSES_MAX else log.usual_round())
+    return opened + min(log.rules.round_timeout, log.usual_round() * (1 << min(times, DOUBLINGS_MAX)))
+
+
+def waited_for(log: FragmentLog, now: float) -> list[str]:
+    """Return the peers that the round waits for now."""
+    return [p for p in _expected(log) if p not in log.round.readys and now < waits_until(log, p)]
+
+
+def needed(log: FragmentLog) -> int:
+    """Return how many contributions the next commit needs at least."""
+    return max(1, log.rules.needed(log.revision_next, first=not log.epoch))
+
+
+def weighted(log: FragmentLog) -> list[str]:
+    """Return the peers whose contributions have come; not those that only aggregate."""
+    return [peer for peer, ready in log.round.readys.items() if ready.weight > 0]
+
+
+def quorum(log: FragmentLog, now: float) -> int:
+    """Return with how many contributions the round may close: half of those that take part, but two if several do; of a
+    pair one is enough only if a revision says so."""
+    newcomers = [peer for peer in _workers(log) if is_newcomer(log, peer)]
+    part = len({*weighted(log), *waited_for(log, now), *newcomers})
+    least = 1 if log.revision_next.min_peers == 1 else 2
+    return max(needed(log), min(part, max(least, math.ceil(part / 2))))
+
+
+def open_round(log: FragmentLog, now: float) -> None:
+    """Let the waits begin once half of a quorum has contributed, and two where two are needed: one early contribution
+    opens nothing."""
+    least = quorum(log, now)
+    if log.round.opened is None and len(weighted(log)) >= min(least, max(2, math.ceil(least / 2))):
+        log.round.opened = now
+
+
+def may_close(log: FragmentLog, now: float) -> bool:
+    """Whether the round may close now."""
+    return len(weighted(log)) >= quorum(log, now) and not waited_for(log, now)
+
+
+def closes_at(log: FragmentLog) -> float:
+    """Return when the round will close if nothing arrives; inf: not by itself."""
+    missing = [peer for peer in _expected(log) if peer not in log.round.readys]
+    moments = sorted({waits_until(log, peer) for peer in missing} - {math.inf})
+    return next((moment for moment in moments if may_close(log, moment)), math.inf)
+
+
+def to_ask(log: FragmentLog, now: float) -> list[str]:
+    """Return the peers to ask for their contributions."""
+    missing = waited_for(log, now)
+    if missing or len(weighted(log)) >= needed(log):
+        return missing
+    return [peer for peer in _workers(log) if peer not in log.round.readys]

@@ -1,0 +1,47 @@
+"""Digests of tensors: compared beside all else, because a version never covers tensors.
+
+Law: most decide. If more than half of all live holders, this peer included, tell one other digest for an epoch, this
+peer's tensors are damaged, or its arithmetic is unlike. A tie changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .fragment import FragmentLog
+from .messages import Links
+from .state import hash_of
+
+TOLD = 4
+"""A Summary has the digests of so many epochs of each fragment."""
+
+
+def record(log: FragmentLog, epoch: int, digests: tuple[str, ...]) -> None:
+    """Record the digests of a version's slices as they are here."""
+    log.digests[epoch] = digests
+    for old in sorted(log.digests)[:-TOLD]:
+        del log.digests[old]
+
+
+def told(log: FragmentLog) -> Links:
+    """Return what this peer's Summary tells."""
+    return tuple((epoch, hash_of(digests)) for epoch, digests in sorted(log.digests.items()))
+
+
+def majority(log: FragmentLog) -> list[str]:
+    """Return the peers that tell one other digest than this peer has for its newest version with a digest, if they are
+    more than half of all live holders."""
+    if not log.digests:
+        return []
+    epoch = max(log.digests)
+    mine, tellers = hash_of(log.digests[epoch]), dict[str, str]()
+    for peer in log.roster.holders():
+        summary = log.roster.summary(peer)
+        if summary is not None and summary.digests and log.is_here(peer):
+            digest = dict(summary.digests[log.fragment]).get(epoch)
+            if digest is not None:
+                tellers[peer] = digest
+    most, count = next(iter(Counter(tellers.values()).most_common(1)), (mine, 0))
+    if most == mine or 2 * count <= len(log.roster.holders()) + 1:
+        return []
+    return [peer for peer, digest in tellers.items() if digest == most]

@@ -1,0 +1,259 @@
+"""Events that a replica takes, and effects that it returns. Frozen data, no behaviour.
+
+The node carries out all effects of an event, in order, before it feeds the next event. Events that are as in the core
+are taken from there. Average, Apply, Fill and Roll start tensor work; a later event reports its result, and only Accept
+makes it the present state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.events import (
+    Changed,
+    Closed,
+    Complaint,
+    Depart,
+    Died,
+    Discovered,
+    Expelled,
+    Finished,
+    Measured,
+    Merge,
+    Moving,
+    Note,
+    Pause,
+    Reachable,
+    Release,
+    Revised,
+    Stepped,
+    Wakeup,
+)
+from ..core.events import Ready as Start
+from ..core.leases import Use
+from ..core.revision import FOUNDED, Revision
+from ..core.version import ContributionId, Version
+from .messages import Commit, Mean, Message, Ready, Slice
+from .state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from another peer has arrived."""
+
+    sender: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The peer ``to`` has received the message."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone."""
+
+    to: str
+    message: Message
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """The trainer's pseudo-gradient for the fragment that a Load named as due, by slice, with the hash of each."""
+
+    fragment: int
+    weight: float
+    samples: int
+    hashes: tuple[str, ...]
+    payloads: tuple[Any, ...] = field(compare=False, repr=False)
+    uses: tuple[Use, ...] = ()
+    oldest: tuple[ContributionId, Version] | None = None  # asynchronous: of the progress in it, and its base
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The answer to Average: the mean of one slice, its hash, and this peer's signature of these."""
+
+    fragment: int
+    base: Version
+    key: str
+    number: int
+    hash: str
+    payload: Any = field(compare=False, repr=False, default=None)
+    seal: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The answer to Apply: the outer step of this commit is computed."""
+
+    fragment: int
+    base: Version
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The answer to Fill: a fetched slice is staged; ``digest``: of its tensors."""
+
+    fragment: int
+    version: Version
+    number: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """The answer to Roll: a staged slice is now at ``version``."""
+
+    fragment: int
+    version: Version
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """The digests of this version's tensors as they are here, by slice, computed beside all else."""
+
+    fragment: int
+    version: Version
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Slices in memory no longer have the digest that was computed after their last step."""
+
+    fragment: int
+    version: Version
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """This peer is to found the run. ``hashes``: by fragment, of the founding's record and of θ₀."""
+
+    generation: int
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """This peer is to start from a checkpoint: the states of all fragments; their tensors are in place."""
+
+    states: tuple[State, ...]
+
+
+Event = (
+    Received | Delivered | SendFailed | Closed | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
+    | Contribute | Averaged | Applied | Filled | Rolled | Digested | Damaged | Found | Restore | Revised | Expelled
+    | Depart | Wakeup
+)  # fmt: skip
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message. The answer is Delivered or SendFailed. A Part gets its tensors when it is sent."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Compute the mean of one slice: of ``slices``, one for each entry that has a weight, sorted by peer and summed in
+    this order. The answer is Averaged."""
+
+    fragment: int
+    base: Version
+    key: str
+    number: int
+    slices: tuple[tuple[float, Slice], ...]  # with the weight of each
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Compute the outer step of a commit from its means, one for each slice (none: tensors stay), and keep the result
+    as a proposal. ``buffered``: submissions in the Delayed Nesterov buffer before. The answer is Applied."""
+
+    commit: Commit
+    means: tuple[Mean, ...]
+    buffered: int = 0
+    revision: Revision = FOUNDED
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Stage the tensors of a fetched slice. The answer is Filled."""
+
+    fragment: int
+    version: Version
+    number: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Take the outer step of a commit in one staged slice. The answer is Rolled."""
+
+    commit: Commit
+    mean: Mean
+    buffered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Make these proposals the present states, all at once, each given as (fragment, version). ``numbers``: None where
+    all slices come from the proposed step or from staging; else only these staged slices replace the present ones."""
+
+    proposals: tuple[tuple[int, Version], ...]
+    numbers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One fragment of a Load. ``counted``: this peer's last contribution that the version counts: the trainer's record
+    decides by it. ``kin``: whether the version descends from the one merged last; else local progress is dropped."""
+
+    fragment: int
+    version: Version
+    counted: ContributionId | None
+    kin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The answer to the trainer's Merge: the fragments to merge, and the one to contribute to next; None at the end."""
+
+    fragments: tuple[Loaded, ...]
+    due: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The answer to Contribute: this is the id that the trainer's record must look for in later states."""
+
+    fragment: int
+    id: ContributionId
+
+
+Effect = (
+    Send | Average | Apply | Fill | Roll | Accept | Load | Sent | Release | Start | Changed | Finished | Note | Died
+    | Complaint
+)  # fmt: skip
+
+__all__ = [
+    "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
+    "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
+    "Finished", "Found", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause", "Reachable", "Ready",
+    "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent", "Start", "Stepped",
+    "Wakeup",
+]  # fmt: skip

@@ -1,0 +1,243 @@
+"""This peer's own trainer as the core sees it: what it has merged, its contribution on the way, what is due next.
+
+Law: one exchange is under way at a time, and a contribution is made on the version that was merged last. While that
+version stays, an exchange that is taken up again has the same id and the same slices: else a part could be counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.lives import incarnation_after
+from ..core.rules import Rules
+from ..core.schedule import fragment_by_log
+from ..core.version import ContributionId, Version
+from . import claims, holding, leading, owning
+from .admission import is_counted
+from .events import Contribute, Effect, Load, Loaded, Release, Send, Sent
+from .fragment import FragmentLog
+from .messages import Ready, Slice, Stale, Want, What
+from .round import Phase
+from .state import descends, rooted
+
+SENDS_IN = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING, Phase.LACKING})
+
+
+class Exchange:
+    """The contribution of this peer's trainer to one fragment, and who has which part of it."""
+
+    def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int) -> None:
+        self.me, self.rules, self.logs = me, rules, logs
+        self.incarnation, self.sequence, self.turn = incarnation, 0, 0
+        self.merged: list[Version | None] = [None] * len(logs)
+        self.ready: Ready | None = None
+        self.parts: dict[int, Slice] = {}
+        self.handed: dict[int, str] = {}  # by slice (-1: the Ready): who has it
+        self.going: dict[int, str] = {}  # the same: to whom it is on its way
+        self.flying = False  # the trainer waits for the end of the exchange
+        self.stale: Version | None = None  # asynchronous: at which version the submission was refused
+        self.since, self.patience = 0.0, 0.0  # asynchronous: when the Ready was sent last, and until when to wait
+
+    # -- questions
+
+    @property
+    def fragment(self) -> int | None:
+        return None if self.ready is None else self.ready.fragment
+
+    def sent(self) -> tuple[int, ...]:
+        """Return, by fragment, the epoch for which this peer's contribution is out; -1: none."""
+        ready = self.ready
+        return tuple(
+            ready.base.epoch
+            if ready is not None and ready.fragment == log.fragment and ready.base == log.version
+            else -1
+            for log in self.logs
+        )
+
+    def due(self) -> int | None:
+        """Return the fragment to which the trainer should contribute next; None at the end of the run."""
+        if self.rules.asynchronous:
+            turns = (fragment % len(self.logs) for fragment in range(self.turn, self.turn + len(self.logs)))
+            return next((fragment for fragment in turns if not self.logs[fragment].final), None)
+        return fragment_by_log([None if log.final else log.epoch for log in self.logs])
+
+    # -- merging
+
+    def merge(self) -> Load:
+        """Return the answer to the trainer's Merge. The trainer's own record decides what is counted."""
+        if self.flying:
+            return Load((), None)
+        loads = []
+        for log in self.logs:
+            if log.version is not None and log.version != self.merged[log.fragment]:
+                loads.append(self._load(log))
+        return Load(tuple(loads), self.due())
+
+    def _load(self, log: FragmentLog) -> Loaded:
+        before, self.merged[log.fragment] = self.merged[log.fragment], log.version
+        member = log.held.roll.get(self.me)
+        counted = None if member is None else member.id
+        return Loaded(log.fragment, log.held.version, counted, before is None or descends(log.held, before))
+
+    # -- sending
+
+    def contribute(self, event: Contribute, now: float) -> list[Effect]:
+        """Begin to send the trainer's contribution, unless its base is no longer the present version."""
+        log = self.logs[event.fragment]
+        base = self.merged[event.fragment]
+        if log.state is None or base is None or log.phase is Phase.FINAL or not self._counts(log, base):
+            return [Release(sent=False)]
+        if not self.rules.asynchronous and log.phase not in SENDS_IN:
+            return [Release(sent=False)]
+        self.flying = True
+        if self.rules.asynchronous or (self.fragment, self.ready_base) != (event.fragment, log.version):
+            self._begin(event, log, now)
+        assert self.ready is not None
+        return [Sent(event.fragment, self.ready.id), *self.deliver(log, now)]
+
+    def _begin(self, event: Contribute, log: FragmentLog, now: float) -> None:
+        self.sequence, self.turn = self.sequence + 1, self.turn + 1
+        id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
+        size = event.weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, ""
+        base, oldest = self.merged[log.fragment] or log.held.version, id
+        if self.rules.asynchronous and event.oldest is not None:
+            oldest, base = event.oldest[0], min(base, event.oldest[1])  # so old work can't pass as fresh
+        self.ready = rooted(Ready(log.fragment, base, id, oldest, *size, event.uses))
+        numbered = enumerate(zip(event.hashes, event.payloads, strict=True))
+        self.parts = {n: Slice(log.fragment, base, self.me, id, n, h, p) for n, (h, p) in numbered}
+        self.handed, self.going, self.stale = {}, {}, None
+        self.since, self.patience = now, self.rules.dead_after
+
+    def aggregates(self, log: FragmentLog) -> None:
+        """Take part in a round as a peer that only aggregates: with a Ready of weight 0."""
+        busy = self.ready is not None and self.ready.base == log.version
+        if busy or log.roster.mine.role != "aggregator" or log.phase is not Phase.COLLECTING or self.rules.asynchronous:
+            return
+        if self.fragment is not None and self.logs[self.fragment].version == self.ready_base:
+            return
+        self.sequence += 1
+        id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
+        self.ready = Ready(log.fragment, log.held.version, id, id, 0.0, 0, (), mine.bandwidth, mine.eligible)
+        self.parts, self.handed, self.going = {}, {}, {}
+
+    @property
+    def ready_base(self) -> Version | None:
+        return None if self.ready is None else self.ready.base
+
+    def deliver(self, log: FragmentLog, now: float) -> list[Effect]:
+        """Send what has not arrived where it belongs: the Ready to the holder, each slice to its owner."""
+        ready = self.ready
+        if ready is None or ready.fragment != log.fragment or log.phase not in SENDS_IN:
+            return []
+        if not self._counts(log, ready.base):
+            return []
+        if self.rules.asynchronous:
+            return self._submit(log, ready, now)
+        effects: list[Effect] = []
+        if self.me not in log.round.readys:
+            effects += leading.collect(log, self.me, ready, now)
+        _, holder = claims.target(log)
+        effects += self._send(log, -1, ready, holder)
+        for number, part in self.parts.items():
+            owner = log.round.owners[number]
+            if (number, self.me) not in log.round.slices:
+                effects += owning.collect(log, self.me, part, now)
+            effects += self._send(log, number, part, owner)
+        return effects
+
+    def _counts(self, log: FragmentLog, base: Version) -> bool:
+        """Whether a contribution on this base can still be counted."""
+        return descends(log.held, base) if self.rules.asynchronous else base == log.version
+
+    def _submit(self, log: FragmentLog, ready: Ready, now: float) -> list[Effect]:
+        """Send a submission, whole, to the holder of the term."""
+        if not self.flying or is_counted(log.held, self.me, ready):
+            return []
+        _, holder = claims.target(log)
+        effects: list[Effect] = []
+        whole: list[tuple[int, Ready | Slice]] = [(-1, ready), *self.parts.items()]
+        for number, what in whole:
+            if holder == self.me:
+                effects += holding.submitted(log, self.me, what, now)
+            effects += self._send(log, number, what, holder)
+        return effects
+
+    def again(self, log: FragmentLog, now: float) -> None:
+        """In asynchronous mode, let the Ready be sent again if there was no answer for long: it may have been lost."""
+        if self.flying and self.fragment == log.fragment and now - self.since >= self.patience:
+            self.since, self.patience = now, min(2 * self.patience, self.rules.say_again)
+            self.handed.pop(-1, None)
+
+    def refused(self, sender: str, refusal: Stale) -> None:
+        """Handle the holder's refusal of a submission: the exchange ends once that version is reached here."""
+        if self.ready is None or refusal.id != self.ready.id or not self.flying:
+            return
+        most, uses = self.rules.max_staleness, bool(self.ready.uses)
+        if uses or (most is not None and refusal.version.epoch - self.ready.base.epoch > most):
+            self.stale = refusal.version
+
+    def _send(self, log: FragmentLog, number: int, what: Ready | Slice, to: str) -> list[Effect]:
+        reach = log.roster.live(to) or log.roster.presumed(to)
+        if to == self.me or not reach or to in (self.handed.get(number), self.going.get(number)):
+            return []
+        self.going[number] = to
+        return [Send(to, what)]
+
+    def wanted(self, log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
+        """Send again what the holder asks for, even if it was delivered before: it may have been lost."""
+        if self.ready is None or self.ready.base != want.base or self.ready.fragment != log.fragment:
+            return []
+        if want.what is What.READY:
+            self.handed.pop(-1, None)
+            return self.deliver(log, now)
+        if sender != log.round.holder:
+            return []
+        return [Send(sender, self.parts[number]) for number in want.numbers if number in self.parts]
+
+    def delivered(self, to: str, message: Ready | Slice, now: float, *, ok: bool) -> None:
+        """Record whether a part has arrived. One that has not is sent again at the next tick."""
+        number = message.number if isinstance(message, Slice) else -1
+        if self.ready is None or message.id != self.ready.id or self.going.get(number) != to:
+            return
+        del self.going[number]
+        if ok:
+            self.handed[number] = to
+            log = self.logs[message.fragment]
+            if number < 0 and log.version == message.base:
+                before, since = log.round.handed
+                log.round.handed = to, since if before == to else now
+
+    def lost(self, peer: str) -> None:
+        """Handle a peer that is gone or has restarted: it does not have what was sent to it."""
+        self.handed = {number: to for number, to in self.handed.items() if to != peer}
+        self.going = {number: to for number, to in self.going.items() if to != peer}
+
+    # -- what follows
+
+    def landed(self) -> bool:
+        """Return whether the exchange under way has just ended: its fragment has moved, or another one is due."""
+        if not self.flying or self.ready is None:
+            return False
+        log = self.logs[self.ready.fragment]
+        if self.rules.asynchronous:
+            if not self._is_over(log, self.ready):
+                return False
+        elif log.version == self.ready.base and self.due() == log.fragment:
+            return False
+        self.flying = False
+        return True
+
+    def _is_over(self, log: FragmentLog, ready: Ready) -> bool:
+        """Whether a submission is counted, refused, or can't be counted any more."""
+        if log.state is None or log.phase is Phase.FETCHING:
+            return False
+        told = self.stale is not None and log.epoch >= self.stale.epoch
+        gone = log.final or not descends(log.held, ready.base) or holding.is_stale(log, ready.base)
+        return told or gone or is_counted(log.held, self.me, ready)
+
+    def renew_incarnation(self) -> None:
+        """Raise this peer's incarnation if a state counts a higher id of it: lower ids would never be counted."""
+        for log in self.logs:
+            member = None if log.state is None else log.state.roll.get(self.me)
+            if member is not None and member.id > ContributionId(self.incarnation, self.sequence):
+                self.incarnation, self.sequence = incarnation_after(member.id.incarnation, self.incarnation), 0

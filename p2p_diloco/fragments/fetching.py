@@ -1,0 +1,320 @@
+"""Fetching a fragment's newer state, slice by slice, from several donors at once; and repairing damaged slices.
+
+Law: slices are adopted when all of them are at one version, never a mixture. Donors move on meanwhile and keep nothing
+of the past, so each Part names its version, and a staged slice is rolled forward by itself with the commits that come.
+Another lineage is adopted with all fragments at once. A repair is the same, beside the rounds, with the own state as
+head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..core.failures import Failures
+from ..core.rules import Rules
+from ..core.version import Version
+from . import holding
+from .admission import objection
+from .events import Accept, Complaint, Effect, Fill, Filled, Note, Roll, Rolled, Send
+from .fragment import FragmentLog
+from .messages import Ask, Commit, Head, Mean, Part
+from .roster import Roster
+from .round import Phase
+from .state import State, append, chain_at, is_sound
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
+    by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
+    when; ``busy``: tensor work under way. ``asked``: by slice (-1: the head), whom, and when. ``repair``: only
+    ``numbers`` are fetched, and rounds go on."""
+
+    fragment: int
+    donors: tuple[str, ...]
+    numbers: tuple[int, ...]
+    repair: bool = False
+    head: State | None = None
+    digests: tuple[str, ...] = ()
+    path: dict[int, tuple[Commit, State, tuple[Mean, ...]]] = field(default_factory=dict)
+    staged: dict[int, tuple[Version, float]] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+    asked: dict[int, tuple[str, float]] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        head = self.head
+        if head is None or self.busy:
+            return False
+        return all(n in self.staged and self.staged[n][0] == head.version for n in self.numbers)
+
+
+class Fetching:
+    """All fetches of this replica."""
+
+    def __init__(self, rules: Rules, logs: Sequence[FragmentLog], roster: Roster) -> None:
+        self.rules, self.logs, self.roster = rules, logs, roster
+        self.fetches: dict[int, Fetch] = {}
+        self.together = False  # another lineage: nothing is adopted until all is here
+        self.failures = Failures(rules)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a newer state is on its way; not a repair."""
+        return any(not fetch.repair for fetch in self.fetches.values())
+
+    def begin(self, fragments: Sequence[int], donors: Sequence[str], now: float, *, together: bool) -> list[Effect]:
+        """Begin to fetch these fragments. Their rounds end here."""
+        self.together = together
+        effects: list[Effect] = []
+        for fragment in fragments:
+            log = self.logs[fragment]
+            log.round.phase = Phase.FETCHING
+            self.fetches[fragment] = Fetch(fragment, tuple(donors), tuple(range(log.slices)))
+            effects += self._ask(self.fetches[fragment], now)
+        return effects
+
+    def repair(self, log: FragmentLog, numbers: Sequence[int], donors: Sequence[str], now: float) -> list[Effect]:
+        """Begin to fetch slices of the present version that are damaged here, beside the rounds."""
+        if log.fragment in self.fetches or log.state is None:
+            return []
+        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), repair=True, head=log.state)
+        self.fetches[log.fragment] = fetch
+        return [
+            Note("repair", f"{len(numbers)} slices of fragment {log.fragment} are fetched again"),
+            *self._ask(fetch, now),
+        ]
+
+    # -- asking
+
+    def _able(self, fetch: Fetch, now: float) -> list[str]:
+        """Return the donors that can be asked now, those that failed least first."""
+        known = [peer for peer in fetch.donors if self.roster.holds_state(peer)]
+        near = [peer for peer in self.roster.holders() if self._is_near(fetch, peer)]
+        donors = near if near and not fetch.repair else known
+        donors.sort(key=lambda peer: (self.failures.times(peer), peer))
+        return [peer for peer in donors if not self.failures.lately(peer, now)] or donors
+
+    def _is_near(self, fetch: Fetch, peer: str) -> bool:
+        """Whether the peer's Summary names the head's version, or the one before it, or one that may follow."""
+        summary, head = self.roster.summary(peer), fetch.head
+        if summary is None or not summary.heads or head is None:
+            return False
+        epoch, chain = summary.heads[fetch.fragment]
+        known = chain_at(head.links, epoch) == chain if epoch <= head.version.epoch else peer in fetch.donors
+        return known and epoch >= head.version.epoch - 1
+
+    def _ask(self, fetch: Fetch, now: float) -> list[Effect]:
+        donors = self._able(fetch, now)
+        if not donors:
+            return []
+        if fetch.head is None:
+            if -1 in fetch.asked:
+                return []
+            fetch.asked[-1] = donors[0], now
+            return [Send(donors[0], Ask(fetch.fragment))]
+        left = [n for n in fetch.numbers if n not in fetch.staged and n not in fetch.asked and n not in fetch.busy]
+        effects: list[Effect] = []
+        for donor in donors:
+            room = self.rules.fetch_window - sum(peer == donor for peer, _ in fetch.asked.values())
+            numbers, left = left[: max(0, room)], left[max(0, room) :]
+            fetch.asked |= dict.fromkeys(numbers, (donor, now))
+            effects += [Send(donor, Ask(fetch.fragment, tuple(numbers)))] if numbers else []
+        return effects
+
+    # -- what comes
+
+    def headed(self, sender: str, message: Head, now: float) -> list[Effect]:
+        """Handle the state that a donor told."""
+        fetch = self.fetches.get(message.fragment)
+        if fetch is None or fetch.asked.get(-1, ("", 0))[0] != sender or message.state.fragment != message.fragment:
+            return [Complaint(sender, "its state was not asked for")]
+        del fetch.asked[-1]
+        if not is_sound(message.state):
+            self.failures.add(sender, now)
+            return [Complaint(sender, "its state does not have the chain of its version"), *self._ask(fetch, now)]
+        if fetch.head is None or message.state.version.epoch > fetch.head.version.epoch:
+            fetch.head, fetch.digests = message.state, message.digests
+        return self._go_on(fetch, now)
+
+    def part(self, sender: str, message: Part, now: float) -> list[Effect]:
+        """Handle a slice: stage it."""
+        fetch = self.fetches.get(message.fragment)
+        if fetch is None or fetch.asked.get(message.number, ("", 0))[0] != sender:
+            return [Complaint(sender, "its slice was not asked for")]
+        del fetch.asked[message.number]
+        fetch.busy.add(message.number)
+        fetch.sources[message.number] = sender
+        return [Fill(message.fragment, message.version, message.number, message.payload)]
+
+    def filled(self, done: Filled, now: float) -> list[Effect]:
+        """Handle a staged slice. One at the head's own version must have the digest that the donor of the head told."""
+        fetch = self.fetches.get(done.fragment)
+        if fetch is None or done.number not in fetch.busy:
+            return []
+        fetch.busy.discard(done.number)
+        source = fetch.sources.get(done.number, "")
+        same = fetch.head is not None and fetch.head.version == done.version and bool(fetch.digests)
+        if same and fetch.digests[done.number] != done.digest:
+            self.failures.add(source, now)
+            return [
+                Complaint(source, f"its slice {done.number} is not the one of this version"),
+                *self._ask(fetch, now),
+            ]
+        fetch.staged[done.number] = done.version, now
+        self.failures.forget(source)
+        effects: list[Effect] = []
+        if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
+            self._advance(fetch)
+            if done.version.epoch > fetch.head.version.epoch and -1 not in fetch.asked:
+                fetch.asked[-1] = source, now
+                effects.append(Send(source, Ask(fetch.fragment)))
+        return effects + self._go_on(fetch, now)
+
+    def rolled(self, done: Rolled, now: float) -> list[Effect]:
+        """Handle a slice that was rolled forward."""
+        fetch = self.fetches.get(done.fragment)
+        if fetch is None or done.number not in fetch.busy:
+            return []
+        fetch.busy.discard(done.number)
+        fetch.staged[done.number] = done.version, now
+        return self._go_on(fetch, now)
+
+    def came(self, fragment: int, now: float) -> list[Effect]:
+        """Handle a message that was kept for a fragment that is being fetched: it may be a commit or a mean."""
+        fetch = self.fetches.get(fragment)
+        if fetch is None or fetch.repair:
+            return []
+        self._make_room(fetch)
+        return self._go_on(fetch, now)
+
+    def _make_room(self, fetch: Fetch) -> None:
+        """Drop the means of slices that are neither here nor on their way: these come at a later version."""
+        early, near = self.logs[fetch.fragment].early, {*fetch.staged, *fetch.busy, *fetch.asked}
+        for key in [key for key, kept in early.items() if isinstance(kept, Mean) and kept.number not in near]:
+            del early[key]
+
+    def stepped(self, log: FragmentLog, before: State, now: float) -> list[Effect]:
+        """Handle an outer step of a fragment that is being repaired: staged slices follow."""
+        fetch = self.fetches.get(log.fragment)
+        if fetch is None or not fetch.repair or not log.last:
+            return []
+        commit, means = log.last[-1]
+        fetch.path[commit.base.epoch] = commit, before, means
+        fetch.head = log.state
+        return self._go_on(fetch, now)
+
+    # -- rolling forward
+
+    def _go_on(self, fetch: Fetch, now: float) -> list[Effect]:
+        if not fetch.repair:
+            self._advance(fetch)
+        return [*self._roll(fetch, now), *self._ask(fetch, now)]
+
+    def _advance(self, fetch: Fetch) -> None:
+        """Let the head follow the commits that were kept: the outer steps that others took meanwhile."""
+        log = self.logs[fetch.fragment]
+        while fetch.head is not None:
+            head = fetch.head
+            found = (m for m in log.early.values() if isinstance(m, Commit) and m.base == head.version)
+            commit = next((c for c in found if not objection(c, head, self.rules, None, log.me)), None)
+            if commit is None:
+                return
+            fetch.path[head.version.epoch] = commit, head, ()
+            fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
+
+    def _roll(self, fetch: Fetch, now: float) -> Iterator[Effect]:
+        """Roll each staged slice that is behind the head; one that can't be is asked for again."""
+        for number, (version, since) in list(fetch.staged.items()):
+            if fetch.head is None or version == fetch.head.version or number in fetch.busy:
+                continue
+            commit, before, means = fetch.path.get(version.epoch, (None, None, ()))
+            if commit is None or before is None or commit.base != version:
+                if version.epoch < fetch.head.version.epoch or now - since > self.rules.settle:
+                    del fetch.staged[number]
+                    self.failures.add(fetch.sources.get(number, ""), now)  # its slices are of no use: others first
+                continue
+            mean = self._mean(fetch, commit, number, means) if commit.hashes else None
+            if not commit.hashes:  # it counts nothing: the tensors stay
+                fetch.staged[number] = commit.version, since
+            elif mean is not None:
+                fetch.busy.add(number)
+                yield Roll(commit, mean, before.buffered)
+            elif now - since > self.rules.settle:
+                del fetch.staged[number]
+
+    def _mean(self, fetch: Fetch, commit: Commit, number: int, means: tuple[Mean, ...]) -> Mean | None:
+        kept = (m for m in self.logs[fetch.fragment].early.values() if isinstance(m, Mean) and m.number == number)
+        fits = (mean for mean in (*means, *kept) if mean.number == number and mean.hash == commit.hashes[number])
+        return next((mean for mean in fits if mean.key == commit.key), None)
+
+    # -- the end
+
+    def adopt(self, now: float) -> list[Effect]:
+        """Adopt what is complete: each fragment by itself, or all at once where the lineage changes."""
+        done = [fetch for fetch in self.fetches.values() if fetch.done and self._fits(fetch)]
+        repairs = [fetch for fetch in done if fetch.repair]
+        whole = [fetch for fetch in done if not fetch.repair]
+        if self.together and len(whole) < sum(not fetch.repair for fetch in self.fetches.values()):
+            whole = []
+        effects: list[Effect] = []
+        for fetch in repairs:
+            assert fetch.head is not None
+            del self.fetches[fetch.fragment]
+            effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers))
+        if whole:
+            heads = [fetch.head for fetch in whole if fetch.head is not None]
+            effects.append(Accept(tuple((head.fragment, head.version) for head in heads)))
+            for head in heads:
+                del self.fetches[head.fragment]
+                self.adopted(head, now)
+        return effects
+
+    def _fits(self, fetch: Fetch) -> bool:
+        """Whether nothing is in the way: a repair waits for the end of a step."""
+        log = self.logs[fetch.fragment]
+        return not fetch.repair or (log.phase is not Phase.APPLYING and log.state == fetch.head)
+
+    def adopted(self, head: State, now: float) -> None:
+        """Make a fetched or restored state the present one."""
+        log = self.logs[head.fragment]
+        if log.state is not None and log.relation(head.version) == "fork":
+            log.shown, log.misses = {}, {}
+        log.last, log.lacking, log.fresh, log.digests = [], set(), False, {}
+        before = log.round
+        log.round.began, log.unproven = 0.0, True  # a fetch is no usual round
+        log.begin(head, now)
+        if self.rules.asynchronous:
+            holding.carry_over(log, before)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Ask again what makes no progress; give up a fetch whose donors are all gone."""
+        effects: list[Effect] = []
+        for fetch in list(self.fetches.values()):
+            for number, (donor, when) in list(fetch.asked.items()):
+                if now - when >= self.rules.fetch_again or not self.roster.live(donor):
+                    self.failures.add(donor, now)
+                    del fetch.asked[number]
+            if not self._able(fetch, now):
+                del self.fetches[fetch.fragment]
+                effects += self._give_up(fetch, now)
+                continue
+            effects += self._go_on(fetch, now)
+        return effects
+
+    def _give_up(self, fetch: Fetch, now: float) -> list[Effect]:
+        log = self.logs[fetch.fragment]
+        if fetch.repair:
+            return [Note("repair", f"nobody else holds fragment {log.fragment}: what is here stays")]
+        if log.state is None:
+            log.round.phase = Phase.EMPTY
+        else:
+            log.begin(log.state, now)
+        return []
+
+    def moves(self, peer: str, now: float) -> None:
+        """Handle progress of a transfer: what this donor was asked for has time."""
+        for fetch in self.fetches.values():
+            fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}

@@ -1,0 +1,140 @@
+"""One fragment's log of commits, as one replica holds it: the state, the round after it, and what came too early.
+
+Law: the data, and questions about it. What events do to it is in `leading` (the holder of the term), `owning` (slices
+and means), `claims` (terms), `applying` (commits), `holding` (asynchronous mode); `rounds` sorts events among them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from ..core.revision import FOUNDED, Revision
+from ..core.rules import Rules
+from ..core.version import Version
+from .messages import Commit, Mean, OfRound
+from .roster import Roster
+from .round import Phase, Round
+from .state import State, chain_at, final, relation
+
+USUAL_OF = 9
+"""A usual time is the median of the last ones, this many."""
+EARLY_ROUNDS = 3
+"""Of each sender, the messages of this many rounds are kept until their version is reached."""
+
+
+class FragmentLog:
+    """One fragment's log."""
+
+    def __init__(self, fragment: int, rules: Rules, roster: Roster) -> None:
+        self.fragment, self.rules, self.roster, self.me = fragment, rules, roster, roster.me
+        self.state: State | None = None
+        self.round = Round()
+        self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
+        self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
+        self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
+        self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
+        self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove
+        self.usual: tuple[deque[float], deque[float]] = (deque(maxlen=USUAL_OF), deque(maxlen=USUAL_OF))
+        self.late: set[str] = set()  # members that did not do their part, to be named in this peer's next choice
+        self.digests: dict[int, tuple[str, ...]] = {}  # by epoch: of the slices' tensors here
+        self.fresh = False  # restored from disk, and nothing was applied since
+        self.assigned: float | None = None  # asynchronous: since when this peer leads
+        self.unproven = False  # the state was fetched or restored: the run may have gone on elsewhere
+        self.believed: set[str] = set()  # chains that most live holders tell
+
+    # -- questions
+
+    @property
+    def version(self) -> Version | None:
+        return None if self.state is None else self.state.version
+
+    @property
+    def held(self) -> State:
+        """The state. This log must hold one."""
+        assert self.state is not None
+        return self.state
+
+    @property
+    def epoch(self) -> int:
+        return -1 if self.state is None else self.state.version.epoch
+
+    @property
+    def phase(self) -> Phase:
+        return self.round.phase
+
+    @property
+    def slices(self) -> int:
+        """The number of slices."""
+        return len(self.rules.fragments[self.fragment])
+
+    @property
+    def final(self) -> bool:
+        return self.state is not None and final(self.state, self.rules)
+
+    @property
+    def revision_next(self) -> Revision:
+        """The revision that this peer's next choice names."""
+        return max(self.roster.mine.revision, FOUNDED if self.state is None else self.state.revision)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this peer holds the term, with or without all promises."""
+        return self.state is not None and self.round.holder == self.me
+
+    def relation(self, theirs: Version) -> str:
+        """Return how a version relates to the present one, see `state.relation`."""
+        return "ahead" if self.state is None else relation(self.state.version, self.state.links, theirs)
+
+    def is_here(self, peer: str) -> bool:
+        """Whether nothing shows that the peer is on another lineage of this fragment."""
+        summary = self.roster.summary(peer)
+        if summary is None or not summary.heads or self.state is None or summary.model.generation < 0:
+            return True
+        epoch, chain = summary.heads[self.fragment]
+        known = chain_at(self.state.links, epoch)
+        if known is None:
+            return summary.model.generation == self.state.version.generation and peer not in self.roster.elsewhere
+        return known == chain
+
+    def grace(self) -> float:
+        """Return how long an overdue part of a round is waited for, counted from when half of the parts were there."""
+        halves = self.usual[0]
+        usual = 2 * statistics.median(halves) if halves else 0.0
+        return min(self.rules.round_timeout, max(self.rules.settle, usual))
+
+    def usual_round(self) -> float:
+        """Return the usual length of a round, as a wait for a peer that may not hold the base."""
+        rounds = self.usual[1]
+        return max(self.rules.settle, statistics.median(rounds) if rounds else 0.0)
+
+    def means_of(self, key: str) -> dict[int, Mean]:
+        """Return the means of a choice that are here, by number."""
+        return {number: mean for (of, number), mean in self.round.means.items() if of == key}
+
+    # -- a new version
+
+    def begin(self, state: State, now: float) -> None:
+        """Make this the present state, and begin an empty round on it."""
+        self.state, plan = state, state.plan
+        phase = Phase.FINAL if final(state, self.rules) else Phase.COLLECTING
+        first = plan.succession[0] if plan.succession else self.me
+        self.round = Round(phase, now, None, now + self.rules.settle, self.rules.settle, 0, first, owners=plan.owners)
+        self.round.moved_at = now
+        for peer in (*plan.succession, *plan.owners):
+            self.roster.name(peer)
+
+    def keep(self, sender: str, message: OfRound) -> None:
+        """Keep a message on a version that is not reached. Each sender has equal room, and its oldest goes first."""
+        number = getattr(message, "number", 0)
+        self.early[type(message), sender, message.base.epoch, number] = message
+        mine = [key for key in self.early if key[1] == sender]
+        if len(mine) > EARLY_ROUNDS * (2 * self.slices + 8):
+            del self.early[min(mine, key=lambda key: self.early[key].base.epoch)]
+
+    def take_early(self) -> list[tuple[str, OfRound]]:
+        """Remove and return the kept messages on the present version, each with its sender; drop older ones."""
+        version = self.version
+        found = [(key[1], message) for key, message in self.early.items() if message.base == version]
+        self.early = {key: m for key, m in self.early.items() if m.base.epoch > self.epoch}
+        return found

@@ -1,0 +1,262 @@
+"""Asynchronous mode: each submission, or a window of them, becomes a commit, shown once its named peers hold it.
+
+Law: functions on one fragment's log. The leader owns all slices. A submission counts on any later version of its
+lineage, as far as ``max_staleness`` allows, and goes over to the next round. Submitters are answered with commits that
+the named peers hold, so what a submitter was told stays true if one peer then dies. The leader changes only by a commit
+of its own or by a takeover.
+"""
+
+from __future__ import annotations
+
+from ..core.messages import Plan as Line
+from ..core.succession import elected, hands_over, may_stay, succession, worth_a_commit
+from ..core.version import Version
+from . import applying, claims, closing, owning
+from .admission import is_counted, unfit
+from .events import Applied, Apply, Complaint, Effect, Send
+from .fragment import FragmentLog
+from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
+from .round import Phase, Round
+from .state import commit_of, key_of
+
+# -- submissions
+
+
+def submitted(log: FragmentLog, sender: str, message: Ready | Slice, now: float) -> list[Effect]:
+    """Store a part of a submission made on the present version or on an earlier one."""
+    how = log.relation(message.base)
+    if how == "ahead":
+        log.keep(sender, message)
+    if how not in ("equal", "ancestor"):
+        return []
+    if isinstance(message, Slice):
+        if sender == message.author and 0 <= message.number < log.slices:
+            log.round.slices[message.number, sender] = message
+        return []
+    return _ready(log, sender, message, now)
+
+
+def _ready(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
+    """Handle a Ready: answer one that is counted or can't be, else store it."""
+    if log.final or is_counted(log.held, sender, ready):
+        return news(log, sender, ready.base)
+    why = unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
+    if is_stale(log, ready.base) or (why and ready.uses):
+        refusal = Stale(log.fragment, ready.id, log.held.version)
+        log.round.readys.pop(sender, None)
+        return [*news(log, sender, ready.base), Send(sender, refusal)] if log.leads else []
+    if why:
+        return [Complaint(sender, f"its submission is refused: {why}")]
+    known = log.round.readys.get(sender)
+    if known is None or known.id < ready.id:
+        log.round.readys[sender] = ready
+        log.round.arrived[sender] = now
+        closing.shows(log, sender, ready.base.epoch)
+    misdirected = sender != log.me and claims.target(log)[1] != log.me
+    return [*news(log, sender, ready.base), claims.vote(log, sender)] if misdirected else []
+
+
+def is_stale(log: FragmentLog, base: Version) -> bool:
+    """Whether a submission on this base is too far behind the present version."""
+    most = log.rules.max_staleness
+    return most is not None and log.epoch - base.epoch > most
+
+
+def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
+    """Return the commits since this base, as far as they are kept: at least the newest, by which its receiver knows
+    that the holder is ahead."""
+    if peer == log.me or base == log.version:
+        return []
+    since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
+    return [Send(peer, commit) for commit, _ in (log.last[since[0] :] if since else log.last[-1:])]
+
+
+def complete(log: FragmentLog) -> list[str]:
+    """Return the peers whose submissions are whole here, the first that came first."""
+    readys = log.round.readys
+    choice = Choice(log.me, 0, tuple(sorted(readys.items())))
+    lacking = {peer for number in range(log.slices) for peer in owning.lacked(log, choice, number)}
+    return sorted(readys.keys() - lacking, key=lambda peer: (log.round.arrived.get(peer, 0.0), peer))
+
+
+def window(log: FragmentLog, now: float) -> list[str]:
+    """Return whose submissions the next commit counts; none if it should wait. Without ``async_grace``: the first that
+    came. Else all that came, until they fill the buffer, every working peer is there, or the grace is over."""
+    there, size, grace = complete(log), log.rules.dn_buffer_size, log.rules.async_grace
+    if not there or not grace:
+        return there[:1]
+    room = size - log.held.buffered if size > 1 else len(there) + 1
+    working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
+    over = now >= log.round.arrived.get(there[0], now) + grace
+    return there[:room] if over or len(there) >= room or set(working) <= set(there) else []
+
+
+def closes_at(log: FragmentLog) -> float:
+    """Return when a window ends."""
+    waits = log.rules.async_grace and log.phase is Phase.COLLECTING and claims.holds_term(log)
+    there = complete(log) if waits else []
+    return log.round.arrived.get(there[0], 0.0) + log.rules.async_grace if there else float("inf")
+
+
+# -- making a commit
+
+
+def advance(log: FragmentLog, now: float) -> list[Effect]:
+    """Begin a commit if this peer may and there is a reason; go on with the one that is under way."""
+    round = log.round
+    if log.phase is Phase.CLAIMING and claims.holds_term(log):
+        round.phase = Phase.COLLECTING
+    if log.phase is Phase.CLOSING:
+        return _propose(log, now)
+    if log.phase is Phase.HOLDING:
+        return offer(log, now)
+    if log.phase is not Phase.COLLECTING or log.final or not claims.holds_term(log):
+        return []
+    workers = [p for p, s in log.roster.summaries().items() if s.role == "worker" and s.heads]
+    named = successors(log, now)
+    counted, hand_over = window(log, now), worth_a_commit(log.me, _line(log), named)
+    if len(workers) < log.rules.needed(log.revision_next, first=not log.epoch) or not (counted or hand_over):
+        return []
+    entries = tuple((peer, round.readys[peer]) for peer in sorted(counted))
+    gone = tuple(sorted(p for p, m in log.held.roll.items() if m.epoch < log.epoch and log.roster.away(p)))
+    gone = tuple(peer for peer in gone if peer not in counted)
+    choice = Choice(log.me, round.term, entries, gone, (), log.revision_next, named)
+    round.attempt += 1
+    key = key_of(log.fragment, log.held.version, choice)
+    held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
+    round.close, round.phase = Close(*held, choice, (log.me,) * log.slices), Phase.CLOSING
+    return owning.compute(log) if entries else _propose(log, now)
+
+
+def _propose(log: FragmentLog, now: float) -> list[Effect]:
+    """Make the commit once its means are computed, compute the own step, and offer it to those that must hold it."""
+    round = log.round
+    if round.close is None or round.close.choice is None:
+        return []
+    means = log.means_of(round.close.key)
+    if round.close.choice.entries and len(means) < log.slices:
+        return []
+    ordered = tuple(means[number] for number in sorted(means))
+    hashes = tuple(mean.hash for mean in ordered)
+    round.commit = commit_of(log.held, round.close, hashes, round.close.owners, log.rules)
+    round.phase, round.holding, round.offered = Phase.HOLDING, set(), {}
+    round.working = Apply(round.commit, ordered, log.held.buffered, round.commit.choice.revision)
+    return [round.working, *offer(log, now)]
+
+
+def must_hold(log: FragmentLog) -> list[str]:
+    """Return who must hold the proposal next: those that the present plan names, then those that only this commit
+    names. So a newly named peer gets it only when everybody that may claim the term has it."""
+    commit, plan = log.round.commit, log.held.plan
+    assert commit is not None
+    for named in (plan.succession[: plan.named], commit.choice.successors):
+        lacking = [peer for peer in named if peer != log.me and peer not in (log.round.holding | log.round.passed)]
+        if could := [p for p in lacking if log.roster.holds_state(p) or log.roster.presumed(p)]:
+            return could
+    return []
+
+
+def offer(log: FragmentLog, now: float) -> list[Effect]:
+    """Send the proposal and its means to those that must hold it next, again after a while."""
+    round = log.round
+    assert round.commit is not None
+    due = [peer for peer in must_hold(log) if now >= round.offered.get(peer, now)]
+    round.offered |= dict.fromkeys(due, now + log.rules.dead_after)
+    offered: list[Message] = [*log.means_of(round.commit.key).values(), round.commit]
+    return [Send(peer, what) for peer in due for what in offered]
+
+
+def shown(log: FragmentLog, now: float) -> list[Effect]:
+    """Show the proposal: it is the present version now, and its submitters are answered."""
+    round = log.round
+    if log.phase is not Phase.HOLDING or round.commit is None or not round.stepped or must_hold(log):
+        return []
+    round.phase = Phase.APPLYING
+    counted = {peer: ready.base for peer, ready in round.readys.items() if peer in dict(round.commit.choice.entries)}
+    effects = applying.applied(log, Applied(log.fragment, round.commit.base, round.commit.version), now)
+    for peer, base in sorted(counted.items()):
+        effects += news(log, peer, base)
+    return effects
+
+
+def stepped(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
+    """Handle the end of the own step of the proposal."""
+    if log.round.commit is not None and log.round.commit.version == done.version:
+        log.round.stepped = True
+    return shown(log, now)
+
+
+def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effect]:
+    """Handle a peer's word that it holds the proposal."""
+    if log.phase is not Phase.HOLDING or log.round.commit is None or log.round.commit.version != message.version:
+        return []
+    log.round.holding.add(sender)
+    return [*offer(log, now), *shown(log, now)]
+
+
+# -- at the others
+
+
+def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
+    """Tell the author of a commit that it is held here, if one of its plans names this peer."""
+    named = log.me in commit.choice.successors or log.me in log.held.plan.succession[: log.held.plan.named]
+    return [Send(commit.leader, Held(log.fragment, commit.version))] if named and commit.leader != log.me else []
+
+
+def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
+    """Handle a commit on a version that is not reached here: ask for those between."""
+    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log).succession)
+    if not named or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
+        return []  # asked lately: each answer may hold several commits
+    log.round.asked[sender] = now
+    return [Send(sender, Want(log.fragment, log.held.version, What.COMMIT))]
+
+
+def tick(log: FragmentLog, now: float) -> list[Effect]:
+    """Ask for slices that don't come, offer again, and go on without those that were passed over."""
+    if log.phase is Phase.HOLDING:
+        return [*offer(log, now), *shown(log, now)]
+    if not log.leads or log.phase is not Phase.COLLECTING:
+        return []
+    there, effects = complete(log), list[Effect]()
+    for peer, ready in sorted(log.round.readys.items()):
+        if peer not in there and peer != log.me and now - log.round.arrived.get(peer, now) >= log.rules.settle:
+            choice = Choice(log.me, 0, ((peer, ready),))
+            numbers = tuple(n for n in range(log.slices) if owning.lacked(log, choice, n))
+            effects.append(Send(peer, Want(log.fragment, ready.base, What.SLICES, numbers)))
+    return effects
+
+
+# -- who holds the next version
+
+
+def _line(log: FragmentLog) -> Line:
+    return Line((), log.held.plan.succession[: log.held.plan.named])
+
+
+def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
+    """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
+    once the roll elects it and this peer has led for a while."""
+    names = [peer for peer in log.held.roll if log.roster.holds_state(peer) and log.is_here(peer)] or [log.me]
+    able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
+    summaries = {peer: log.roster.summary(peer) for peer in able}
+    private = [peer for peer, s in summaries.items() if s is not None and not s.eligible]
+    reachable = [peer for peer in able if peer not in private]
+    order = elected(log.rules.run, tuple(range(len(log.rules.fragments))), reachable, private)[log.fragment]
+    log.assigned = now if log.assigned is None else log.assigned
+    over = hands_over(log.me, order, now - log.assigned, log.rules.assigned_for)
+    stay = may_stay(log.me, _line(log), reachable, private, log.rules.successors)
+    return succession(log.me, _line(log), order, stay, log.rules.successors, hand_over=over)
+
+
+def carry_over(log: FragmentLog, before: Round) -> None:
+    """Take the submissions that the new version does not count over to its round."""
+    log.round.handed = before.handed
+    for peer, ready in before.readys.items():
+        if not is_counted(log.held, peer, ready) and log.relation(ready.base) in ("equal", "ancestor"):
+            log.round.readys[peer], log.round.arrived[peer] = ready, before.arrived.get(peer, 0.0)
+    roll = log.held.roll
+    log.round.slices |= {
+        place: part for place, part in before.slices.items() if place[1] not in roll or roll[place[1]].id < part.id
+    }
+    log.assigned = log.assigned if log.leads else None

@@ -1,0 +1,236 @@
+"""What the holder of the term does: it collects contributions, closes the round with a choice, sees to it that every
+slice gets its mean, and makes the commit.
+
+Law: functions on one fragment's log; `closing` says when a round may close, `claims` who holds the term. All that the
+leader chooses is in the choice; who computes which mean, and how often it tries, changes nothing in the next version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from . import applying, claims, closing, owning
+from .admission import countable, may_be_gone, unfit, unsound
+from .events import Apply, Complaint, Effect, Note, Send
+from .fragment import FragmentLog
+from .messages import Choice, Close, Lack, Ready, Slice, Want, What
+from .plan import may_own, owner_order
+from .round import Phase
+from .state import commit_of, key_of
+
+
+def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
+    """Store a contribution. All peers store those that they get: the holder may change."""
+    incarnation = log.roster.mine.incarnation
+    if ready.weight and not ready.hashes:
+        return [Complaint(sender, "its contribution has no slices")]
+    if why := unfit(sender, ready, log.held, log.rules, incarnation):
+        return [Complaint(sender, f"its contribution is refused: {why}")]
+    known, member = log.round.readys.get(sender), log.held.roll.get(sender)
+    if (known is not None and known.id >= ready.id) or (member is not None and ready.id <= member.id):
+        return []
+    log.round.readys[sender] = ready
+    closing.shows(log, sender, log.epoch)
+    closing.open_round(log, now)
+    return [] if log.leads or sender == log.me else [claims.vote(log, sender)]
+
+
+def advance(log: FragmentLog, now: float) -> list[Effect]:
+    """Close the round if this peer may, or go on with what is told by those that promised."""
+    if log.phase is Phase.CLAIMING and claims.holds_term(log):
+        log.round.phase = Phase.COLLECTING
+        log.round.opened = None
+        closing.open_round(log, now)
+        if (told := claims.told_choice(log)) is not None and told.choice is not None:
+            return close(log, told.choice, now)
+    if log.phase is not Phase.COLLECTING or not claims.holds_term(log):
+        return []
+    closing.open_round(log, now)
+    return close(log, choose(log), now) if closing.may_close(log, now) else []
+
+
+def choose(log: FragmentLog, without: Collection[str] = ()) -> Choice:
+    """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
+    readys = {peer: ready for peer, ready in log.round.readys.items() if peer not in without}
+    entries = countable(readys, log.held)
+    names = [peer for peer, _ in entries]
+    gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
+    late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
+    return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
+
+
+def _is_gone(log: FragmentLog, peer: str) -> bool:
+    return peer != log.me and not log.roster.live(peer) and not log.roster.presumed(peer)
+
+
+def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
+    """Close the round with this choice: tell the owners, and if others than the plan's own slices now, the authors."""
+    round = log.round
+    if why := unsound(choice, log.held, log.rules):
+        return [Note("choice", f"this peer can't close its round: {why}")]
+    key, owners = key_of(log.fragment, log.held.version, choice), _owners(log)
+    again = round.close is not None and round.close.key == key
+    round.attempt += 1
+    held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
+    round.close = Close(*held, choice, owners)
+    round.phase, round.owners, round.asked = Phase.CLOSING, owners, {}
+    round.lacks = round.lacks if again else {}
+    round.moved_at, round.half_at = now, None
+    effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
+    if owners != log.held.plan.owners:
+        authors = {peer for peer, _ in choice.entries} | set(round.readys)
+        short = Close(*held, None, owners)
+        effects += [Send(peer, short) for peer in sorted(authors - set(owners) - {log.me})]
+    return effects + owning.compute(log) + commit(log, now)
+
+
+def _owners(log: FragmentLog) -> tuple[str, ...]:
+    """Return the owner of each slice now: the one before, or the next in the slice's own order that can be."""
+    plan, round = log.held.plan, log.round
+    able = may_own(log.held.roll, [p for p in plan.succession if p in log.held.roll], log.epoch)
+    able = [peer for peer in able if _may_work(log, peer)] or [log.me]
+    key = f"{log.rules.run}/{log.fragment}/{log.epoch}"
+    return tuple(
+        owner if _may_work(log, owner) else owner_order(key, number, able)[0]
+        for number, owner in enumerate(round.owners)
+    )
+
+
+def _may_work(log: FragmentLog, peer: str) -> bool:
+    able = peer not in log.round.excluded and claims.able(log, peer)
+    return able and (peer == log.me or not log.roster.away(peer))
+
+
+def commit(log: FragmentLog, now: float) -> list[Effect]:
+    """Make the commit once every mean is here: send it to every live peer, also to those that fetch, and apply it."""
+    round = log.round
+    if log.phase is not Phase.CLOSING or round.close is None:
+        return []
+    means = {number: mean for number, mean in log.means_of(round.close.key).items() if applying.is_owned(log, mean)}
+    if len(means) < log.slices or not claims.holds_term(log):
+        return []
+    ordered = tuple(means[number] for number in range(log.slices))
+    hashes, owners = tuple(mean.hash for mean in ordered), tuple(mean.owner for mean in ordered)
+    round.commit = commit_of(log.held, round.close, hashes, owners, log.rules)
+    round.phase = Phase.APPLYING
+    round.working = Apply(round.commit, ordered, log.held.buffered, round.commit.choice.revision)
+    return [*(Send(peer, round.commit) for peer in log.roster.alive()), round.working]
+
+
+# -- while means are missing
+
+
+def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effect]:
+    """Handle an owner's answer: fetch the slices that it lacks from their authors and pass them on, so that a cut link
+    between the two costs a detour only. An owner that lacks again what was passed on is replaced."""
+    round = log.round
+    if round.close is None or log.phase is not Phase.CLOSING or message.key != round.close.key:
+        return []
+    effects: list[Effect] = []
+    round.asked.pop(sender, None)
+    for number, authors in message.missing:
+        if not 0 <= number < log.slices or round.close.owners[number] != sender:
+            continue
+        for author in authors:
+            since, passed_on = round.lacks.get((number, author), (now, False))
+            if passed_on and now - since > log.rules.settle:
+                round.excluded.add(sender)
+            round.lacks.setdefault((number, author), (now, False))
+            effects += _fetch(log, sender, number, author, now)
+    return effects + (replace_owners(log, now) if sender in round.excluded else [])
+
+
+def _fetch(log: FragmentLog, owner: str, number: int, author: str, now: float) -> list[Effect]:
+    part = log.round.slices.get((number, author))
+    if part is not None:
+        since, passed_on = log.round.lacks[number, author]
+        log.round.lacks[number, author] = (since if passed_on else now, True)
+        return [Send(owner, part)]
+    return [Send(author, Want(log.fragment, log.held.version, What.SLICES, (number,)))] if author != log.me else []
+
+
+def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
+    """Pass a slice on to its owner, if that one lacks it."""
+    round, place = log.round, (part.number, part.author)
+    if log.phase is not Phase.CLOSING or round.close is None or place not in round.lacks or round.lacks[place][1]:
+        return []
+    round.lacks[place] = (now, True)
+    owner = round.close.owners[part.number]
+    return [Send(owner, part)] if owner != log.me else []
+
+
+def tick(log: FragmentLog, now: float) -> list[Effect]:
+    """Ask for what is missing: contributions while the round is open, means once it is closed."""
+    if log.phase is Phase.COLLECTING and claims.holds_term(log) and now >= log.round.asks_at:
+        log.round.patience = min(2 * log.round.patience, log.rules.dead_after)
+        log.round.asks_at = now + log.round.patience
+        want = Want(log.fragment, log.held.version, What.READY)
+        return [Send(peer, want) for peer in closing.to_ask(log, now) if peer != log.me]
+    return _mend(log, now) if log.phase is Phase.CLOSING else []
+
+
+def _mend(log: FragmentLog, now: float) -> list[Effect]:
+    """Send the Close again where means are missing; ask what is overdue; go on without those that fail."""
+    round, close_ = log.round, log.round.close
+    assert close_ is not None
+    assert close_.choice is not None
+    means = {number: mean for number, mean in log.means_of(close_.key).items() if applying.is_owned(log, mean)}
+    without = [number for number in range(log.slices) if number not in means]
+    if any(not _may_work(log, close_.owners[number]) for number in without):
+        return replace_owners(log, now)
+    if failed := failed_authors(log, now):
+        return leave_out(log, failed, now)
+    owners = sorted({close_.owners[number] for number in without})
+    effects: list[Effect] = [Send(owner, close_) for owner in owners if owner != log.me]
+    if not overdue(log, now):
+        return effects
+    for owner in owners:
+        numbers = tuple(number for number in without if close_.owners[number] == owner)
+        if owner == log.me:
+            missing = tuple((number, owning.lacked(log, close_.choice, number)) for number in numbers)
+            effects += lacks(log, log.me, Lack(log.fragment, close_.base, close_.key, missing), now)
+        elif owner not in round.asked:
+            round.asked[owner] = now
+            effects.append(Send(owner, Want(log.fragment, close_.base, What.LACKS, numbers, close_.key)))
+        elif now - round.asked[owner] > log.grace():
+            round.excluded.add(owner)
+    return effects + (replace_owners(log, now) if round.excluded & set(owners) else [])
+
+
+def overdue(log: FragmentLog, now: float) -> bool:
+    """Whether a part of this round is overdue: nothing has moved for a grace since half of the means were there, or
+    since the round closed; or an author or owner is gone, so that waiting helps nothing."""
+    assert log.round.close is not None
+    assert log.round.close.choice is not None
+    since = log.round.moved_at if log.round.half_at is None else max(log.round.half_at, log.round.moved_at)
+    names = [peer for peer, _ in log.round.close.choice.entries]
+    return now - since >= log.grace() or any(log.roster.away(peer) for peer in names)
+
+
+def failed_authors(log: FragmentLog, now: float) -> set[str]:
+    """Return the authors that don't deliver a slice which its owner lacks."""
+    waiting = [(author, since) for (_, author), (since, passed_on) in log.round.lacks.items() if not passed_on]
+    return {a for a, since in waiting if a != log.me and (log.roster.away(a) or now - since > log.grace())}
+
+
+def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Effect]:
+    """Close again without these authors; if too few are left, collect again."""
+    log.late |= {peer for peer in authors if log.roster.live(peer)}
+    for peer in authors:
+        log.round.readys.pop(peer, None)
+    log.round.lacks = {}
+    choice = choose(log, without=authors)
+    if unsound(choice, log.held, log.rules):
+        log.round.phase, log.round.close = Phase.COLLECTING, None
+        return []
+    return close(log, choice, now)
+
+
+def replace_owners(log: FragmentLog, now: float) -> list[Effect]:
+    """Give the slices of owners that are gone or excluded to the next ones. The entries stay, so does the key, and so
+    do the means that were made."""
+    round = log.round
+    assert round.close is not None
+    assert round.close.choice is not None
+    log.late |= {peer for peer in round.excluded if log.roster.live(peer)}
+    return close(log, round.close.choice, now)

@@ -1,0 +1,202 @@
+"""What the promised holder did not send: newer versions and other lineages, and when they are believed.
+
+Law: a peer asks the live holders what they hold, and goes with most of them; of equal halves the greater model version
+wins. It counts itself, and leaves out those that have only restored a disk. A newcomer takes what most tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from ..core.rules import Rules
+from ..core.version import ModelVersion, Version, digest_of
+from .events import Effect, Note, Send
+from .fragment import FragmentLog
+from .messages import NO_MODEL, Ask, Claim, Ready, Told
+from .roster import Roster
+from .round import Phase
+from .state import relation
+
+ASKED_MAX = 16
+"""So many live holders are asked, drawn by hash."""
+PATIENCE_MAX = 16
+"""While nothing is believed, the time between two questions doubles up to so many times `Rules.settle`."""
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """A question to the live holders. ``began``: when; ``asked``: whom; ``told``: their answers."""
+
+    began: float
+    asked: list[str]
+    told: dict[str, Told] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What this peer goes over to: what ``teller`` told, which ``donors`` hold too. ``fork``: another lineage."""
+
+    teller: str
+    told: Told
+    donors: tuple[str, ...]
+    fork: bool
+    alone: bool  # no other answered
+
+
+def model_of(versions: Sequence[Version]) -> ModelVersion:
+    """Return the version of the whole model from those of its fragments."""
+    if not versions:
+        return ModelVersion()
+    generation = max(version.generation for version in versions)
+    samples, epochs = (sum(getattr(v, name) for v in versions) for name in ("samples", "epoch"))
+    return ModelVersion(generation, samples, epochs, digest_of(version.digest for version in versions))
+
+
+class Lineage:
+    """Notices that this peer may be behind or on another lineage, asks, and decides."""
+
+    def __init__(self, rules: Rules, logs: Sequence[FragmentLog], roster: Roster) -> None:
+        self.rules, self.logs, self.roster = rules, logs, roster
+        self.inquiry: Inquiry | None = None
+        self.since: dict[int, tuple[Version | None, float]] = {}  # by fragment: at which version, since when behind
+        self.quiet_until, self.patience = float("-inf"), 1
+
+    # -- noticing
+
+    def tick(self, now: float, *, fetching: bool) -> list[Effect]:
+        """Ask if there has been a sign for long enough."""
+        if self.inquiry is not None or fetching or now < self.quiet_until or not (holders := self.roster.holders()):
+            return []
+        if not self._has_sign(holders, now):
+            return []
+        order = sorted(holders, key=lambda peer: blake2b(f"{self.roster.me}/{peer}".encode(), digest_size=8).digest())
+        self.inquiry = Inquiry(now, order[:ASKED_MAX])
+        return [Send(peer, Ask()) for peer in self.inquiry.asked]
+
+    def _has_sign(self, holders: list[str], now: float) -> bool:
+        if any(log.state is None for log in self.logs):
+            return True
+        behind = [self._is_behind(log, holders, now) for log in self.logs]  # each notes since when
+        return any(behind)
+
+    def _is_behind(self, log: FragmentLog, holders: list[str], now: float) -> bool:
+        """Whether others have been ahead, or on another lineage, for longer than a commit is on its way."""
+        heads = (summary.heads[log.fragment] for p in holders if (summary := self.roster.summary(p)) is not None)
+        ahead = any(epoch > log.epoch for epoch, _ in heads) or any(key[2] > log.epoch for key in log.early)
+        apart = not all(log.is_here(peer) for peer in holders)
+        if not ahead and not apart:
+            self.since.pop(log.fragment, None)
+            return False
+        if self.rules.asynchronous and not apart and _may_be_behind(log, now):
+            return False
+        if log.fragment not in self.since or (self.since[log.fragment][0] != log.version and not apart):
+            self.since[log.fragment] = log.version, now
+        since = self.since[log.fragment][1]
+        if log.phase in (Phase.LACKING, Phase.APPLYING):  # parts of the next version come
+            since = max(since, min(log.round.moved_at, since + self.rules.fetch_again))
+        return now - since >= self.rules.settle
+
+    # -- deciding
+
+    def told(self, sender: str, message: Told) -> None:
+        """Record an answer. One that was not asked for is ignored."""
+        if self.inquiry is None or sender not in self.inquiry.asked or len(message.versions) != len(self.logs):
+            return
+        if len(message.links) == len(self.logs) and all(message.links):
+            self.inquiry.told[sender] = message
+
+    def decide(self, now: float) -> Belief | None:
+        """Return what to go over to, once all have answered or had time to; None: nothing, or not yet."""
+        inquiry = self.inquiry
+        if inquiry is None:
+            return None
+        waiting = [p for p in inquiry.asked if p not in inquiry.told and self.roster.live(p)]
+        if waiting and now - inquiry.began < self.rules.settle:
+            return None
+        self.inquiry = None
+        empty = any(log.state is None for log in self.logs)
+        judged = [self._judged(peer, inquiry.told, empty=empty) for peer in sorted(inquiry.told)]
+        belief = max((b for b in judged if b is not None), key=_strength, default=(0, NO_MODEL, None))[2]
+        if not empty:
+            self._note(inquiry.told)
+        again = 1 if belief is not None or empty else min(2 * self.patience, PATIENCE_MAX)
+        self.patience, self.quiet_until = again, now + again * self.rules.settle
+        return belief
+
+    def _note(self, told: dict[str, Told]) -> None:
+        """Record who is on another lineage: rounds don't wait for these."""
+        for peer, other in told.items():
+            if self._relation(other) == "fork":
+                self.roster.elsewhere.add(peer)
+            else:
+                self.roster.elsewhere.discard(peer)
+
+    def _judged(
+        self, teller: str, told: dict[str, Told], *, empty: bool
+    ) -> tuple[int, ModelVersion, Belief | None] | None:
+        """Return (how many are for it, its version, the belief) if what the teller tells is to be believed."""
+        this = told[teller]
+        kin = [peer for peer, other in told.items() if _are_kin(this, other)]
+        model, alone = model_of(this.versions), len(told) == 1
+        if empty:
+            for_it = sum(not told[peer].fresh for peer in kin)
+            return for_it, model, Belief(teller, this, tuple(kin), fork=False, alone=alone)
+        how = {peer: self._relation(other) for peer, other in told.items()}
+        if how[teller] == "held":
+            return None
+        kin = [peer for peer in kin if how[peer] != "held"]
+        for_it = sum(not told[peer].fresh for peer in kin)
+        others = [peer for peer in told if peer not in kin and not told[peer].fresh]
+        if self.rules.asynchronous and how[teller] == "ahead":
+            against = 0  # others are behind as usual, this peer too
+        else:
+            against = len(others) + (not any(log.fresh for log in self.logs))
+        mine = model_of([log.held.version for log in self.logs])
+        if for_it < against or (for_it == against and model <= mine):
+            return None
+        return for_it, model, Belief(teller, this, tuple(kin), fork=how[teller] == "fork", alone=alone)
+
+    def _relation(self, other: Told) -> str:
+        """Return ``fork``, ``ahead`` or ``held``: what another peer's model is to this peer's."""
+        found = [
+            relation(log.held.version, log.held.links, version, links)
+            for log, version, links in zip(self.logs, other.versions, other.links, strict=True)
+        ]
+        return "fork" if "fork" in found else "ahead" if "ahead" in found else "held"
+
+    def tell(self) -> Told | None:
+        """Return this peer's own answer; None while it lacks a fragment."""
+        states = [log.state for log in self.logs if log.state is not None]
+        if len(states) < len(self.logs):
+            return None
+        fresh = any(log.fresh for log in self.logs)
+        return Told(tuple(s.version for s in states), tuple(s.links for s in states), fresh)
+
+
+def _may_be_behind(log: FragmentLog, now: float) -> bool:
+    """In asynchronous mode: whether it is usual to be behind here. This peer is not named, and the answer to its
+    submission, which leads to the newer state, is not late."""
+    named = log.state is not None and log.me in log.state.plan.succession[: log.state.plan.named]
+    late = bool(log.round.handed[0]) and now - log.round.handed[1] > log.rules.dead_after
+    asked = any(key[0] in (Ready, Claim) for key in log.early)  # others, which are ahead, take this peer for the leader
+    return log.phase is Phase.COLLECTING and not (named or late or asked)
+
+
+def _strength(judged: tuple[int, ModelVersion, Belief | None]) -> tuple[int, ModelVersion]:
+    return judged[:2]
+
+
+def _are_kin(one: Told, other: Told) -> bool:
+    """Whether nothing shows that these two are on unlike lineages."""
+    pairs = zip(one.versions, one.links, other.versions, other.links, strict=True)
+    return all(relation(*pair) != "fork" for pair in pairs)
+
+
+def says(belief: Belief) -> list[Effect]:
+    """Return the lines that a user should see."""
+    if belief.fork:
+        text = f"this peer goes over to the lineage that most others hold, told by {belief.teller}; its own is lost"
+        return [Note("fork", text)]
+    return [Note("alone", f"only {belief.teller} told a state: it is believed")] if belief.alone else []

@@ -1,0 +1,107 @@
+"""An owner's work: it collects slices, and computes the mean of each slice that it owns, for the holder that it has
+promised to, and for nobody else.
+
+Law: functions on one fragment's log. A mean needs no θ and no decision. The choice's key names it, not the attempt.
+"""
+
+from __future__ import annotations
+
+from . import claims
+from .events import Average, Averaged, Complaint, Effect, Send
+from .fragment import FragmentLog
+from .messages import Choice, Close, Lack, Mean, Slice, Want, What
+from .round import Phase
+from .state import key_of
+
+
+def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effect]:
+    """Handle another peer's Close: serve it if its holder is the promised one, or would be promised now."""
+    round = log.round
+    if close.holder != sender or (
+        close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
+    ):
+        return [Complaint(sender, "its Close does not have the key of its choice")]
+    if (close.term, sender) != (round.term, round.holder):
+        if close.term:
+            round.refused[sender] = close.term
+        if not claims.would_promise(log, sender, close.term, now):
+            return [claims.vote(log, sender)]
+        claims.yields(log, close.term, sender)
+    if log.phase is Phase.APPLYING or (round.close is not None and close.rank < round.close.rank):
+        return [claims.vote(log, sender)] if log.phase is Phase.APPLYING else []
+    round.owners = close.owners
+    if close.choice is None:
+        return []
+    round.close, round.attempt = close, close.attempt
+    return compute(log)
+
+
+def compute(log: FragmentLog) -> list[Effect]:
+    """Begin the means that can be computed now."""
+    round, close = log.round, log.round.close
+    if close is None or close.choice is None or (close.term, close.holder) != (round.term, round.holder):
+        return []
+    effects: list[Effect] = []
+    for number in owned(log, close):
+        if (close.key, number) in round.computing or lacked(log, close.choice, number):
+            continue
+        mine = round.means.get((close.key, number))
+        if mine is not None and mine.owner == log.me:
+            continue
+        round.computing.add((close.key, number))
+        round.served = close  # from here on this peer's votes tell this choice
+        parts = ((ready.weight, round.slices[number, peer]) for peer, ready in close.choice.entries if ready.weight)
+        effects.append(Average(log.fragment, close.base, close.key, number, tuple(parts)))
+    return effects
+
+
+def owned(log: FragmentLog, close: Close) -> list[int]:
+    """Return the slices that a Close gives to this peer."""
+    return [number for number, owner in enumerate(close.owners) if owner == log.me]
+
+
+def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
+    """Return the authors whose slice with this number is not here, or is not the one that its author signed."""
+    slices = log.round.slices
+
+    def fits(peer: str) -> bool:
+        part, ready = slices.get((number, peer)), dict(choice.entries)[peer]
+        return part is not None and part.id == ready.id and part.hash == ready.hashes[number]
+
+    return tuple(peer for peer, ready in choice.entries if ready.weight and not fits(peer))
+
+
+def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
+    """Handle a computed mean: send it to every live peer, to the holder first, so that the commit is not late."""
+    round = log.round
+    if (done.key, done.number) not in round.computing or done.base != log.version:
+        return []
+    round.computing.discard((done.key, done.number))
+    mean = Mean(log.fragment, done.base, done.key, done.number, done.hash, log.me, done.payload, done.seal)
+    round.means[done.key, done.number] = mean
+    if log.rules.asynchronous:
+        return []  # the commit is offered with its means to those that must hold it
+    others = sorted(log.roster.alive(), key=lambda peer: (peer != round.holder, peer))
+    return [Send(peer, mean) for peer in others]
+
+
+def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effect]:
+    """Store a slice of a contribution, from its author or passed on by the holder."""
+    round = log.round
+    if sender not in (part.author, round.holder) or not 0 <= part.number < log.slices:
+        return [Complaint(sender, "a slice came from neither its author nor the holder")]
+    known = round.slices.get((part.number, part.author))
+    if known is None or known.id <= part.id:
+        round.slices[part.number, part.author] = part
+    round.moved_at = now
+    return compute(log)
+
+
+def answer(log: FragmentLog, sender: str, want: Want) -> list[Effect]:
+    """Tell the holder which slices are missing here for the choice that it asks about."""
+    close = log.round.close
+    if want.what is not What.LACKS or close is None or close.choice is None or close.key != want.key:
+        return []
+    missing = ((number, lacked(log, close.choice, number)) for number in want.numbers if number in owned(log, close))
+    found = tuple((number, authors) for number, authors in missing if authors)
+    return [Send(sender, Lack(log.fragment, close.base, close.key, found))] if found else []

@@ -1,0 +1,94 @@
+"""Peers that come, go, or tell something new of themselves; and what this peer tells.
+
+Law: the roster stores what is known of a peer, this module acts on it. This peer probes all others at once if rounds
+depend on a change in its own Summary.
+"""
+
+from __future__ import annotations
+
+from ..core.revision import Revision
+from ..core.rules import Rules
+from . import digests, waits
+from . import events as e
+from . import messages as m
+from .lineage import model_of
+from .roster import Roster
+from .rounds import Rounds
+
+
+class Presence:
+    """This peer's Summary and probes, and the other peers' lives."""
+
+    def __init__(self, rules: Rules, roster: Roster, rounds: Rounds) -> None:
+        self.rules, self.roster, self.rounds = rules, roster, rounds
+        self.logs, self.own = rounds.logs, rounds.exchange
+
+    def probe(self, peer: str, now: float) -> list[e.Effect]:
+        self.roster.probe(peer, now)
+        self.describe(now)
+        return [e.Send(peer, m.Probe(self.roster.mine))]
+
+    def tell_all(self, now: float) -> list[e.Effect]:
+        """Probe all peers at once: rounds depend on a change in this peer's Summary."""
+        within = [p for p in sorted(self.roster.peers) if self.roster.live(p) or self.roster.presumed(p)]
+        return [effect for peer in within for effect in self.probe(peer, now)]
+
+    def summarized(self, peer: str, summary: m.Summary, back: bool, now: float) -> list[e.Effect]:
+        before = self.roster.summary(peer)
+        if summary.heads and len(summary.heads) != len(self.logs):
+            return []
+        restarted = self.roster.summarized(peer, summary)
+        effects = self.learn(summary.revision)
+        if restarted:
+            effects += self.rounds.lost(peer, now)
+        if back or restarted or (before is None and self.roster.live(peer)):
+            effects.append(e.Note("joined", f"{peer} joined"))
+        if before is None or before != summary:
+            effects += self.advance(now)
+        return effects
+
+    def learn(self, revision: Revision) -> list[e.Effect]:
+        if revision <= self.roster.mine.revision:
+            return []
+        self.roster.says(revision=revision)
+        return [e.Note("revision", f"this peer has learnt of {revision}; each fragment adopts it with its next commit")]
+
+    def left(self, peer: str, incarnation: int, now: float, *, died: bool) -> list[e.Effect]:
+        self.roster.heard(peer)
+        if not self.roster.departed(peer, incarnation):
+            return []
+        if died:
+            return self.died(peer, "trainer", "lost its trainer, which ended without leaving", now)
+        return [e.Note("left", f"{peer} left the run"), *self.lost(peer, now)]
+
+    def failed(self, peer: str, now: float) -> list[e.Effect]:
+        """Handle a refused dial: probe the peer or, if it was suspect already, count it as dead."""
+        if not (self.roster.live(peer) or self.roster.presumed(peer)):
+            return []
+        if self.roster.failed(peer):
+            return self.died(peer, "node", "can't be reached any more", now)
+        return self.probe(peer, now)
+
+    def died(self, peer: str, cause: str, reason: str, now: float) -> list[e.Effect]:
+        summary = self.roster.peers[peer].summary
+        if summary is None:
+            return [e.Note("absent", f"{peer} never answered"), *self.lost(peer, now)]
+        return [e.Note("died", f"{peer} {reason}"), e.Died(peer, summary.incarnation, cause), *self.lost(peer, now)]
+
+    def lost(self, peer: str, now: float) -> list[e.Effect]:
+        return self.rounds.lost(peer, now)
+
+    def advance(self, now: float) -> list[e.Effect]:
+        return [effect for log in self.logs for effect in self.rounds.advance(log, now)]
+
+    def describe(self, now: float) -> None:
+        """Update this peer's own Summary."""
+        states = [log.state for log in self.logs if log.state is not None]
+        whole = len(states) == len(self.logs)
+        heads = tuple((s.version.epoch, s.version.digest) for s in states) if whole else ()
+        waited = [(log.fragment, waits.awaits(log, now)) for log in self.logs if log.state is not None and log.leads]
+        self.roster.says(
+            model=model_of([s.version for s in states] if whole else []), heads=heads, sent=self.own.sent(),
+            awaits=tuple((f, peers) for f, peers in waited if peers), incarnation=self.own.incarnation,
+            digests=tuple(map(digests.told, self.logs)) if whole else (),
+        )  # fmt: skip

@@ -1,0 +1,345 @@
+"""One peer's part in the protocol: ``handle(event, now)`` returns effects, and ``next_wakeup()`` the time of the next
+Wakeup.
+
+Law: all events enter here. The same state and event give the same effects. A replica knows versions, references and
+weights, never tensors; time is an argument. `rounds` plays the fragments' rounds, `lineage` and `fetching` newer
+states, `exchange` and `training` this peer's own trainer, `presence` membership.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..core.revision import FOUNDED, Revision
+from ..core.rules import Rules
+from ..core.version import Version
+from . import claims, closing, digests, holding, waits
+from . import events as e
+from . import messages as m
+from .exchange import Exchange
+from .fetching import Fetching
+from .fragment import FragmentLog
+from .lineage import Lineage, says
+from .presence import Presence
+from .roster import Roster
+from .round import Phase
+from .rounds import DEAF, Rounds
+from .state import State, founding
+from .training import Training
+
+
+class Replica:
+    """One peer's view of the run."""
+
+    def __init__(
+        self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
+    ) -> None:
+        self.me, self.rules = me, rules
+        self.roster = Roster(me, rules, m.Summary(incarnation, role, eligible))
+        self.logs = [FragmentLog(fragment, rules, self.roster) for fragment in range(len(rules.fragments))]
+        self.own = Exchange(me, rules, self.logs, incarnation)
+        self.training = Training(rules, self.logs, self.roster, self.own, now)
+        self.rounds = Rounds(self.logs, self.own)
+        self.presence = Presence(rules, self.roster, self.rounds)
+        self.lineage = Lineage(rules, self.logs, self.roster)
+        self.fetching = Fetching(rules, self.logs, self.roster)
+        self.finished = self.departed = False
+        self.next_tick = self.planned = now
+
+    # -- questions
+
+    @property
+    def versions(self) -> tuple[Version | None, ...]:
+        """The version of each fragment; None where this replica holds no state."""
+        return tuple(log.version for log in self.logs)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether this replica holds a state of every fragment."""
+        return all(log.state is not None for log in self.logs)
+
+    @property
+    def revision(self) -> Revision:
+        """The lowest revision of any fragment."""
+        return min((log.state.revision for log in self.logs if log.state is not None), default=FOUNDED)
+
+    def next_wakeup(self) -> float:
+        """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
+        if self.departed:
+            return math.inf
+        ends = [closing.closes_at(log) for log in self.logs if self._collects(log)]
+        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous and log.state is not None]
+        self.planned = min([self.next_tick, self.training.loads_by, *ends])
+        return self.planned
+
+    def _collects(self, log: FragmentLog) -> bool:
+        return not self.rules.asynchronous and log.phase is Phase.COLLECTING and claims.holds_term(log)
+
+    # -- the one entry point
+
+    def handle(self, event: e.Event, now: float) -> list[e.Effect]:
+        """Handle one event and return its effects; this replica's state changes in no other way."""
+        if self.departed:
+            return []
+        before = [log.state for log in self.logs]
+        effects = self._notice_idleness(now)
+        effects += self._dispatch(event, now)
+        effects += self._settle(before, now)
+        return [effect for effect in effects if not (isinstance(effect, e.Send) and effect.to == self.me)]
+
+    def _dispatch(self, event: e.Event, now: float) -> list[e.Effect]:
+        match event:
+            case e.Received(sender, message):
+                return self._received(sender, message, now)
+            case e.Delivered(to, message):
+                self.roster.reached(to)
+                return self._delivered(to, message, now, ok=True)
+            case e.SendFailed(to, message, gone):
+                effects = self._delivered(to, message, now, ok=False)
+                return effects + (self.presence.failed(to, now) if gone else [])
+            case e.Averaged():
+                return self.rounds.averaged(event, now)
+            case e.Applied():
+                return self.rounds.applied(event, now)
+            case e.Filled():
+                return self.fetching.filled(event, now)
+            case e.Rolled():
+                return self.fetching.rolled(event, now)
+            case e.Digested(fragment, version, found):
+                if version == self.logs[fragment].version:
+                    digests.record(self.logs[fragment], version.epoch, found)
+                return []
+            case e.Damaged(fragment, _, numbers):
+                log = self.logs[fragment]
+                donors = [peer for peer in self.roster.holders() if log.is_here(peer)]
+                return self.fetching.repair(log, numbers, donors, now)
+            case e.Found(generation, hashes):
+                return self._found(generation, hashes, now)
+            case e.Restore(states):
+                return self._restore(states, now)
+            case e.Contribute():
+                return self.own.contribute(event, now) + self.rounds.advance(self.logs[event.fragment], now)
+            case e.Wakeup():
+                return self._wakeup(now)
+        return self._of_peers(event, now)
+
+    def _of_peers(self, event: e.Event, now: float) -> list[e.Effect]:
+        """Handle an event of this peer's surroundings or of its trainer."""
+        match event:
+            case e.Closed(peer) if self.roster.live(peer):
+                self.roster.peers[peer].suspect = True
+                return self.presence.probe(peer, now)
+            case e.Moving(peer):
+                self.roster.reached(peer)
+                self.fetching.moves(peer, now)
+                return self.presence.probe(peer, now) if peer in self.roster.peers and self.roster.heard(peer) else []
+            case e.Discovered(peer):
+                return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
+            case e.Measured(bandwidth):
+                self.roster.says(bandwidth=bandwidth)
+            case e.Reachable(reachable) if reachable != self.roster.mine.eligible:
+                self.roster.says(eligible=reachable)
+                return [*self.presence.tell_all(now), *self.presence.advance(now)]
+            case e.Stepped(step_time):
+                self.training.stepped(step_time, now)
+            case e.Pause(paused):
+                self.training.pauses(paused, now)
+                return self._notice_idleness(now)
+            case e.Merge():
+                return self.training.merge(now)
+            case e.Revised(revision):
+                return self.presence.learn(revision) + self.presence.advance(now)
+            case e.Expelled(peer, reason) if self.roster.expel(peer):
+                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.presence.lost(peer, now)]
+            case e.Depart(died):
+                self.departed = True
+                return [e.Send(peer, m.Leave(self.roster.mine.incarnation, died)) for peer in self.roster.alive()]
+        return []
+
+    # -- messages
+
+    def _received(self, sender: str, message: m.Message, now: float) -> list[e.Effect]:
+        if self.roster.expelled(sender):
+            return []
+        match message:
+            case m.Probe(summary):
+                back = self.roster.heard(sender)
+                self.presence.describe(now)
+                return [
+                    e.Send(sender, m.ProbeAck(self.roster.mine)),
+                    *self.presence.summarized(sender, summary, back, now),
+                ]
+            case m.ProbeAck(summary):
+                self.roster.reached(sender)
+                return self.presence.summarized(sender, summary, self.roster.heard(sender), now)
+            case m.Leave(incarnation, died):
+                return self.presence.left(sender, incarnation, now, died=died)
+            case m.Ask():
+                return self._answer(sender, message)
+        effects = self.presence.probe(sender, now) if self.roster.heard(sender) else []
+        match message:
+            case m.Told():
+                self.lineage.told(sender, message)
+                return effects + self._decide(now)
+            case m.Head():
+                return effects + self.fetching.headed(sender, message, now)
+            case m.Part():
+                return effects + self.fetching.part(sender, message, now)
+            case m.Held():
+                log = self.logs[message.fragment]
+                return effects + holding.held(log, sender, message, now) + self.rounds.advance(log, now)
+            case m.Stale():
+                self.own.refused(sender, message)
+                return effects + self._follow(sender, message.fragment, message.version, now)
+            case m.Commit() if (
+                self.rules.asynchronous and self.logs[message.fragment].relation(message.base) == "ahead"
+            ):
+                effects += self._follow(sender, message.fragment, message.version, now)
+        effects += self.rounds.received(sender, message, now)
+        return effects + (
+            self.fetching.came(message.fragment, now) if message.fragment in self.fetching.fetches else []
+        )
+
+    def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
+        """Tell what this replica holds, or send what is asked of it."""
+        if ask.fragment is None:
+            told = self.lineage.tell()
+            return [] if told is None else [e.Send(sender, told)]
+        if not 0 <= ask.fragment < len(self.logs) or (state := self.logs[ask.fragment].state) is None:
+            return []
+        log = self.logs[ask.fragment]
+        if not ask.numbers:
+            return [e.Send(sender, m.Head(log.fragment, state, log.digests.get(log.epoch, ())))]
+        numbers = [number for number in ask.numbers if 0 <= number < log.slices][: self.rules.fetch_window]
+        return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in numbers]
+
+    def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
+        """In asynchronous mode, fetch the state of the holder that answers a submission with a version far ahead."""
+        log = self.logs[fragment]
+        has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        asks = self.own.flying and self.own.fragment == fragment and has_it
+        if not asks or log.relation(version) != "ahead" or self.fetching.under_way or log.phase is not Phase.COLLECTING:
+            return []
+        return self.fetching.begin([fragment], [sender], now, together=False)
+
+    def _delivered(self, to: str, message: m.Message, now: float, *, ok: bool) -> list[e.Effect]:
+        match message:
+            case m.Ready() | m.Slice():
+                self.own.delivered(to, message, now, ok=ok)
+            case m.Commit() if not ok and message.version == self.logs[message.fragment].version:
+                self.logs[message.fragment].lacking.add(to)
+        return []
+
+    # -- newer states
+
+    def _decide(self, now: float) -> list[e.Effect]:
+        """Go over to what most others hold, if that is to be believed: a commit is asked for as such, anything else is
+        fetched."""
+        belief = self.lineage.decide(now)
+        if belief is None:
+            return []
+        effects, behind = says(belief), list[int]()
+        for log, version, links in zip(self.logs, belief.told.versions, belief.told.links, strict=True):
+            if (belief.fork and version != log.version) or log.state is None:
+                behind.append(log.fragment)
+            elif version.epoch > log.epoch:
+                news = {chain for epoch, chain in links if epoch > log.epoch}
+                tried, log.believed = news <= log.believed, news
+                if version.epoch > log.epoch + 1 or tried:
+                    behind.append(log.fragment)
+                else:
+                    want = m.Want(log.fragment, log.held.version, m.What.COMMIT)
+                    effects += [e.Send(peer, want) for peer in belief.donors]
+                    effects += self.rounds.advance(log, now)
+        if behind:
+            effects += self.fetching.begin(behind, (belief.teller, *belief.donors), now, together=belief.fork)
+        return effects
+
+    # -- time
+
+    def _wakeup(self, now: float) -> list[e.Effect]:
+        """Handle Wakeup: close rounds whose time is over and, once per interval, do the periodic work."""
+        if now - self.planned > self.rules.frozen_after:
+            self.roster.forgive(now)
+        if now < self.next_tick:
+            return [*self.training.load(now), *self.presence.advance(now)]
+        self.next_tick = now + self.rules.probe_every
+        effects: list[e.Effect] = []
+        for peer in self.roster.expire(now):
+            effects += self.presence.died(peer, "silent", "is silent", now)
+        watched = {peer for log in self.logs for peer in waits.watched(log, now)}
+        for peer in self.roster.to_probe(watched, now):
+            effects += self.presence.probe(peer, now)
+        effects += [*self.training.start(now), *self.training.load(now)]
+        effects += self.lineage.tick(now, fetching=self.fetching.under_way)
+        effects += [*self._decide(now), *self.fetching.tick(now), *self._mend(now)]
+        for log in self.logs:
+            effects += self.rounds.tick(log, now)
+        return effects
+
+    def _mend(self, now: float) -> list[e.Effect]:
+        """Repair tensors that most others have otherwise."""
+        effects: list[e.Effect] = []
+        for log in self.logs:
+            if log.phase not in DEAF and (others := digests.majority(log)):
+                effects += self.fetching.repair(log, range(log.slices), others, now)
+        return effects
+
+    # -- what follows from any change
+
+    def _found(self, generation: int, hashes: tuple[str, ...], now: float) -> list[e.Effect]:
+        for log, digest in zip(self.logs, hashes, strict=True):
+            version = Version(generation, 0, 0, digest)
+            log.begin(founding(log.fragment, version, self.me, log.slices), now)
+        return []
+
+    def _restore(self, states: tuple[State, ...], now: float) -> list[e.Effect]:
+        for state in states:
+            self.fetching.adopted(state, now)
+            self.logs[state.fragment].fresh = True
+        return []
+
+    def _settle(self, before: list[State | None], now: float) -> list[e.Effect]:
+        """Tell the trainer and the other peers what the event changed."""
+        effects = self.fetching.adopt(now)
+        moved = [log for log, old in zip(self.logs, before, strict=True) if log.state is not old]
+        for log in moved:
+            old = before[log.fragment]
+            if old is not None:
+                effects += self.fetching.stepped(log, old, now)
+            effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
+        if moved:
+            effects += self._moved(before, now)
+        if self.own.landed():
+            self.training.last_step = now
+            effects.append(e.Release(sent=True))
+        return effects
+
+    def _moved(self, before: list[State | None], now: float) -> list[e.Effect]:
+        if not self.has_state:
+            return []
+        effects: list[e.Effect] = []
+        first = any(state is None for state in before)
+        self.own.renew_incarnation()
+        if first or self._is_left_out():
+            effects += self.presence.tell_all(now)
+        effects += [*self.training.start(now), e.Changed(), *self.training.load(now), *self.presence.advance(now)]
+        if not self.finished and all(log.final for log in self.logs):
+            self.finished = True
+            effects.append(e.Finished())
+        return effects
+
+    def _is_left_out(self) -> bool:
+        """Whether this peer trains, but a newest commit does not count it: then it announces what it holds."""
+        mine = self.roster.mine
+        if self.rules.asynchronous or mine.role != "worker" or mine.idle:
+            return False
+        members = [(log.held.roll.get(self.me), log.epoch) for log in self.logs]
+        return any(member is None or member.epoch < epoch for member, epoch in members)
+
+    def _notice_idleness(self, now: float) -> list[e.Effect]:
+        idle = self.training.is_idle(now)
+        if idle == self.roster.mine.idle:
+            return []
+        self.roster.says(idle=idle)
+        return self.presence.tell_all(now)

@@ -1,0 +1,209 @@
+"""The other peers as this peer sees them: the last Summary of each, and whether it lives. Time is an argument.
+
+Law: besides the peers that this peer waits for, a fixed number is probed per interval. A peer is dead once it was
+silent for ``dead_after`` after a probe, once a second dial was refused, or once no probe has reached it for
+``deaf_after`` intervals. Any message makes it live again, unless no probe reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.rules import Rules
+from .messages import Summary
+
+PROBED_EACH_INTERVAL = 3
+"""Peers probed per interval, besides those that this peer waits for."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of another peer."""
+
+    summary: Summary | None = None
+    came: tuple[int, ...] = ()  # its epochs when it was first known to hold a state
+    probed: float = float("-inf")
+    unanswered: float | None = None  # when the first probe after its last message was sent
+    asked: bool = False  # probed since the last interval, and nothing is known to have arrived
+    unreached: int = 0  # such intervals in a row
+    suspect: bool = False  # a dial was refused or a connection broke since its last message
+    dead: bool = False
+    expelled: bool = False
+    left: int | None = None  # the incarnation that left on purpose
+    named: bool = False  # a plan names it: presumed live until found otherwise
+    gone_since: float | None = None
+
+    @property
+    def here(self) -> bool:
+        return not self.dead and self.left is None
+
+    @property
+    def live(self) -> bool:
+        return self.summary is not None and self.here
+
+
+class Roster:
+    """All peers that this peer knows, and its own Summary (``mine``)."""
+
+    def __init__(self, me: str, rules: Rules, mine: Summary) -> None:
+        self.me, self.rules, self.mine = me, rules, mine
+        self.peers: dict[str, Peer] = {}
+        self.elsewhere: set[str] = set()  # peers that told another lineage when they were last asked
+
+    # -- questions
+
+    def live(self, peer: str) -> bool:
+        """Whether the peer has sent a Summary and has neither died nor left. This peer itself is live."""
+        return peer == self.me or (peer in self.peers and self.peers[peer].live)
+
+    def alive(self) -> list[str]:
+        """Return all live peers except this one, sorted."""
+        return sorted(peer for peer, record in self.peers.items() if record.live)
+
+    def presumed(self, peer: str) -> bool:
+        """Whether a plan names the peer, it has not sent a Summary yet, and it was not found dead."""
+        record = self.peers.get(peer)
+        return record is not None and record.named and record.summary is None and record.here
+
+    def away(self, peer: str) -> bool:
+        """Whether the peer is known to be dead or to have left."""
+        return peer in self.peers and not self.peers[peer].here
+
+    def summary(self, peer: str) -> Summary | None:
+        """Return the last Summary of a live peer; None for any other peer."""
+        if peer == self.me:
+            return self.mine
+        record = self.peers.get(peer)
+        return record.summary if record is not None and record.live else None
+
+    def summaries(self) -> dict[str, Summary]:
+        """Return the Summaries of all live peers, this peer included, sorted by id."""
+        known = {p: r.summary for p, r in self.peers.items() if r.live and r.summary is not None}
+        return dict(sorted({**known, self.me: self.mine}.items()))
+
+    def holds_state(self, peer: str) -> bool:
+        """Whether the peer is live and holds a state."""
+        summary = self.summary(peer)
+        return summary is not None and bool(summary.heads)
+
+    def holders(self) -> list[str]:
+        """Return the other live peers that hold a state, sorted."""
+        return [peer for peer in self.alive() if self.holds_state(peer)]
+
+    def expelled(self, peer: str) -> bool:
+        return peer in self.peers and self.peers[peer].expelled
+
+    # -- what happens
+
+    def says(self, **changes: Any) -> None:
+        """Change fields of this peer's own Summary."""
+        self.mine = replace(self.mine, **changes)
+
+    def name(self, peer: str) -> None:
+        """Record that a plan names the peer."""
+        if peer != self.me:
+            self.peers.setdefault(peer, Peer()).named = True
+
+    def discovered(self, peer: str) -> bool:
+        """Record that the DHT lists this peer. Return whether it was unknown."""
+        if peer == self.me or peer in self.peers:
+            return False
+        self.peers[peer] = Peer()
+        return True
+
+    def heard(self, peer: str) -> bool:
+        """Record that a message came from the peer. Return whether it has sent no Summary yet or counted as dead. A
+        late message of a peer that has left does not bring it back."""
+        record = self.peers.setdefault(peer, Peer())
+        record.unanswered = None
+        if record.expelled or (record.dead and self._deaf(record)):
+            return False
+        back = record.summary is None or record.dead
+        record.suspect, record.dead = False, False
+        return back and record.left is None
+
+    def summarized(self, peer: str, summary: Summary) -> bool:
+        """Record a peer's Summary. Return whether it shows that the peer has restarted."""
+        record = self.peers[peer]
+        known = record.left if record.summary is None else record.summary.incarnation
+        if known is not None and summary.incarnation < known:
+            return False  # a late message of an earlier life
+        restarted = known not in (None, summary.incarnation)
+        record.came = summary.epochs if restarted or not record.came else record.came
+        record.summary, record.left = summary, None if restarted else record.left
+        return restarted
+
+    def departed(self, peer: str, incarnation: int) -> bool:
+        """Record that this incarnation of the peer has left; False if another one is known."""
+        record = self.peers.setdefault(peer, Peer())
+        if record.summary is not None and record.summary.incarnation != incarnation:
+            return False
+        record.left = incarnation
+        return True
+
+    def failed(self, peer: str) -> bool:
+        """Record that a dial was refused. Return whether this makes the peer dead: the second refusal does."""
+        record = self.peers.setdefault(peer, Peer())
+        if record.suspect and not record.dead:
+            record.dead = True
+            return True
+        record.suspect = True
+        return False
+
+    def expel(self, peer: str) -> bool:
+        """Count the peer as dead for good; False if it was expelled before."""
+        record = self.peers.setdefault(peer, Peer())
+        before, record.expelled, record.dead = record.expelled, True, True
+        return not before
+
+    # -- probing
+
+    def probe(self, peer: str, now: float) -> None:
+        """Record that a probe is sent to the peer now."""
+        record = self.peers.setdefault(peer, Peer())
+        record.probed, record.asked = now, True
+        record.unanswered = now if record.unanswered is None else record.unanswered
+
+    def reached(self, peer: str) -> None:
+        """Record that a message has reached the peer."""
+        if peer in self.peers:
+            self.peers[peer].asked, self.peers[peer].unreached = False, 0
+
+    def to_probe(self, watched: Collection[str], now: float) -> list[str]:
+        """Return the peers to probe now: those that are waited for, those not probed for longest, and now and then a
+        dead one, so that the end of a cut is noticed."""
+        others = [p for p, r in self.peers.items() if p not in watched and r.left is None and not r.expelled]
+        others.sort(key=lambda peer: (self.peers[peer].probed, peer))
+        quiet = [peer for peer in others if not self.peers[peer].dead]
+        dead = [p for p in others if self.peers[p].dead and now - self.peers[p].probed >= self.rules.dead_after]
+        return sorted(watched) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
+
+    def expire(self, now: float) -> list[str]:
+        """Handle the end of an interval: return the peers just found dead, and forget those gone for long."""
+        for peer, record in list(self.peers.items()):
+            if record.here:
+                record.gone_since = None
+            elif record.gone_since is None:
+                record.gone_since = now
+            elif now - record.gone_since >= self.rules.forgotten_after and not record.expelled:
+                del self.peers[peer]
+        gone = []
+        for peer, record in sorted(self.peers.items()):
+            silent = record.unanswered is not None and now - record.unanswered >= self.rules.dead_after
+            record.unreached += record.asked and record.here
+            record.asked = False
+            if (silent or self._deaf(record)) and record.here:
+                record.dead = True
+                gone.append(peer)
+        return gone
+
+    def forgive(self, now: float) -> None:
+        """Let each wait for an answer begin again: this process was suspended, so silence proves nothing."""
+        for record in self.peers.values():
+            if record.unanswered is not None:
+                record.unanswered = now
+
+    def _deaf(self, record: Peer) -> bool:
+        return record.unreached >= self.rules.deaf_after

@@ -1,0 +1,81 @@
+"""The data of one round: everything that belongs to one version of a fragment, and is replaced with that version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .events import Apply
+from .messages import Close, Commit, Mean, Ready, Slice, Vote
+
+
+class Phase(Enum):
+    """What a fragment's log does now. The table of phases and events is in docs/decisions/0085."""
+
+    EMPTY = "empty"
+    COLLECTING = "collecting"
+    CLAIMING = "claiming"
+    CLOSING = "closing"
+    HOLDING = "holding"
+    LACKING = "lacking"
+    APPLYING = "applying"
+    FETCHING = "fetching"
+    FINAL = "final"
+
+
+@dataclass(slots=True)
+class Round:
+    """The round that makes a fragment's next version. Times are in seconds.
+
+    began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
+    come. asks_at, patience: when to ask again for what is missing, and the interval before that.
+    term, holder: the greatest claim that this peer has promised to. promised: who promised this peer's own claim; None:
+    it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
+    handed: who has this peer's own contribution, and since when.
+    waited, passed: how long each peer was waited for, and whom the round goes on without. moved_at: when a part last
+    came. half_at: when half of the means were there.
+    readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
+    attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here. means:
+    by key and number; computing: begun. lacks: (number, author) → since when an owner lacks this slice, and whether the
+    holder has passed it on. asked: when each owner was asked what it lacks. excluded: owners that the round goes on
+    without.
+    commits: by their authors, not accepted. void: chains of commits whose
+    means nobody has. commit: accepted or own. working: the outer
+    step under way; stepped: it is done. holding: who holds the own commit, in asynchronous mode; offered: when it is
+    offered to each again.
+    """
+
+    phase: Phase = Phase.EMPTY
+    began: float = 0.0
+    opened: float | None = None
+    asks_at: float = 0.0
+    patience: float = 0.0
+    term: int = 0
+    holder: str = ""
+    promised: set[str] | None = None
+    votes: dict[str, Vote] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+    handed: tuple[str, float] = ("", 0.0)
+    moved_at: float = 0.0
+    half_at: float | None = None
+    readys: dict[str, Ready] = field(default_factory=dict)
+    arrived: dict[str, float] = field(default_factory=dict)
+    slices: dict[tuple[int, str], Slice] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
+    attempt: int = -1
+    close: Close | None = None
+    served: Close | None = None
+    computing: set[tuple[str, int]] = field(default_factory=set)
+    means: dict[tuple[str, int], Mean] = field(default_factory=dict)
+    lacks: dict[tuple[int, str], tuple[float, bool]] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)
+    commits: dict[str, Commit] = field(default_factory=dict)
+    commit: Commit | None = None
+    void: set[str] = field(default_factory=set)
+    working: Apply | None = None
+    stepped: bool = False
+    holding: set[str] = field(default_factory=set)
+    offered: dict[str, float] = field(default_factory=dict)

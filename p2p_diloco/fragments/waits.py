@@ -1,0 +1,109 @@
+"""Live peers for which a round has waited too long, because they answer probes but do not do their part.
+
+Law: functions on one fragment's log, called once per heartbeat interval. A peer that leads and does nothing is passed
+over for this round, and named late in this peer's next choice. A peer that does not vote is only gone on without.
+"""
+
+from __future__ import annotations
+
+from . import claims, closing, holding, owning
+from .events import Effect, Note
+from .fragment import FragmentLog
+from .round import Phase
+
+
+def pass_over(log: FragmentLog, now: float) -> list[Effect]:
+    """Add an interval to each wait, and go on without those for which it has lasted too long."""
+    round, step = log.round, log.rules.probe_every
+    most = awaited(log, now) if log.state is not None and log.phase not in (Phase.FINAL, Phase.FETCHING) else {}
+    round.waited |= {peer: round.waited.get(peer, -step) + step for peer in most}
+    over = sorted(peer for peer, longest in most.items() if round.waited[peer] >= longest)
+    if not over:
+        return []
+    if round.promised is not None and log.leads and log.phase is not Phase.HOLDING:
+        over = [peer for peer in over if claims.spare(log, peer)]
+        if not over:
+            return []
+        round.promised |= set(over)
+    else:
+        round.passed |= set(over)
+        log.late |= set(over)
+    text = (
+        f"fragment {log.fragment}: the round goes on without {', '.join(over)}, which answers probes but nothing else"
+    )
+    return [Note("passed", text)]
+
+
+def awaited(log: FragmentLog, now: float) -> dict[str, float]:
+    """Return the live peers that the round can't do without, each with the longest wait for it."""
+    round = log.round
+    if log.leads:
+        held = dict.fromkeys(holding.must_hold(log), log.rules.confirms_within) if log.phase is Phase.HOLDING else {}
+        return held | dict.fromkeys(claims.missing(log), 2 * log.rules.settle)
+    holder, since = round.handed
+    if holder != round.holder or not claims.able(log, holder) or not log.roster.live(holder):
+        return {}
+    working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
+    moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
+    if len(working) < closing.needed(log) or moving or (excuses(log, holder) and _has_time(log, since, now)):
+        return {}
+    grace = max(log.grace(), log.rules.dead_after) if log.rules.asynchronous else log.grace()
+    times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
+    return {holder: times * grace + 2 * log.rules.probe_every}
+
+
+def _has_time(log: FragmentLog, since: float, now: float) -> bool:
+    return now - since < log.rules.round_timeout + log.grace()
+
+
+def excuses(log: FragmentLog, holder: str) -> list[str]:
+    """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
+    hide behind a peer that has long sent."""
+    summary = log.roster.summary(holder)
+    told = () if summary is None else dict(summary.awaits).get(log.fragment, ())
+    return [peer for peer in told if _would_wait(log, holder, peer)]
+
+
+def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
+    round, summary = log.round, log.roster.summary(peer)
+    if summary is None or peer == holder:
+        return False
+    if log.rules.asynchronous:
+        return peer != log.me
+    close = round.close if round.close is not None and round.close.holder == holder else None
+    if peer == log.me:
+        return close is not None and any((close.key, n) not in round.means for n in owning.owned(log, close))
+    sent = bool(summary.sent) and summary.sent[log.fragment] >= log.epoch
+    there = _numbers(log, None if close is None else close.key)
+    owns = any(owner == peer and number not in there for number, owner in enumerate(round.owners))
+    return (closing.works(log, peer, summary) and not sent) or (sent and owns)
+
+
+def _numbers(log: FragmentLog, key: str | None) -> set[int]:
+    return {number for of, number in log.round.means if key in (None, of)}
+
+
+def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:
+    """Return whom this peer waits for as the holder of the term, for its Summary."""
+    if not log.leads:
+        return ()
+    if log.phase is Phase.HOLDING:
+        found = set(holding.must_hold(log))
+    elif log.phase is Phase.CLOSING and log.round.close is not None:
+        means = log.means_of(log.round.close.key)
+        found = {owner for number, owner in enumerate(log.round.close.owners) if number not in means}
+    else:
+        asked = [] if log.rules.asynchronous else closing.to_ask(log, now)
+        found = {*asked, *claims.missing(log)}
+    return tuple(sorted(found))[:8]
+
+
+def watched(log: FragmentLog, now: float) -> set[str]:
+    """Return the peers that are probed in each interval because this round waits for them."""
+    if log.state is None or log.phase is Phase.FINAL:
+        return set()
+    holder = log.round.handed[0] and log.round.holder
+    found = {holder, *excuses(log, holder), *claims.missing(log)}
+    if log.leads and log.round.readys:
+        found |= set(awaits(log, now))
+    return found - {log.me, ""}

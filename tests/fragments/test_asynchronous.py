@@ -1,0 +1,75 @@
+"""Stories of a few peers in asynchronous mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2p_diloco.fragments.messages import Commit, Held, Mean, Message, Ready, Slice
+from tests.fragments.world import LOST, World, rules
+
+
+def asynchronous(**changes: Any) -> World:
+    return World("ABC", rules(mode="async", **changes))
+
+
+def test_each_submission_is_a_commit() -> None:
+    """Three peers submit at their own pace; each is counted again and again."""
+    world = asynchronous()
+    world.peers["B"].trains_s = 1.0
+    world.reach(12, "A")
+    world.run(20)
+    roll = world.peers["A"].state().roll
+    assert set(roll) == {"A", "B", "C"}
+    assert roll["B"].id.sequence > roll["C"].id.sequence > 2
+    world.check()
+
+
+def test_a_window_counts_several() -> None:
+    """With a grace, submissions of one window are averaged together."""
+    world = asynchronous(async_grace=2.0)
+    world.run(60)
+    assert any(len(commit.choice.entries) > 1 for commit in world.sent(Commit))
+    world.check()
+
+
+@pytest.mark.parametrize("kind", [Ready, Slice, Mean, Commit, Held])
+@pytest.mark.parametrize("seen", [0, 2])
+def test_anybody_may_die(kind: type, seen: int) -> None:
+    """The leader or its successor dies at any message: what a trainer was told is counted stays counted."""
+    for place in (0, 1):
+        world = asynchronous()
+        world.run(30)
+        plan = world.peers["A"].state().plan
+        victim = plan.succession[place] if len(plan.succession) > place else "A"
+        left = [seen]
+
+        def rule(
+            sender: str, to: str, message: Message, world: World = world, victim: str = victim, left: list[int] = left
+        ) -> float | None:
+            if sender == victim and isinstance(message, kind):
+                left[0] -= 1
+                if left[0] < 0:
+                    world.kill(victim)
+                    return LOST
+            return None
+
+        world.rules_of_net.append(rule)
+        others = [name for name in "ABC" if name != victim]
+        world.run(30)
+        world.kill(victim)
+        epoch = max(world.peers[name].epoch for name in others)
+        world.run(40)
+        assert all(world.peers[name].epoch > epoch for name in others), world.tell()
+        world.check()
+
+
+def test_old_work_is_refused() -> None:
+    """A submission that is too far behind is refused, and its progress goes into the next one."""
+    world = asynchronous(max_staleness=2)
+    world.peers["B"].trains_s = 0.4
+    world.peers["A"].trains_s = 8.0
+    world.run(120)
+    assert world.peers["A"].made >= 5, world.tell()
+    world.check()

@@ -1,0 +1,518 @@
+"""What two reviews found in the first version of docs/decisions/0085, each as a story that fails without its rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.admission import countable, unsound
+from p2p_diloco.fragments.messages import (
+    Ask,
+    Choice,
+    Claim,
+    Close,
+    Commit,
+    Head,
+    Mean,
+    Message,
+    Part,
+    Ready,
+    Slice,
+    Vote,
+)
+from p2p_diloco.fragments.plan import Member, plan_after
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.fragments.state import State, append, founding, key_of
+from tests.fragments.world import LOST, World, rules
+
+
+def a_state(epoch: int, *names: str, **changes: Member) -> State:
+    """Return a state at an epoch that has counted these peers."""
+    state = founding(0, Version(0, 0, 0, "theta0"), names[0], 3)
+    for number in range(1, epoch + 1):
+        state = after(state, *names, sequence=number)
+    return replace(state, roll={**state.roll, **changes})
+
+
+def a_ready(state: State, sequence: int = 99, *, samples: int = 10, grant: str = "", life: int = 1) -> Ready:
+    id = ContributionId(life, sequence)
+    return Ready(0, state.version, id, id, 1.0, samples, ("a", "b", "c"), grant=grant)
+
+
+def choice_of(state: State, *names: str, sequence: int = 99, by: str = "", term: int = 0) -> Choice:
+    entries = tuple((name, a_ready(state, sequence)) for name in sorted(names))
+    return Choice(by or state.plan.succession[0], term, entries)
+
+
+def after(state: State, *names: str, sequence: int = 99, choice: Choice | None = None) -> State:
+    choice = choice or choice_of(state, *names, sequence=sequence)
+    return append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), rules())
+
+
+# -- the key fixes the version
+
+
+def test_late_commits_of_a_live_leader_make_no_fork() -> None:
+    """The leader commits, and all its commits are late; the others find it silent, claim, and make the same version,
+    because their votes tell the choice that they served."""
+    world = World("ABC", rules(min_peers=2))
+    world.reach(3)
+    leader = world.peers["A"].state().plan.succession[0]
+    others = "".join(sorted({"A", "B", "C"} - {leader}))
+
+    def rule(sender: str, to: str, message: Message) -> float | None:
+        if isinstance(message, Commit) and sender == leader and message.base.epoch == 3:
+            world.cut(leader, others)  # from now on nothing comes through
+            return LOST
+        return None
+
+    world.rules_of_net.append(rule)
+    world.reach(4, leader)
+    made = world.peers[leader].state().version
+    world.reach(4, others)
+    assert world.sent(Claim, by=others)
+    assert {world.peers[name].state().version for name in others} == {made}
+    world.cuts.clear()
+    world.rules_of_net.clear()
+    world.reach(7)
+    assert not any(world.peers[name].notes("fork") for name in "ABC")
+    world.check()
+
+
+def test_whoever_commits_one_key_makes_one_version() -> None:
+    """Term and author of a commit are not in its version; everything that its leader chose is."""
+    state = a_state(2, "A", "B", "C")
+    one = choice_of(state, "A", "B", "C")
+    assert after(state, choice=one).version == after(state, choice=one).version
+    for other in (replace(one, late=("C",)), replace(one, by="C"), replace(one, entries=one.entries[:2])):
+        assert after(state, choice=other).version.digest != after(state, choice=one).version.digest
+    unlike = replace(one.entries[0][1], root="another")
+    assert key_of(0, state.version, replace(one, entries=(("A", unlike), *one.entries[1:]))) != key_of(
+        0, state.version, one
+    )
+
+
+# -- leading
+
+
+def test_a_leader_that_counts_only_itself_does_not_lead_again() -> None:
+    """A commit of one entry leaves the others candidates and owners; who chose comes last."""
+    state = a_state(4, "A", "B", "C")
+    selfish = state.plan.succession[0]
+    later = after(state, selfish, sequence=50)
+    assert set(later.plan.succession) == {"A", "B", "C"}
+    assert later.plan.succession[-1] == selfish
+    assert set(later.plan.owners) == {"A", "B", "C"}
+    assert "needs 2" in unsound(choice_of(state, selfish), state, rules(min_peers=2))
+
+
+def test_a_leader_that_is_dead_comes_last_after_one_takeover() -> None:
+    """The candidates before the one that chose have had their turn."""
+    state = a_state(4, "A", "B", "C")
+    dead, second, third = state.plan.succession
+    later = after(state, choice=choice_of(state, second, third, by=second, term=1))
+    assert later.plan.succession == (third, *sorted((dead, second), key=later.plan.succession.index))
+    assert later.plan.succession[0] == third
+
+
+def test_nobody_owns_more_than_half_where_three_may_own() -> None:
+    """A link a hundred times faster than the others owns half of the slices at most; a very slow one owns none."""
+    links = {"A": 100.0, "B": 1.0, "C": 1.0, "D": 0.1}
+    roll = {name: Member(ContributionId(1, 1), 5, 5, link) for name, link in links.items()}
+    plan = plan_after(rules(slices=8), 0, 6, roll, "ABCD", 4, ())
+    assert plan.owners.count("A") <= 4
+    assert "D" not in plan.owners
+    plan = plan_after(rules(slices=8), 0, 6, {name: roll[name] for name in "ABC"}, "ABC", 3, ())
+    assert plan.owners.count("A") == 4
+
+
+def test_a_mark_of_one_leader_puts_nobody_behind() -> None:
+    """Two leaders must name a member late within 64 epochs; one may say it as often as it likes."""
+    state = a_state(4, "A", "B", "C", "D")
+    for _ in range(3):
+        choice = replace(choice_of(state, "A", "B", "C", "D", sequence=state.version.epoch + 50, by="A"), late=("D",))
+        state = after(state, choice=choice)
+    assert state.roll["D"].behind[2] == 0
+    choice = replace(choice_of(state, "A", "B", "C", "D", sequence=90, by="B"), late=("D",))
+    state = after(state, choice=choice)
+    assert state.roll["D"].behind[2] > state.version.epoch
+    assert state.plan.succession[-1] == "D"
+    assert "D" not in state.plan.owners
+
+
+def test_gone_can_not_name_those_that_take_part() -> None:
+    """A leader can't remove a member that this commit or its base's counts."""
+    state = a_state(3, "A", "B", "C")
+    bad = replace(choice_of(state, "A", "B"), gone=("C",))
+    assert "gone" in unsound(bad, state, rules())
+    state = after(after(state, "A", "B", sequence=50), "A", "B", sequence=51)
+    good = replace(choice_of(state, "A", "B"), gone=("C",))
+    assert unsound(good, state, rules()) == ""
+    assert "C" not in after(state, choice=good).plan.succession
+
+
+def test_claims_while_the_leader_works_get_no_promise() -> None:
+    """A member claims from each version's start; nobody promises, and rounds go on without a takeover."""
+    world = World("ABC")
+    world.reach(3)
+    hostile = "C"
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        return message
+
+    world.lies.append(lie)
+    for _ in range(60):
+        state = world.peers[hostile].state()
+        line = state.plan.succession
+        term = next(t for t in range(1, 9) if line[t % 3] == hostile)
+        for to in "AB":
+            world.handle(to, e.Received(hostile, Claim(0, state.version, term)))
+        world.run(0.5)
+    promises = [vote for vote in world.sent(Vote, by="AB") if vote.holder == hostile and vote.term]
+    assert not promises
+    assert world.peers["A"].epoch >= 7
+    world.check()
+
+
+def test_one_refusing_owner_does_not_void_a_close() -> None:
+    """Of three owners one votes for a greater claim: the leader goes on; only with most owners does it yield."""
+    world = World("ABCD", rules(slices=8))
+    world.reach(3)
+    leader, second = world.peers["A"].state().plan.succession[:2]
+    log = world.peers[leader].replica.logs[0]
+    assert world.run(30, lambda: log.phase is Phase.CLOSING)
+    owners = sorted(set(log.held.plan.owners) - {leader})
+    vote = Vote(0, log.held.version, 1, second)
+    world.handle(leader, e.Received(owners[0], vote))
+    assert log.phase is Phase.CLOSING
+    for owner in owners[1:]:
+        world.handle(leader, e.Received(owner, vote))
+    assert log.round.holder == second
+
+
+def test_an_owner_serves_only_the_holder_that_it_has_promised_to() -> None:
+    """Once an owner has promised a claim, a Close of the earlier leader gets a vote and no mean."""
+    world = World("ABC")
+    world.reach(3)
+    old, new, owner = world.peers["A"].state().plan.succession
+    log = world.peers[owner].replica.logs[0]
+    log.round.term, log.round.holder = 1, new
+    state = world.peers[owner].state()
+    choice = Choice(old, 0, ((old, a_ready(state)),))
+    close = Close(0, state.version, 0, old, 0, key_of(0, state.version, choice), choice, (owner,) * 3)
+    effects = world.peers[owner].replica.handle(e.Received(old, close), world.now)
+    votes = [one.message for one in effects if isinstance(one, e.Send) and isinstance(one.message, Vote)]
+    assert [(vote.term, vote.holder) for vote in votes] == [(1, new)]
+    assert log.round.close is None
+
+
+def test_a_claim_waits_for_those_that_refuse() -> None:
+    """One of three finds the leader slow and claims; the third one refuses, as the leader is able in its view: no fork
+    follows, and the leader's commit is taken."""
+    world = World("ABC")
+    world.reach(3)
+    leader, other, _ = world.peers["A"].state().plan.succession
+    log = world.peers[other].replica.logs[0]
+    log.round.passed.add(leader)
+    world.wake(other)
+    assert log.phase is Phase.CLAIMING
+    world.reach(4)
+    assert len({peer.state().version for peer in world.peers.values()}) == 1
+    assert dict(log.held.roll)[leader].led == 4
+    world.reach(6)
+    world.check()
+
+
+# -- means and slices
+
+
+def test_an_author_without_slices_is_left_out() -> None:
+    """C sends Ready and no slice: the round goes on without it, and it is named late."""
+    world = World("ABC")
+    world.reach(3)
+    world.rules_of_net.append(lambda s, t, m: LOST if s == "C" and isinstance(m, Slice) else None)
+    world.reach(7, seconds=200)
+    assert world.peers["A"].state().roll["C"].epoch <= 5
+    assert world.peers["A"].state().roll["C"].behind[0]
+    world.check()
+
+
+def test_slices_that_differ_from_the_signed_hashes_are_missing() -> None:
+    """C sends other bytes to one owner than it signed: they are not counted."""
+    world = World("ABC")
+    world.reach(3)
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        if sender == "C" and isinstance(message, Slice):
+            return replace(message, payload=frozenset({"lie"}), hash="another")
+        return message
+
+    world.lies.append(lie)
+    world.reach(6, seconds=200)
+    assert all("lie" not in steps for peer in world.peers.values() for steps in peer.theta[0])
+    world.check()
+
+
+def test_a_mean_that_its_owner_did_not_make_is_not_used() -> None:
+    """C sends means of slices that it does not own, before their owners do."""
+    world = World("ABC")
+    world.reach(3)
+    done: set[str] = set()
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        if isinstance(message, Close) and message.choice is not None and message.key not in done:
+            done.add(message.key)
+            for number, owner in enumerate(message.owners):
+                if owner != "C":
+                    false = Mean(0, message.base, message.key, number, "false", "C", frozenset({"lie"}))
+                    for victim in "AB":
+                        world.handle(victim, e.Received("C", false))
+        return message
+
+    world.lies.append(lie)
+    world.reach(6, seconds=200)
+    assert all("lie" not in steps for peer in world.peers.values() for steps in peer.theta[0])
+
+
+def test_an_owner_that_is_always_late_owns_nothing_in_the_end() -> None:
+    """B leads and authors in time, but its means never come: it is replaced, and after two leaders put behind."""
+    world = World("ABCD", rules(slices=8))
+    world.reach(3)
+    world.rules_of_net.append(lambda s, t, m: LOST if s == "B" and isinstance(m, Mean) else None)
+    world.reach(9, seconds=300)
+    state = world.peers["A"].state()
+    assert state.roll["B"].behind[2] > state.version.epoch
+    assert "B" not in state.plan.owners
+    began = world.now
+    world.reach(14, "ACD")
+    assert world.now - began < 40
+    world.check()
+
+
+# -- closing
+
+
+def test_one_early_contribution_opens_nothing() -> None:
+    """One fast peer's contribution does not let the waits for the others begin."""
+    world = World("ABCD")
+    world.reach(3)
+    for name in "BCD":
+        world.peers[name].trains_s = 10.0
+    world.peers["A"].trains_s = 1.0
+    world.reach(5)
+    leader = world.peers["A"].state().plan.succession[0]
+    log = world.peers[leader].replica.logs[0]
+    assert world.run(20, lambda: "A" in log.round.readys and len(log.round.readys) == 1)
+    assert log.round.opened is None
+
+
+def test_a_peer_that_misses_every_other_round_is_waited_for_briefly() -> None:
+    """D works and sends nothing in every other round: rounds wait for it a grace, not round_timeout."""
+    world = World("ABCD")
+    world.reach(3)
+    world.rules_of_net.append(
+        lambda s, t, m: LOST if s == "D" and isinstance(m, Ready) and m.base.epoch % 2 == 0 else None
+    )
+    world.reach(11, seconds=400)
+    began = world.now
+    world.reach(17, seconds=400)
+    assert world.now - began < 6 * 15
+    world.check()
+
+
+# -- sums that one peer can move
+
+
+def test_samples_of_one_entry_count_four_times_the_median_at_most() -> None:
+    """One member that tells a million samples does not drive the version."""
+    state = a_state(2, "A", "B", "C")
+    entries = tuple((n, a_ready(state, samples=10**6 if n == "C" else 10)) for n in "ABC")
+    later = after(state, choice=Choice("A", 0, entries))
+    assert later.version.samples - state.version.samples == 10 + 10 + 40
+
+
+def test_newcomers_of_one_grant_are_bounded() -> None:
+    """Of twenty newcomers under one invitation eight are counted; of unlike grants, as many as there are others."""
+    state = a_state(2, "A", "B", "C")
+    same = {f"n{number:02}": a_ready(state, grant="one") for number in range(20)}
+    assert len(countable(same, state)) == 8
+    unlike = {f"n{number:02}": a_ready(state, grant=f"g{number}") for number in range(20)}
+    assert len(countable(unlike, state)) == 8
+    others = {f"m{number:02}": Member(ContributionId(1, 1), 2, 2) for number in range(12)}
+    state = replace(state, roll={**state.roll, **others})
+    assert len(countable({**unlike, **dict.fromkeys(others, a_ready(state))}, state)) == 24
+
+
+def test_a_commit_that_counts_what_this_peer_did_not_sign_is_refused() -> None:
+    """The leader changes C's samples: C refuses the commit."""
+    world = World("ABC")
+    world.reach(3)
+    log = world.peers["C"].replica.logs[0]
+    assert world.run(20, lambda: "C" in log.round.readys and log.phase is Phase.COLLECTING)
+    state, mine = world.peers["C"].state(), log.round.readys["C"]
+    leader = state.plan.succession[0]
+    entries = (("C", replace(mine.bare(), samples=11)),)
+    choice = Choice(leader, 0, entries)
+    key = key_of(0, state.version, choice)
+    version = append(state, choice, key, ("x", "y", "z"), world.rules).version
+    false = Commit(0, state.version, version, 0, leader, key, choice, ("x", "y", "z"), state.plan.owners)
+    world.handle("C", e.Received(leader, false))
+    assert log.phase is Phase.COLLECTING
+    assert any("did not sign" in why for why in world.peers["C"].complaints())
+
+
+# -- newer states
+
+
+def test_a_head_with_a_false_roll_is_noticed() -> None:
+    """A donor tells a state whose roll it has changed: it does not have the chain of its version."""
+    world = World("ABC")
+    world.reach(3)
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        if sender == "A" and isinstance(message, Head):
+            roll = {**message.state.roll, "X": Member(ContributionId(1, 1), 3, 3)}
+            return replace(message, state=replace(message.state, roll=roll))
+        return message
+
+    world.lies.append(lie)
+    world.join("D")
+    world.reach(5)
+    assert "X" not in world.peers["D"].state().roll
+    assert any("chain" in why for why in world.peers["D"].complaints())
+
+
+def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
+    """C tells a version far ahead of what the two others hold: both stay, and rounds go on."""
+    world = World("ABC")
+    world.reach(3)
+    began = world.now
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        from p2p_diloco.fragments.messages import Probe, ProbeAck, Told
+
+        if sender != "C":
+            return message
+        if isinstance(message, Probe | ProbeAck) and message.summary.heads:
+            return replace(message, summary=replace(message.summary, heads=((1000, "f" * 32),)))
+        if isinstance(message, Told):
+            version = Version(0, 10**9, 1000, "f" * 32)
+            return replace(message, versions=(version,), links=(((999, "e" * 32), (1000, "f" * 32)),))
+        return message
+
+    world.lies.append(lie)
+    world.reach(8, "AB", seconds=300)
+    assert all(world.peers[name].state().version.epoch < 900 for name in "AB")
+    assert not any(log.phase is Phase.FETCHING for name in "AB" for log in world.peers[name].replica.logs)
+    asked = [m for when, s, t, m in world.delivered if isinstance(m, Ask) and when > began and s in "AB" and t == "C"]
+    assert asked
+    assert all(ask.fragment is None for ask in asked)
+
+
+def test_slices_are_rolled_forward_while_rounds_are_faster_than_the_state() -> None:
+    """Each slice takes longer than three rounds; the newcomer gets a whole state nevertheless."""
+    world = World("ABC", rules(slices=6, fetch_window=1), trains_s=1.0)
+    world.reach(3)
+    world.rules_of_net.append(lambda s, t, m: 3.5 if isinstance(m, Part) else None)
+    world.join("D")
+    world.reach(1, "D", seconds=120)
+    world.rules_of_net.clear()
+    epoch = world.peers["D"].epoch
+    world.reach(epoch + 4, seconds=60)
+    assert world.peers["A"].state().roll["D"].epoch > epoch
+    world.check()
+
+
+# -- digests and damage
+
+
+def test_damage_of_one_peer_is_repaired_beside_the_rounds() -> None:
+    """C's tensors change in memory: most tell another digest, so it fetches its slices, and goes on taking part."""
+    world = World("ABC")
+    world.reach(3)
+    c = world.peers["C"]
+    c.theta[0] = [frozenset({"damage"}), *c.theta[0][1:]]
+    world.versions.clear()
+
+    def sound() -> bool:
+        return all("damage" not in steps for steps in c.theta[0])
+
+    world.strict = False
+    assert world.run(60, sound), world.tell()
+    world.strict = True
+    world.versions.clear()
+    world.reach(c.epoch + 2)
+    world.check()
+
+
+def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
+    """One of three tells other digests than it has: nobody repairs."""
+    world = World("ABC")
+    world.reach(3)
+
+    def lie(sender: str, to: str, message: Message) -> Message:
+        from p2p_diloco.fragments.messages import Probe, ProbeAck
+
+        if sender == "A" and isinstance(message, Probe | ProbeAck):
+            digests = tuple(tuple((epoch, "lie") for epoch, _ in one) for one in message.summary.digests)
+            return replace(message, summary=replace(message.summary, digests=digests))
+        return message
+
+    world.lies.append(lie)
+    world.reach(7)
+    assert not any(world.peers[name].notes("repair") for name in "BC")
+
+
+# -- the exchange, revisions, the end
+
+
+def test_an_exchange_taken_up_again_has_the_same_id() -> None:
+    """The trainer contributes twice on one version: the second one is the first."""
+    world = World("ABC")
+    world.reach(3)
+    peer = world.peers["C"]
+    assert world.run(20, lambda: peer.waits_for_release)
+    ready = peer.replica.own.ready
+    assert ready is not None
+    peer.made += 1
+    world.handle("C", e.Contribute(0, 1.0, 10, ("p", "q", "r"), (frozenset(), frozenset(), frozenset())))
+    again = peer.replica.own.ready
+    assert again == ready
+
+
+def test_the_run_ends_everywhere_at_one_version() -> None:
+    """At the stop every peer reaches the final state, and makes no further commit."""
+    world = World("ABC", rules(stop_after_epochs=5))
+    world.reach(5)
+    world.run(20)
+    assert {peer.epoch for peer in world.peers.values()} == {5}
+    assert all(any(isinstance(one, e.Finished) for one in peer.seen) for peer in world.peers.values())
+
+
+def test_a_revision_is_adopted_with_the_next_commit() -> None:
+    """One peer learns a revision; the next commits name it, and a lone peer of a pair may go on with min_peers 1."""
+    world = World("AB")
+    world.reach(3)
+    world.kill("B")
+    world.run(30)
+    stuck = world.peers["A"].epoch
+    world.handle("A", e.Revised(Revision(1, min_peers=1)))
+    world.reach(stuck + 3, "A", seconds=60)
+    assert world.peers["A"].state().revision.number == 1
+
+
+@pytest.mark.parametrize("role", ["aggregator"])
+def test_an_aggregator_takes_part_without_a_weight(role: str) -> None:
+    """A peer that only aggregates is an entry of commits, may lead and own, and counts in no quorum."""
+    world = World("AB")
+    world.join("M", role=role)
+    world.reach(8)
+    state = world.peers["A"].state()
+    assert "M" in state.roll
+    assert "M" in state.plan.succession
+    assert world.sent(Commit, by="M")
+    world.check()

@@ -1,0 +1,398 @@
+"""A few replicas in a small deterministic world: messages take time, get lost on request, and peers die.
+
+Tensors are sets of inner steps. A mean is the union of its contributions, an outer step adds it to θ; both unions must
+be disjoint, so a step that is counted twice is found at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.messages import Message, Part
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.state import State, hash_of
+
+Steps = frozenset[str]
+NOTHING: Steps = frozenset()
+WORK_S, DIGEST_S, FAILS_AFTER_S = 0.01, 0.02, 0.5
+
+
+def rules(fragments: int = 1, slices: int = 3, **changes: Any) -> Rules:
+    """Return rules with short times: an interval of 1 s, a heartbeat timeout of 5 s, rounds of 60 s at most."""
+    numbers = iter(range(fragments * slices))
+    cut = tuple(tuple(next(numbers) for _ in range(slices)) for _ in range(fragments))
+    times = {"heartbeat_interval": 1.0, "heartbeat_timeout": 5.0, "round_timeout": 60.0}
+    return Rules(run="story", fragments=cut, **{**times, **changes})
+
+
+def disjoint(parts: Iterable[Steps]) -> Steps:
+    """Return the union of these sets, which must not overlap."""
+    found: set[str] = set()
+    for part in parts:
+        assert not found & part, f"counted twice: {sorted(found & part)}"
+        found |= part
+    return frozenset(found)
+
+
+def digest(steps: Steps) -> str:
+    return hash_of(sorted(steps))
+
+
+@dataclass
+class Progress:
+    """A trainer's local progress in one fragment: steps that its base does not have."""
+
+    base: Version | None = None
+    pending: Steps = NOTHING
+    sent: tuple[ContributionId, Steps] | None = None
+    oldest: tuple[ContributionId, Version] | None = None
+    times: int = 0  # asynchronous: how often this progress was sent
+
+
+@dataclass
+class Peer:
+    """One peer: its replica, its tensors, and its trainer."""
+
+    name: str
+    replica: Replica
+    theta: list[list[Steps]]
+    trains_s: float
+    proposals: dict[tuple[int, Version], list[Steps]] = field(default_factory=dict)
+    staged: dict[tuple[int, int], Steps] = field(default_factory=dict)
+    progress: list[Progress] = field(default_factory=list)
+    alive: bool = True
+    made: int = 0
+    dropped: set[str] = field(default_factory=set)
+    seen: list[Any] = field(default_factory=list)  # all notes and complaints
+    waits_for_release: bool = False
+    stuck: bool = False
+    stopped_at: int | None = None  # the fragment that a stuck trainer would have sent
+    life: int = 1
+    born: int = 1  # the first step that this life made
+
+    def state(self, fragment: int = 0) -> State:
+        state = self.replica.logs[fragment].state
+        assert state is not None
+        return state
+
+    @property
+    def epoch(self) -> int:
+        return min(log.epoch for log in self.replica.logs)
+
+    def counted(self, fragment: int = 0) -> Steps:
+        """Return the steps in θ, which must be the same in all slices."""
+        assert len(set(self.theta[fragment])) == 1, "slices of one state have unlike steps"
+        return self.theta[fragment][0]
+
+    def notes(self, kind: str) -> list[str]:
+        return [one.text for one in self.seen if isinstance(one, e.Note) and one.kind == kind]
+
+    def complaints(self) -> list[str]:
+        return [one.why for one in self.seen if isinstance(one, e.Complaint)]
+
+
+Rule = Callable[[str, str, Message], float | None]
+"""(sender, receiver, message) → how many seconds it is late; None: nothing special; inf: it is lost."""
+LOST = float("inf")
+
+
+class World:
+    """The peers, the network between them, and the time."""
+
+    def __init__(self, names: str, these: Rules | None = None, *, trains_s: float = 3.0, found: bool = True) -> None:
+        self.rules = rules() if these is None else these
+        self.now, self._number = 0.0, count()
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.peers: dict[str, Peer] = {}
+        self.rules_of_net: list[Rule] = []
+        self.strict = True  # no memory is damaged
+        self.lies: list[Callable[[str, str, Message], Message]] = []  # what hostile peers make of their messages
+        self.cuts: set[frozenset[str]] = set()
+        self.delivered: list[tuple[float, str, str, Message]] = []
+        self.versions: dict[tuple[int, str], list[Steps]] = {}
+        self.trains_s = trains_s
+        for name in names:
+            self.start(name, found=found and name == names[0])
+        for name in names:
+            self.meet(name)
+
+    # -- peers
+
+    def start(self, name: str, *, found: bool = False, states: tuple[State, ...] = (), role: str = "worker") -> Peer:
+        """Start a peer; it may found the run, or restore states with the tensors that it had."""
+        before = self.peers.get(name)
+        life = 1 if before is None else before.life + 1
+        replica = Replica(name, self.rules, role=role, incarnation=life << 20, now=self.now)
+        shape = [[NOTHING] * len(slices) for slices in self.rules.fragments]
+        peer = Peer(name, replica, shape, self.trains_s, life=life)
+        peer.progress = [Progress() for _ in self.rules.fragments]
+        peer.made = 0 if before is None else before.made
+        peer.born = peer.made + 1
+        self.peers[name] = peer
+        if found:
+            self.handle(name, e.Found(0, tuple(f"theta0-{f}" for f in range(len(shape)))))
+        if states and before is not None:
+            peer.theta = [list(slices) for slices in before.theta]
+            self.handle(name, e.Restore(states))
+        self.wake(name)
+        return peer
+
+    def meet(self, name: str) -> None:
+        """Let a peer and all others discover each other."""
+        for other in self.peers:
+            if other != name:
+                self.handle(name, e.Discovered(other))
+                self.handle(other, e.Discovered(name))
+
+    def join(self, name: str, *, role: str = "worker") -> Peer:
+        peer = self.start(name, role=role)
+        self.meet(name)
+        return peer
+
+    def kill(self, name: str) -> None:
+        self.peers[name].alive = False
+
+    def restart(self, name: str, *, keeps: bool = True) -> Peer:
+        """Start a dead peer again, from its disk (``keeps``) or with nothing."""
+        old = self.peers[name]
+        states = tuple(old.state(f) for f in range(len(self.rules.fragments))) if keeps else ()
+        peer = self.start(name, states=states)
+        self.meet(name)
+        return peer
+
+    # -- time
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.queue, (self.now + seconds, next(self._number), act))
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass; stop early once ``until`` holds. Return whether it does."""
+        end, most = self.now + seconds, int(400 * (seconds + 10))
+        for played in count():
+            if until():
+                return True
+            assert played < most, f"peers answer each other without end\n{self.tell()}"
+            wakes = [(p.replica.next_wakeup(), name) for name, p in self.peers.items() if p.alive]
+            wake, name = min(wakes, default=(LOST, ""))
+            first = self.queue[0][0] if self.queue else LOST
+            if min(wake, first) > end:
+                self.now = end
+                return until()
+            if first <= wake:
+                self.now, _, act = heapq.heappop(self.queue)
+                act()
+            else:
+                self.now = max(self.now, wake)
+                self.handle(name, e.Wakeup())
+        raise AssertionError
+
+    def reach(self, epoch: int, names: str = "", seconds: float = 120.0) -> None:
+        """Run until these peers (all that live) have reached an epoch."""
+        chosen = names or "".join(name for name, peer in self.peers.items() if peer.alive)
+        assert self.run(seconds, lambda: all(self.peers[n].epoch >= epoch for n in chosen)), self.tell()
+
+    def tell(self) -> str:
+        """Return what each peer does, for a failed test."""
+        lines = [f"now {self.now:.2f}"]
+        for name, peer in self.peers.items():
+            for log in peer.replica.logs:
+                r = log.round
+                lines.append(
+                    f"{name} alive={peer.alive} f{log.fragment} epoch {log.epoch} {log.phase.value} term {r.term} "
+                    f"holder {r.holder} promised {r.promised} readys {sorted(r.readys)} owners {r.owners} "
+                    f"means {len(r.means)} handed {r.handed} passed {r.passed} lacks {r.lacks} excl {r.excluded}"
+                )
+            lines += [f"   {one}" for one in peer.seen[-6:]]
+        return "\n".join(lines)
+
+    # -- events and effects
+
+    def wake(self, name: str) -> None:
+        self.handle(name, e.Wakeup())
+
+    def handle(self, name: str, event: e.Event) -> None:
+        """Feed an event to a peer's replica, and carry out the effects."""
+        peer = self.peers[name]
+        if not peer.alive:
+            return
+        for effect in peer.replica.handle(event, self.now):
+            self.carry_out(peer, effect)
+
+    def later(self, peer: Peer, seconds: float, event: e.Event) -> None:
+        """Feed an event later, if this life of the peer still lives."""
+
+        def act() -> None:
+            if self.peers.get(peer.name) is peer:
+                self.handle(peer.name, event)
+
+        self.after(seconds, act)
+
+    def carry_out(self, peer: Peer, effect: e.Effect) -> None:
+        match effect:
+            case e.Send(to, message):
+                self.send(peer, to, message)
+            case e.Average(fragment, base, key, number, slices):
+                mean = disjoint(part.payload for _, part in slices)
+                done = e.Averaged(fragment, base, key, number, digest(mean), mean, b"signed")
+                self.later(peer, WORK_S, done)
+            case e.Apply(commit, means):
+                old = peer.theta[commit.fragment]
+                new = [disjoint((old[n], mean.payload)) for n, mean in enumerate(means)] if means else list(old)
+                peer.proposals[commit.fragment, commit.version] = new
+                self.later(peer, WORK_S, e.Applied(commit.fragment, commit.base, commit.version))
+            case e.Fill(fragment, version, number, payload):
+                peer.staged[fragment, number] = payload
+                self.later(peer, WORK_S, e.Filled(fragment, version, number, digest(payload)))
+            case e.Roll(commit, mean):
+                place = commit.fragment, mean.number
+                peer.staged[place] = disjoint((peer.staged[place], mean.payload))
+                self.later(peer, WORK_S, e.Rolled(commit.fragment, commit.version, mean.number))
+            case e.Accept():
+                self.accept(peer, effect)
+            case e.Note() | e.Complaint() | e.Died() | e.Finished():
+                peer.seen.append(effect)
+            case _:
+                self.train(peer, effect)
+
+    def accept(self, peer: Peer, effect: e.Accept) -> None:
+        for fragment, version in effect.proposals:
+            slices = range(len(self.rules.fragments[fragment])) if effect.numbers is None else effect.numbers
+            proposed = peer.proposals.get((fragment, version)) if effect.numbers is None else None
+            for number in slices:
+                new = peer.staged.pop((fragment, number)) if proposed is None else proposed[number]
+                peer.theta[fragment][number] = new
+            peer.proposals = {key: new for key, new in peer.proposals.items() if key[0] != fragment}
+            known = self.versions.setdefault((fragment, version.digest), list(peer.theta[fragment]))
+            if effect.numbers is None:
+                assert not self.strict or known == peer.theta[fragment], "one version has unlike tensors"
+            found = tuple(digest(steps) for steps in peer.theta[fragment])
+            self.later(peer, DIGEST_S, e.Digested(fragment, version, found))
+
+    # -- the network
+
+    def send(self, peer: Peer, to: str, message: Message) -> None:
+        if isinstance(message, Part):
+            message = replace(message, payload=peer.theta[message.fragment][message.number])
+        for lie in self.lies:
+            message = lie(peer.name, to, message)
+        target = self.peers.get(to)
+        late = next((late for rule in self.rules_of_net if (late := rule(peer.name, to, message)) is not None), 0.0)
+        if target is None or not target.alive:
+            self.later(peer, 0.01, e.SendFailed(to, message, gone=True))
+        elif frozenset((peer.name, to)) in self.cuts or late == LOST:
+            self.later(peer, FAILS_AFTER_S, e.SendFailed(to, message, gone=False))
+        else:
+            self.after(0.02 + late, lambda: self.arrive(peer, to, message))
+
+    def arrive(self, peer: Peer, to: str, message: Message) -> None:
+        target = self.peers[to]
+        if not target.alive:
+            self.later(peer, 0.01, e.SendFailed(to, message, gone=True))
+            return
+        self.delivered.append((self.now, peer.name, to, message))
+        if self.peers.get(peer.name) is peer:
+            self.handle(peer.name, e.Delivered(to, message))
+        self.handle(to, e.Received(peer.name, message))
+
+    def cut(self, one: str, others: str) -> None:
+        self.cuts |= {frozenset((a, b)) for a in one for b in others}
+
+    def sent(self, kind: type, *, by: str = "", to: str = "") -> list[Any]:
+        """Return the delivered messages of a kind."""
+        return [
+            m for _, s, t, m in self.delivered if isinstance(m, kind) and (not by or s in by) and (not to or t in to)
+        ]
+
+    # -- the trainer
+
+    def train(self, peer: Peer, effect: e.Effect) -> None:
+        match effect:
+            case e.Start():
+                self.later(peer, 0.0, e.Merge())
+            case e.Load(fragments, due):
+                for loaded in fragments:
+                    self.merge(peer, loaded)
+                if due is not None and not peer.waits_for_release:
+                    self.steps(peer, due)
+            case e.Sent(fragment, id):
+                progress = peer.progress[fragment]
+                if progress.sent is None or progress.sent[0] != id:
+                    progress.sent = id, progress.pending
+                    assert progress.base is not None
+                    progress.oldest = progress.oldest or (id, progress.base)
+                    progress.times += 1
+            case e.Release():
+                peer.waits_for_release = False
+                self.later(peer, 0.0, e.Merge())
+
+    def goes_on(self, name: str) -> None:
+        """Let a stuck trainer go on."""
+        peer = self.peers[name]
+        peer.stuck, fragment = False, peer.stopped_at
+        if fragment is not None:
+            peer.stopped_at = None
+            self.later(peer, 0.0, e.Stepped(0.1))
+            self.contribute(peer, fragment)
+
+    def merge(self, peer: Peer, loaded: e.Loaded) -> None:
+        progress = peer.progress[loaded.fragment]
+        sent = progress.sent
+        if not loaded.kin:
+            made = {f"{peer.name}{number}/{loaded.fragment}" for number in range(1, peer.made + 1)}
+            peer.dropped |= made - peer.counted(loaded.fragment)  # with what the lost lineage counted
+            progress.pending, progress.sent, progress.oldest, progress.times = NOTHING, None, None, 0
+        elif sent is not None and loaded.counted is not None and loaded.counted >= sent[0]:
+            assert loaded.counted.incarnation == sent[0].incarnation
+            progress.pending, progress.sent, progress.oldest = progress.pending - sent[1], None, None
+            progress.times = 0
+        progress.base = loaded.version
+
+    def steps(self, peer: Peer, fragment: int) -> None:
+        """Train for a round: one step for each fragment at its end, then contribute."""
+        parts = max(1, int(peer.trains_s))
+        for part in range(parts):
+            self.later(peer, part * peer.trains_s / parts, e.Stepped(0.1))
+        self.after(peer.trains_s, lambda: self.contribute(peer, fragment))
+
+    def contribute(self, peer: Peer, fragment: int) -> None:
+        if self.peers.get(peer.name) is not peer or not peer.alive:
+            return
+        if peer.stuck:
+            peer.stopped_at = fragment
+            return
+        peer.made += 1
+        for number, progress in enumerate(peer.progress):
+            if self.rules.asynchronous and progress.times >= 2:  # refused twice: it is dropped
+                peer.dropped |= progress.pending
+                progress.pending, progress.sent, progress.oldest, progress.times = NOTHING, None, None, 0
+            progress.pending |= {f"{peer.name}{peer.made}/{number}"}
+        pending = peer.progress[fragment].pending
+        slices = len(self.rules.fragments[fragment])
+        peer.waits_for_release = True
+        event = e.Contribute(fragment, 1.0, 10, (digest(pending),) * slices, (pending,) * slices)
+        event = replace(event, oldest=peer.progress[fragment].oldest)
+        self.handle(peer.name, event)
+
+    # -- what must hold
+
+    def check(self) -> None:
+        """Check that peers at one version have equal tensors, and that every live peer's step is counted, pending, or
+        dropped and said."""
+        for peer in self.peers.values():
+            if not peer.alive:
+                continue
+            for fragment in range(len(self.rules.fragments)):
+                state = peer.state(fragment)
+                known = self.versions.setdefault((fragment, state.version.digest), list(peer.theta[fragment]))
+                assert known == peer.theta[fragment], "peers at one version have unlike tensors"
+                there, progress = peer.counted(fragment), peer.progress[fragment]
+                mine = {f"{peer.name}{number}/{fragment}" for number in range(peer.born, peer.made + 1)}
+                lost = mine - there - progress.pending - peer.dropped
+                assert not lost, f"steps of {peer.name} are lost: {sorted(lost)}"
