@@ -57,7 +57,9 @@ def in_place(place: str, *command: str, as_user: str = "", **env: str) -> subpro
     """Run a command of this Python as process 1 of a place of its own, which the shell commands in `place` make."""
     made = f'set -e; {opened() if as_user else ""}; {place}; exec {as_user} "$@"'.replace("; ;", ";")
     start = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", made, "sh"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    # torch, once it is imported, leaves the path of a cache in this process' environment, which no container has
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
+    variables = {**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env}
     return subprocess.run(
         [*start, sys.executable, *command], cwd="/", env=variables, capture_output=True, text=True, timeout=180
     )
