@@ -45,7 +45,8 @@ USUAL = 24
 """The number of shards of a fragment for which `audit_rate` holds. With fewer shards an aggregator makes fewer commits
 in a round, and the model is small, so each commit is audited more often."""
 AT_ONCE = 2
-"""The most audits at a time; others wait."""
+"""The most audits at a time; others wait. The audits that other peers wait for have a queue of their own: else an
+accusation would wait behind audits by lot whose aggregator shows nothing, and the accusers split off meanwhile."""
 FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
 """How many favours another peer may ask of this one at once, and the seconds until it may ask for one more. A favour is
 an audit of a third peer's commit, or copies sent once more. A peer that audits by lot seldom needs one."""
@@ -75,7 +76,8 @@ class Audits:
         self._cases = Cases(self._me, KEEP * self._wait_s)
         self._examiner = Examiner(common, self._cases, self._wait_s)
         self._lot, self._clock = SystemRandom(), asyncio.get_running_loop().time
-        self._due: asyncio.Queue[Case] = asyncio.Queue()
+        self._by_lot: asyncio.Queue[Case] = asyncio.Queue()
+        self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
         # commits that others call lies, and that this peer never saw or has forgotten
         self._alleged: dict[Key, Case] = {}
         self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
@@ -298,7 +300,8 @@ class Audits:
 
     async def serve(self) -> None:
         """Audit the commits that are due, until cancelled."""
-        await asyncio.gather(*(self._audit_in_turn() for _ in range(AT_ONCE)), self._tend())
+        due = (self._by_lot, self._wanted)
+        await asyncio.gather(*(self._audit_in_turn(queue) for queue in due for _ in range(AT_ONCE)), self._tend())
 
     async def _tend(self) -> None:
         """Now and then, forget old commits, and tell newcomers which peers were expelled."""
@@ -314,15 +317,20 @@ class Audits:
             self._settle()
 
     def _begin(self, case: Case) -> None:
-        if not case.begun:
-            case.begun = True
-            self._due.put_nowait(case)
+        wanted = bool(case.askers or case.accusers)
+        if wanted and not case.wanted:  # it may be in the other queue, too
+            self._wanted.put_nowait(case)
+        elif not case.begun:
+            self._by_lot.put_nowait(case)
+        case.begun, case.wanted = True, case.wanted or wanted
 
-    async def _audit_in_turn(self) -> None:
+    async def _audit_in_turn(self, due: asyncio.Queue[Case]) -> None:
         while True:
-            case = await self._due.get()
-            wanted = case.askers or case.accusers  # another peer waits for its contributions
-            if not wanted and (self.doubt or not self._examiner.is_young(case)):
+            case = await due.get()
+            if case.taken:
+                continue
+            case.taken = True
+            if not case.wanted and (self.doubt or not self._examiner.is_young(case)):
                 case.over = True  # after a wait behind other audits, its contributions may be gone
                 continue
             lie = await self._examiner.lie(case)

@@ -29,7 +29,8 @@ class Case:
     `digest`, `epoch`: those of the version that it made. `counted`: the contributions that it counts. `nbytes`: the
     length of all their payloads. `chosen`: whether the lot fell on this commit. `copies`: the payloads that are here,
     by author. `since`: when the commit was accepted or first heard of here, in seconds of the loop's clock. `begun`:
-    whether its audit is queued or has started. `asked`: whether this peer has asked others for copies. `askers`: the
+    whether its audit is queued or has started. `wanted`: whether it was queued because another peer waits for it.
+    `taken`: whether the audit has started. `asked`: whether this peer has asked others for copies. `askers`: the
     peers that asked this one for copies. `given`: by peer that copies were sent to, whether it lacks them again.
     `accusers`: the peers that call the commit a lie. `over`: whether the audit has ended. `right`: whether it found the
     commit right. `proves`: whether seals and copies prove to any peer that the commit is a lie."""
@@ -46,6 +47,8 @@ class Case:
     copies: dict[str, memoryview] = field(default_factory=dict)
     since: float = 0.0
     begun: bool = False
+    wanted: bool = False
+    taken: bool = False
     asked: bool = False
     askers: set[str] = field(default_factory=set)
     given: dict[str, bool] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from p2p_diloco.core.events import Average
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import participation
-from p2p_diloco.node.auditing import FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
+from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.wire import Accusation, Audit, Copy
 from tests.net.memory import MemoryNetwork
 
@@ -441,6 +441,27 @@ async def test_commits_that_waited_for_long_are_not_audited(memory_peer: Any, qu
     await until(lambda: case.over)
     assert not case.asked
     assert not a.expelled
+    await stop(peers)
+
+
+@run
+async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """Of A, B, C, D: B and C have expelled D, and D shows A nothing. If A judged their accusation after its own audits
+    of D's commits, it would work with D until then, and B and C without them."""
+    peers = await swarm(memory_peer, quick, "abcd", heartbeat_timeout=PATIENT_S, audit_rate=1e-9)
+    await rounds(peers, 6)
+    a = auditors["a"]
+    a._wait_s = a._examiner._wait_s = 1000.0
+    *hidden, accused = [case for case in a._cases if case.aggregator != "a"][: AT_ONCE + 2]
+    with silent(a):
+        for case in hidden:
+            a._begin(case)
+        await until(lambda: sum(case.asked for case in hidden) == AT_ONCE)
+    a._begin(accused)
+    accused.accusers.add("b")
+    a._begin(accused)
+    await until(lambda: accused.over)
+    assert not any(case.over for case in hidden)
     await stop(peers)
 
 
