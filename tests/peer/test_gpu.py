@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from examples.benchmarks.__main__ import main as bench
+from p2p_diloco import Peer
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import inner
 from p2p_diloco.peer.devices import finish, memory_reserved, numbered, usable
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: there is no GPU")
 HOST = torch.device("cpu")
@@ -53,6 +55,50 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
 
 
+@pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("take", list(Take))
+def test_every_take_leaves_the_same_bits_on_a_gpu(take: Take, wire: torch.dtype) -> None:
+    """What is sent in either of the wire's dtypes, and what a merge makes of local values, for each `Take`; some of the
+    shards' bases were kept, others are still in θ."""
+    told = []
+    for where in (HOST, numbered("cuda")):
+        own = model(where)
+        layout = Layout.build(specs_of(own))
+        theta, old = torch.zeros(2, layout.numel)
+        delta = torch.zeros(layout.numel, dtype=wire)
+        local = LocalModel(own, layout, theta, old, delta, 0.25)
+        local.write_theta()
+        drawn = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in own.parameters():
+                p.add_(torch.randn(p.shape, generator=drawn).to(where, p.dtype))
+        sound = local.write_delta(local.shards)
+        old.copy_(theta)
+        kept = local.shards[::2]
+        for start, stop in local.ranges(kept):
+            theta[start:stop] = torch.randn(stop - start, generator=drawn)
+        local.merge(dict.fromkeys(local.shards, take), kept)
+        finish(where)
+        told.append((torch.tensor(sound), delta, *(p.detach().cpu() for p in own.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -2 * MAGNITUDE_MAX])
+def test_what_may_not_be_sent_is_found_on_a_gpu(wrong: float) -> None:
+    """One value among millions, in either dtype."""
+    own = model(numbered("cuda"))
+    layout = Layout.build(specs_of(own))
+    local = LocalModel(own, layout, *torch.zeros(3, layout.numel))
+    local.write_theta()
+    assert local.write_delta(local.shards)
+    for p in own.parameters():
+        before = p.detach()[-2].clone()
+        p.detach()[-2] = wrong
+        assert not local.write_delta(local.shards)
+        p.detach()[-2] = before
+    assert local.write_delta(local.shards)
+
+
 def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
     """What is sent and what is loaded, also of a model in fp16 and of tensors on two devices."""
     told = []
@@ -86,6 +132,23 @@ def test_a_restart_draws_what_an_uninterrupted_trainer_draws(tmp_path: Path) -> 
     drawn = torch.randn(5, device=device)
     inner.restore([optimizer], tmp_path / "checkpoint-1")
     assert torch.equal(torch.randn(5, device=device), drawn)
+
+
+@pytest.mark.real
+def test_a_script_whose_default_device_is_the_gpu_trains_in_a_run() -> None:
+    """What `torch.set_default_device("cuda")` sets for a thread, before the peer is made."""
+    with numbered("cuda"):
+        own = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        optimizer = torch.optim.AdamW(own.parameters())
+        config = {"sync_every": 4, "num_fragments": 2, "overlap_steps": 1, "stop_after_epochs": 3}
+        with Peer(own, optimizer, run_id="test", config=config) as peer:
+            while not peer.finished:
+                own(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            state = peer.global_state_dict()
+    assert {value.device for value in state.values()} == {numbered("cuda")}
+    assert all(value.isfinite().all() for value in state.values())
 
 
 @pytest.mark.real

@@ -34,6 +34,19 @@ def test_fragments_in_bf16_follow_the_schedule(swarm: Any, run_config: dict[str,
         assert [lines[e]["theta"]["u"][0] for e in (1, 2, 3)] == [-1.0, -3.0, -5.0]
 
 
+def test_the_default_device_is_the_scripts_own(swarm: Any, run_config: dict[str, Any]) -> None:
+    """A script that calls `torch.set_default_device("cuda")` before it enters exchanges as any other. Here the default
+    device is one whose tensors have no values, so a tensor that the peer makes there by mistake is an error.
+    """
+    config = {**run_config, "codec": "bf16", "num_fragments": 2, "start_peers": 2, "stop_after_epochs": 3}
+    options = {"kind": "tied", "default_device": "meta"}
+    peers = [swarm.start("a", 1.0, config=config, **options), swarm.start("b", 3.0, config={}, **options)]
+    ends = [peer.wait_for("after") for peer in peers]
+    assert [peer.status() for peer in peers] == [0, 0]
+    assert ends[0]["digest"] == ends[1]["digest"]
+    assert ends[0]["theta"] == ends[1]["theta"]
+
+
 def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -> None:
     """`Peer(None, None)` learns the model's layout from the run, follows it to its end, and agrees to the bit."""
     a = swarm.start("a", 1.0, config={**run_config, "stop_after_epochs": 80}, step_s=1.0)

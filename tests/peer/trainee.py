@@ -2,7 +2,8 @@
 
 The inner optimizer is SGD with learning rate 1 and the gradient is set by hand, so that in `sync_every` steps each
 element of the parameters moves by exactly -`delta`. A line on stdin ends the pauses (`step_s`) between steps; with
-`stays` the peer leaves an ended run only once stdin is closed.
+`stays` the peer leaves an ended run only once stdin is closed. `default_device`: where torch makes tensors by default,
+once the model is made in host memory.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def main(options: dict[str, Any]) -> int:
     logging.getLogger("p2p_diloco").setLevel(options.get("log_level", logging.INFO))
     local = PeerConfig(name=options["name"], **options.get("local", {}))
     model = None if options.get("aggregator") else build(options)
+    torch.set_default_device(options.get("default_device"))
     optimizer = None if model is None else torch.optim.SGD(model.parameters(), lr=1.0)
     begun = time.time()
     try:
