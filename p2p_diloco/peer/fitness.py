@@ -25,12 +25,11 @@ log = logging.getLogger("p2p_diloco")
 
 def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Check that every tensor of the model has values and fp32 holds those that are trained. Warn of trainable
-    parameters that no optimizer trains.
+    parameters that no optimizer trains, and of what an optimizer trains beside the model.
 
     Raises:
-        ConfigError: a tensor has no shape yet, or is on the meta device, which holds no values; no parameter is
-            trainable; or one is sparse, can't be changed in place, or
-            has a dtype that fp32 doesn't hold.
+        ConfigError: a tensor has no shape yet, or is nested, or is on the meta device, which holds no values; no
+            parameter is trainable; or one is sparse, can't be changed in place, or has a dtype that fp32 doesn't hold.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
@@ -39,9 +38,12 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     if empty := [name for name, tensor in tensors if tensor.device.type == "meta"]:
         mend = "give it values before the peer is made (model.to_empty(device=...), then load or initialise them)"
         raise ConfigError("is on the meta device, which holds no values", key="model", value=few(empty), mend=mend)
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if nested := [name for name, tensor in tensors if tensor.is_nested]:
+        mend = "keep a list of plain tensors in the model"
+        raise ConfigError("is a nested tensor, which has no one shape", key="model", value=few(nested), mend=mend)
+    held = {id(parameter) for optimizer in optimizers for parameter in stepped(optimizer)}
     named = trainable(model)
-    if wide := [name for name, parameter in named.items() if not _fits(parameter.dtype)]:
+    if wide := [name for name, parameter in named.items() if not fits(parameter.dtype)]:
         dtype = named[wide[0]].dtype
         mend = "call model.float() before the optimizer is made"
         if dtype.is_complex:
@@ -61,6 +63,26 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             len(named),
             few(left),
         )
+    for optimizer in optimizers:
+        warn_of_others(model, optimizer)
+
+
+def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
+    """Warn if an optimizer trains parameters that are not the model's, such as those of a loss."""
+    own = {id(parameter) for parameter in model.parameters()}
+    if others := [tuple(each.shape) for each in stepped(optimizer) if each.requires_grad and id(each) not in own]:
+        log.warning(
+            "the optimizer %s also trains %d parameters that are not in the model that Peer was given, so they reach "
+            "no other peer: shape %s; give Peer one module that has them all",
+            type(optimizer).__name__,
+            len(others),
+            few([str(list(shape)) for shape in others]),
+        )
+
+
+def stepped(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters that an optimizer trains."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _can_be_written(parameter: nn.Parameter) -> bool:
@@ -70,7 +92,7 @@ def _can_be_written(parameter: nn.Parameter) -> bool:
     return all(stride or size < 2 for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
 
 
-def _fits(dtype: torch.dtype) -> bool:
+def fits(dtype: torch.dtype) -> bool:
     """Whether fp32 holds all values of a dtype."""
     return dtype.is_floating_point and dtype.itemsize <= 4
 

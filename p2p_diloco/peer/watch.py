@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 
 from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.extents import is_sharded, local_part
-from p2p_diloco.peer.fitness import few
+from p2p_diloco.peer.fitness import few, fits, stepped, warn_of_others
 from p2p_diloco.tensors.layout import plain_name, trainable
 
 ASKED = 100
-"""Each time the loop has asked so often whether the run has ended, and made no step, it is looked whether it trains."""
+"""Each time the loop has asked so often whether the run has ended, and made no step meanwhile, it is looked whether it
+trains."""
 NEAR = 0.25
 """A step has undone a merge if it went so near to the values before the merge, as a share of its own length."""
 LONG = 2.0
@@ -40,12 +41,14 @@ class Watch:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._entered = trainable(model)
-        self._checked = self._outline()
+        self._shapes = [parameter.shape for parameter in self._entered.values()]
+        self._checked, self._held = self._outline(), len(stepped(optimizer))
         self._loaded = self._sample()  # after the last merge
         self._before: Tensor | None = None  # before the merges since the last step, if there were any
         self._ordinary = 0.0  # the length of a step before these merges, in the mean
         self._steps = 0  # since the last merge
-        self._asked = 0
+        self._asked = 0  # since the last step
+        self._rested: Tensor | None = self._loaded  # at some time since the last step; None: it was not looked since
         self._undone = 0  # merges in a row
         self._is_stepped = self._is_told = False
 
@@ -58,18 +61,23 @@ class Watch:
             self._ordinary = _length(before - self._loaded) / max(1, self._steps)
         yield
         self._loaded, self._steps = self._sample(), 0
+        self._rested = self._loaded
 
     def step(self) -> None:
         """Called at each step, before any exchange.
 
         Raises:
-            UsageError: the trainable parameters are others than when the run was entered.
+            UsageError: the trainable parameters are others than when the run was entered, or hold their values in
+                another way.
         """
         outline = self._outline()
         if outline != self._checked:  # to read all names takes a millisecond, too long for each step
             self._check_parameters()
             self._checked = outline
-        self._is_stepped = True
+        if (held := len(stepped(self._optimizer))) != self._held:  # by add_param_group
+            self._held = held
+            warn_of_others(self._model, self._optimizer)
+        self._is_stepped, self._rested, self._asked = True, None, 0
         if self._before is not None and self._undone < IN_A_ROW:
             self._look_whether_undone(self._before)
         self._before = None
@@ -82,31 +90,45 @@ class Watch:
             self.tell_unstepped()
 
     def tell_unstepped(self) -> None:
-        """Warn, once, if the model is trained and no step was counted."""
-        if self._is_stepped or self._is_told or torch.equal(self._loaded, self._sample()):
+        """Warn, once, if the model is trained and no step is counted, or none any more."""
+        if self._is_told:
+            return
+        before, self._rested = self._rested, self._sample()
+        if before is None or torch.equal(before, self._rested):
             return
         self._is_told = True
         log.warning(
-            "the model is trained, but step() of the optimizer %s is never called, so no step is counted and nothing "
+            "the model is trained, but step() of the optimizer %s is %s called, so no step is counted and nothing "
             "is exchanged; give Peer the optimizer whose step() the training loop calls, outside of CUDA graphs",
             type(self._optimizer).__name__,
+            "no longer" if self._is_stepped else "never",
         )
 
-    def _outline(self) -> list[tuple[int, bool]]:
-        """The model's parameters by identity, and whether each is trained."""
+    def _outline(self) -> list[object]:
+        """The model's parameters by identity, and whether each is trained; and how those that are exchanged hold their
+        values: `parameter.data = ` and `model.to()` change that, and leave the identity."""
         found: list[nn.Parameter | None] = []
         modules: list[nn.Module | None] = [self._model]
         while modules:
             if (module := modules.pop()) is not None:
                 found += module._parameters.values()
                 modules += module._modules.values()
-        return [(id(parameter), parameter.requires_grad) for parameter in found if parameter is not None]
+        held = [(parameter.dtype, parameter.shape) for parameter in self._entered.values()]
+        return [*((id(parameter), parameter.requires_grad) for parameter in found if parameter is not None), *held]
 
     def _check_parameters(self) -> None:
         now = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
         if gone := [name for name, parameter in self._entered.items() if not _is_same(parameter, now.get(name))]:
             what = "is another tensor than when the run was entered, or gone, so its values would reach no other peer"
             raise UsageError(what, key="parameter", value=few(gone), mend="change the model before the peer is made")
+        if wide := [name for name, parameter in self._entered.items() if not fits(parameter.dtype)]:
+            what = f"has become {self._entered[wide[0]].dtype}, but a run holds its values in fp32"
+            raise UsageError(what, key="parameter", value=few(wide), mend="keep the model in fp32 or less")
+        held = zip(self._entered.items(), self._shapes, strict=True)
+        if other := [name for (name, parameter), shape in held if parameter.shape != shape]:
+            what = "has another shape than when the run was entered, so its values can't be exchanged"
+            mend = "change the model before the peer is made, and let nothing take its parameters' values away"
+            raise UsageError(what, key="parameter", value=few(other), mend=mend)
         trained = (name for name, parameter in now.items() if parameter.requires_grad and parameter.numel())
         if new := [name for name in trained if name not in self._entered]:
             what = "was frozen or missing when the run was entered, so its values would reach no other peer"

@@ -10,6 +10,7 @@ of int64. All others stay local:
     bool, complex, fp64, other integers             masks, and codes of quantised weights
     of a module with buffers of other integers      scales and zero points of quantised weights
     a DTensor, or without values (meta device)      no process has all of its values
+    sparse                                          most of its elements have no place of their own
     values that are not finite or above 2³⁰;        fp32, or a sum of them, would not hold them: masks of -inf, hashes,
     for int64 above 2²⁴                             seeds
 """
@@ -41,7 +42,8 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     saved = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
         module, _, _ = name.rpartition(".")
-        fits = buffer.dtype in (*MEANS, *COUNTERS) and not hasattr(buffer, "placements") and not buffer.is_meta
+        fits = buffer.dtype in (*MEANS, *COUNTERS) and buffer.layout is torch.strided
+        fits = fits and not hasattr(buffer, "placements") and not buffer.is_meta
         if fits and name in saved and buffer.numel() and not _is_quantised(model.get_submodule(module)):
             yield plain_name(name), buffer
 

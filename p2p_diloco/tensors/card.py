@@ -97,15 +97,25 @@ def card_of(model: nn.Module, exchanged: Collection[str] = ()) -> ModelCard:
 
 @torch.no_grad()
 def _copied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the values in host memory; empty if they have too many bytes, or can't be copied."""
+    """Copies of the values in host memory; empty if they have too many bytes. Without those that no file of safetensors
+    holds, such as sparse and quantised tensors: an export names them as missing."""
+    values = {name: value for name, value in values.items() if _is_plain(value)}
     nbytes = sum(value.numel() * value.element_size() for value in values.values())
     sharded = any(hasattr(value, "placements") for value in values.values())
     if nbytes > REST_BYTES_MAX or sharded:
         return {}
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether safetensors can hold a tensor: nothing else tells which dtypes it knows."""
+    if value.layout is not torch.strided:
+        return False
     try:
-        return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in values.items()}
-    except (NotImplementedError, RuntimeError):  # some kinds of quantised tensor: an export names them as missing
-        return {}
+        safetensors.torch.save({"none": torch.empty(0, dtype=value.dtype, device="cpu")})
+    except (KeyError, SafetensorError):
+        return False
+    return True
 
 
 def _files_of(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,14 @@ def test_a_sparse_parameter_is_refused() -> None:
         check(model, [torch.optim.SGD([model.bias], lr=0.1)])
 
 
+def test_a_nested_tensor_is_refused_by_name() -> None:
+    """Torch reads neither its shape nor its strides."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("rows", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]))
+    with pytest.raises(ConfigError, match=r"model=rows is a nested tensor, .*keep a list of plain tensors"):
+        check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
 def test_a_parameter_that_no_step_can_change_is_refused() -> None:
     with torch.inference_mode():
         made = nn.Linear(2, 1, bias=False)
@@ -78,4 +86,18 @@ def test_parameters_that_no_optimizer_trains_are_named(caplog: pytest.LogCapture
     model[1].requires_grad_(False)
     caplog.clear()
     check(model, [first])
+    assert caplog.messages == []
+
+
+def test_what_an_optimizer_trains_beside_the_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A loss with parameters of its own, for instance; frozen ones of any model are no matter."""
+    model, loss = nn.Linear(2, 2), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
+    check(model, [optimizer])
+    (message,) = caplog.messages
+    assert "SGD also trains 2 parameters that are not in the model" in message
+    assert "shape [1, 3], [1]; give Peer one module" in message
+    caplog.clear()
+    loss.requires_grad_(False)
+    check(model, [optimizer])
     assert caplog.messages == []

@@ -42,9 +42,19 @@ def merge(model: nn.Sequential) -> None:
     del model[1]
 
 
+def widen(model: nn.Sequential) -> None:
+    model.double()
+
+
+def cut(model: nn.Sequential) -> None:
+    model[1].weight.data = torch.zeros(2, 1)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (widen, r"parameter=1\.weight, 1\.bias has become torch\.float64, but a run .* fp32; keep the model in fp32"),
+        (cut, r"parameter=1\.weight has another shape than when the run was entered"),
         (unfreeze, r"parameter=0\.weight was frozen or missing.*unfreeze or add it before the peer is made"),
         (add, r"parameter=2\.weight was frozen or missing"),
         (resize, r"parameter=1\.weight, 1\.bias is another tensor.*change the model before the peer is made"),
@@ -76,6 +86,21 @@ def test_a_model_may_be_compiled_moved_and_frozen_for_a_while() -> None:
     model[1] = torch.compile(model[1], backend="eager")
     model.to(torch.bfloat16)
     watch.step()
+
+
+def test_parameters_that_are_given_to_the_optimizer_later_are_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of the model are exchanged; others reach no other peer, which is told once."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    watch.step()
+    optimizer.add_param_group({"params": model[0].parameters()})
+    watch.step()
+    assert caplog.messages == []
+    optimizer.add_param_group({"params": nn.Linear(3, 1).parameters()})
+    for _ in range(3):
+        watch.step()
+    (message,) = caplog.messages
+    assert "SGD also trains 2 parameters that are not in the model" in message
 
 
 def train(weight: nn.Parameter, masters: list[float], pull: float, *, keeps_masters: bool) -> None:
@@ -141,21 +166,36 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
 
 
-def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
+def test_training_that_leaves_the_optimizer_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Values that a merge has loaded are no training; and a first step settles it."""
+    """Another optimizer is made in the midst, or a CUDA graph is replayed after the first steps."""
     model, optimizer = parts()
     watch = Watch(model, optimizer)
     peer = entered(monkeypatch, watch, (model, optimizer))
-    with watch.merging(), torch.no_grad():
-        model[1].weight.add_(1.0)
-    for _ in range(ASKED):
-        assert not peer.finished
     watch.step()
-    with torch.no_grad():
-        model[1].weight.add_(1.0)
-    for _ in range(ASKED):
+    for _ in range(5 * ASKED):
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
         assert not peer.finished
+    peer.close()
+    assert caplog.text.count("step() of the optimizer SGD is no longer called") == 1
+
+
+def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Values that a merge has loaded are no training, and steps that come now and then are counted."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(monkeypatch, watch, (model, optimizer))
+    for _ in range(3):
+        with watch.merging(), torch.no_grad():
+            model[1].weight.add_(1.0)
+        for _ in range(2 * ASKED):
+            assert not peer.finished
+        with torch.no_grad():
+            model[1].weight.add_(1.0)
+        watch.step()
     peer.close()
     assert caplog.text == ""

@@ -58,6 +58,8 @@ def test_statistics_and_counters_are_exchanged_in_the_models_order() -> None:
         torch.tensor([2**24 + 1]),
         torch.tensor([-(2**24) - 1]),
         torch.ones(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
     ],
 )
 def test_what_no_mean_or_counter_is_stays_local(values: Tensor | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors import card as cards
@@ -49,6 +49,26 @@ def test_a_card_names_what_the_state_dict_has() -> None:
         "norm.num_batches_tracked": 0,
     }
     assert card.files == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(2).to_sparse(),
+        torch.eye(2).to_sparse_csr(),
+        torch.ones(2, dtype=torch.complex128),
+        torch.empty(2, dtype=torch.quint8),
+    ],
+    ids=["sparse", "compressed sparse", "wide complex", "quantised"],
+)
+def test_a_value_that_no_file_holds_is_left_out_alone(value: Tensor) -> None:
+    """The card has the other values, so an export names one entry as missing."""
+    model = Tied()
+    model.register_buffer("odd", value)
+    card = ModelCard.unpack(card_of(model).pack())
+    assert card is not None
+    assert "odd" in card.names
+    assert {*card.rest} == {*card_of(Tied()).rest}
 
 
 def test_a_card_has_no_values_that_the_run_has() -> None:
