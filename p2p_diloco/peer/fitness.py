@@ -7,7 +7,7 @@ probable mistake causes a warning.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.tensors.layout import trainable
+from p2p_diloco.tensors.layout import plain_name, trainable
 
 SHOWN = 3
 """The most names that a sentence lists."""
@@ -25,11 +25,12 @@ log = logging.getLogger("p2p_diloco")
 
 def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Check that every tensor of the model has values and fp32 holds those that are trained. Warn of trainable
-    parameters that no optimizer trains, and of what an optimizer trains beside the model.
+    parameters that no optimizer trains or no state_dict has, and of what an optimizer trains beside the model.
 
     Raises:
         ConfigError: a tensor has no shape yet, or is nested, or is on the meta device, which holds no values; no
-            parameter is trainable; or one is sparse, can't be changed in place, or has a dtype that fp32 doesn't hold.
+            parameter is trainable; one is sparse, can't be changed in place, or has a dtype that fp32 doesn't hold; or
+            the model's state_dict can't be read.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
@@ -65,6 +66,28 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
     for optimizer in optimizers:
         warn_of_others(model, optimizer)
+    _check_state_dict(model, named)
+
+
+def _check_state_dict(model: nn.Module, named: Mapping[str, nn.Parameter]) -> None:
+    """Check a state_dict() of the model's own: global values take the places of the tensors that it returns."""
+    name = type(model).__name__
+    try:
+        state = model.state_dict(keep_vars=True)
+    except Exception as error:
+        mend = "let it take *args and **kwargs, and hand them on to super().state_dict()"
+        raise ConfigError(
+            f"has a state_dict() that can't be called: {error}", key="model", value=name, mend=mend
+        ) from error
+    values, names = {id(value) for value in state.values()}, {plain_name(each) for each in state}
+    if absent := [each for each, parameter in named.items() if id(parameter) not in values and each not in names]:
+        log.warning(
+            "state_dict() of %s has not %d of the parameters that are exchanged, or has them in a form of its own: "
+            "there global_state_dict() has this peer's values, not global ones: %s; begin with super().state_dict()",
+            name,
+            len(absent),
+            few(absent),
+        )
 
 
 def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:

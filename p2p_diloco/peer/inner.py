@@ -21,8 +21,11 @@ from p2p_diloco.errors import CheckpointError
 from p2p_diloco.peer.devices import random_states, restore_random_states
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
 from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.packing import is_plain
 
 FOLDER = "inner"
+KEEPS_STATE = ("amsgrad", "centered", "momentum")
+"""Options with which torch's optimizers keep more for each parameter: a state that was saved without one lacks it."""
 ROWS = "rows of this rank"
 """Marks this rank's part of a sharded tensor in a saved state."""
 
@@ -60,8 +63,9 @@ class InnerState:
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
     """Load the inner state that was saved beside the checkpoint `outer` of the outer state. If there is none, load the
-    newest inner state from before that checkpoint. The optimizers' hyperparameters stay as they are. Returns the saved
-    counters; they are empty if no inner state was found, or if it doesn't fit."""
+    newest inner state from before that checkpoint. The optimizers' hyperparameters stay as they are, and an optimizer
+    that the saved state doesn't fit starts anew. Returns the saved counters; they are empty if no inner state was
+    found."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -72,9 +76,11 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 "torch": torch.Tensor() as rng,
                 "cuda": list(states_of_devices),
                 "counters": dict(done),
+                **rest,
             }:
-                for optimizer, saved in zip(optimizers, states, strict=True):
-                    optimizer.load_state_dict(_with_own_settings(_sharded_again(saved, optimizer), optimizer))
+                kinds = rest.get("kinds", [None] * len(states))  # older versions saved none
+                for optimizer, saved, kind in zip(optimizers, states, kinds, strict=True):
+                    _load(optimizer, saved, kind)
                 torch.set_rng_state(rng)
                 restore_random_states(states_of_devices)
                 return done
@@ -84,13 +90,43 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
         return {}
 
 
+def _load(optimizer: Optimizer, saved: dict[str, Any], kind: object) -> None:
+    """Load an optimizer's state if it fits. Torch would load any, and fail, or train wrongly, at the next step."""
+    try:
+        if kind is not None and kind != _kind(optimizer):
+            raise CheckpointError("is of another class, or of other parameters or another order of them")
+        for before, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+            if new := [key for key in KEEPS_STATE if own.get(key) and not before.get(key)]:
+                raise CheckpointError(f"was saved without {new[0]}, and so without what that keeps")
+        optimizer.load_state_dict(_with_own_settings(_sharded_again(saved, optimizer), optimizer))
+    except Exception as error:  # whatever an optimizer's own load_state_dict() raises, training goes on
+        name = type(optimizer).__name__
+        log.warning("the inner optimizer %s starts without a saved state: the saved one can't be used: %s", name, error)
+
+
+def _kind(optimizer: Optimizer) -> dict[str, Any]:
+    """What a saved state must have in common with an optimizer: its class, and the shapes of its parameters."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return {"class": type(optimizer).__name__, "shapes": [list(parameter.shape) for parameter in parameters]}
+
+
 def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "optimizers": [_own_parts(optimizer.state_dict()) for optimizer in optimizers],
+        "optimizers": [_own_parts(_saveable(optimizer)) for optimizer in optimizers],
+        "kinds": [_kind(optimizer) for optimizer in optimizers],
         "torch": torch.get_rng_state(),
         "cuda": random_states(),
         "counters": dict(counters),
     }
+
+
+def _saveable(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state, without those hyperparameters that are no plain data (functions, numbers and arrays of
+    NumPy): a restart has its program's own."""
+    state = optimizer.state_dict()
+    kept = _counted(optimizer) | {"params"}
+    groups = [{k: v for k, v in group.items() if k in kept or is_plain(v)} for group in state["param_groups"]]
+    return {**state, "param_groups": groups}
 
 
 def _beside(outer: Path, root: Path) -> Path:
@@ -145,16 +181,33 @@ def _with_own_settings(state: dict[str, Any], optimizer: Optimizer) -> dict[str,
     them for this start, and the saved learning rate is one that a scheduler had changed. What an optimizer counts in
     its groups (as schedule-free ones and Prodigy do) comes from the saved state: it is in the class's defaults, but is
     no argument of the class."""
-    classes = [kind for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
-    arguments = {name for kind in classes for name in inspect.signature(vars(kind)["__init__"]).parameters}
-    counted = optimizer.defaults.keys() - arguments
+    arguments, counted = _arguments(optimizer), _counted(optimizer)
     changed: dict[str, tuple[object, object]] = {}
     for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares their numbers
         given = {key: value for key, value in own.items() if key not in counted and key != "params"}
-        differ = (key for key in given if key in arguments and key in saved and saved[key] != given[key])
+        differ = (key for key in given if key in arguments and key in saved and _differ(saved[key], given[key]))
         changed |= {key: (given[key], saved[key]) for key in differ}
         saved.pop("initial_lr", None)  # a scheduler's: a new one would begin with it
         saved |= given
     for key, (now, before) in sorted(changed.items()):
         log.info("the inner optimizer goes on with this program's %s=%s; it was saved with %s", key, now, before)
     return state
+
+
+def _arguments(optimizer: Optimizer) -> set[str]:
+    """The names of all arguments with which an optimizer's class and the classes that it is made of are called."""
+    classes = [kind for kind in type(optimizer).__mro__ if "__init__" in vars(kind)]
+    return {name for kind in classes for name in inspect.signature(vars(kind)["__init__"]).parameters}
+
+
+def _counted(optimizer: Optimizer) -> set[str]:
+    """The keys of an optimizer's groups under which it counts."""
+    return optimizer.defaults.keys() - _arguments(optimizer)
+
+
+def _differ(saved: object, given: object) -> bool:
+    """Whether two hyperparameters differ. Tensors of several elements have no one answer, so their texts count."""
+    try:
+        return bool(saved != given)
+    except (RuntimeError, ValueError):
+        return str(saved) != str(given)

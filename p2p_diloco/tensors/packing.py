@@ -29,6 +29,15 @@ def pack(obj: object) -> tuple[dict[str, Tensor], Json]:
     return tensors, _pack(obj, "", tensors)
 
 
+def is_plain(obj: object) -> bool:
+    """Whether `pack` takes a value."""
+    try:
+        pack(obj)
+    except CheckpointError:
+        return False
+    return True
+
+
 def unpack(tensors: Mapping[str, Tensor], structure: Json) -> object:
     """Join what `pack` has split. Raises `CheckpointError` if tensors and structure don't fit together."""
     match structure:

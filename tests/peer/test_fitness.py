@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -101,3 +103,28 @@ def test_what_an_optimizer_trains_beside_the_model_is_told(caplog: pytest.LogCap
     loss.requires_grad_(False)
     check(model, [optimizer])
     assert caplog.messages == []
+
+
+class Short(nn.Linear):
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return dict(super().state_dict())
+
+
+class Listed(nn.Linear):
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"all": [parameter.detach() for parameter in self.parameters()], "bias": self.bias}
+
+
+def test_a_state_dict_that_cant_be_called_is_refused() -> None:
+    model = Short(2, 2)
+    with pytest.raises(ConfigError, match=r"model=Short has a state_dict\(\) that can't be called: .*keep_vars"):
+        check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_parameters_that_no_state_dict_has_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Their global values would have no place in what `global_state_dict` returns."""
+    model = Listed(2, 2)
+    check(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    (message,) = caplog.messages
+    assert "state_dict() of Listed has not 1 of the parameters" in message
+    assert "not global ones: weight; begin with" in message

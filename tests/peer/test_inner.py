@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -94,13 +96,14 @@ def test_a_lineage_of_fewer_epochs_is_saved_too(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a file, or for another model's optimizer, the inner optimizer starts fresh, and the log says so."""
+    """Without a file, or for another model's optimizer, the inner optimizer starts fresh, and the log says so. The
+    counters are the peer's own, so they come back."""
     _, optimizer = trained(1)
     with caplog.at_level(logging.WARNING):
         assert restore([optimizer], tmp_path / "checkpoint-1") == {}
         save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 1})
         other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
-        assert restore([other], tmp_path / "checkpoint-1") == {}
+        assert restore([other], tmp_path / "checkpoint-1") == {"local_step": 1}
     assert caplog.text.count("starts without a saved state") == 2
 
 
@@ -133,6 +136,86 @@ def test_the_programs_hyperparameters_stay(tmp_path: Path, caplog: pytest.LogCap
         "betas=(0.5, 0.9); it was saved with (0.9, 0.999)",
         "lr=0.001; it was saved with 0.05",
     ]
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def amsgrad(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.1, amsgrad=True)
+
+
+def backwards(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters[::-1], lr=0.1)
+
+
+def apart(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([{"params": [parameter]} for parameter in parameters], lr=0.1)
+
+
+class Fails(torch.optim.AdamW):
+    def load_state_dict(self, state: Any) -> None:
+        raise TypeError("no state")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (torch.optim.Adagrad, "is of another class"),
+        (sgd, "is of another class"),
+        (backwards, "another order"),
+        (amsgrad, "was saved without amsgrad"),
+        (apart, "argument 2 is longer"),
+        (Fails, "another class"),
+    ],
+)
+def test_a_state_of_another_optimizer_is_not_loaded(
+    make: Callable[[Any], torch.optim.Optimizer], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torch would load it, and fail at the next step. The counters come back all the same."""
+    _, optimizer = trained(2)
+    save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 2})
+    model = nn.Linear(3, 2)
+    again = make([*model.parameters()])
+    assert restore([again], tmp_path / "checkpoint-1") == {"local_step": 2}
+    assert all(kept["step"] == 0 for kept in again.state.values())  # Adagrad has one from the first
+    (message,) = caplog.messages
+    assert f"optimizer {type(again).__name__} starts without a saved state" in message
+    assert why in message
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    again.step()
+
+
+def test_a_load_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An optimizer of another library may raise anything."""
+    optimizer = Fails([nn.Parameter(torch.zeros(1))], lr=0.1)
+    save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 2})
+    assert restore([optimizer], tmp_path / "checkpoint-1") == {"local_step": 2}
+    assert "starts without a saved state: the saved one can't be used: no state" in caplog.text
+
+
+def test_hyperparameters_of_any_type_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tensors of several elements, functions, and numbers of NumPy, which no checkpoint holds: moments come back."""
+
+    def made(mask: list[float]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], numpy.float32(0.5), momentum=0.5)
+        optimizer.param_groups[0].update(weight_decay=torch.tensor(mask), maximize=lambda: False)
+        return optimizer
+
+    first = made([1.0, 2.0])
+    first.state[first.param_groups[0]["params"][0]]["momentum_buffer"] = torch.ones(2)
+    save(InnerState([first], tmp_path, 1), 1)
+    for mask, told in (([1.0, 2.0], 0), ([1.0, 3.0], 1)):
+        again = made(mask)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            restore([again], tmp_path / "checkpoint-1")
+        (group,) = again.param_groups
+        assert again.state[group["params"][0]]["momentum_buffer"].tolist() == [1.0, 1.0]
+        assert (group["lr"], group["weight_decay"].tolist(), group["maximize"]()) == (0.5, mask, False)
+        assert len(caplog.messages) == told
 
 
 def test_state_that_an_optimizer_keeps_in_its_groups_comes_back(tmp_path: Path) -> None:
