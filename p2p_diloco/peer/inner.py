@@ -78,7 +78,7 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 "counters": dict(done),
                 **rest,
             }:
-                kinds = rest.get("kinds", [None] * len(states))  # older versions saved none
+                kinds: Any = rest.get("kinds", [None] * len(states))  # older versions saved none
                 for optimizer, saved, kind in zip(optimizers, states, kinds, strict=True):
                     _load(optimizer, saved, kind)
                 torch.set_rng_state(rng)
