@@ -54,6 +54,8 @@ def auditors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Audits]:
 
 PATIENT_S = 20.0
 """For peers of which none dies: on a busy machine an honest one may answer an audit late."""
+BY_HAND = {"audit_rate": 1e-9, "heartbeat_timeout": PATIENT_S}
+"""For tests that begin the audits themselves: the lot falls on no commit, and each peer makes its commits."""
 
 
 async def swarm(
@@ -250,7 +252,7 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
     memory_peer: Any, quick: Any, auditors: Any
 ) -> None:
     """Everything in it is covered by the seals, and no peer can accuse without end."""
-    peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
     while all(case.aggregator != "b" for case in a._cases):  # on a busy machine b may have aggregated nothing yet
@@ -281,7 +283,7 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
 @run
 async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """It has shown what the commit was made of, and the commit is right. Its word confirms nothing any more."""
-    peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a, c = auditors["a"], auditors["c"]
     case = next(case for case in c._cases if case.aggregator == "b")
@@ -432,7 +434,7 @@ def test_an_aggregator_is_not_taken_for_a_liar_because_a_message_was_lost(
 @run
 async def test_commits_that_waited_for_long_are_not_audited(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """Their aggregators need not have the contributions any more. Audits that last could else make them liars."""
-    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
     case = next(case for case in a._cases if case.aggregator == "b")
@@ -448,7 +450,7 @@ async def test_commits_that_waited_for_long_are_not_audited(memory_peer: Any, qu
 async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """Of A, B, C, D: B and C have expelled D, and D shows A nothing. If A judged their accusation after its own audits
     of D's commits, it would work with D until then, and B and C without them."""
-    peers = await swarm(memory_peer, quick, "abcd", heartbeat_timeout=PATIENT_S, audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "abcd", **BY_HAND)
     await rounds(peers, 6)
     a = auditors["a"]
     a._wait_s = a._examiner._wait_s = 1000.0
@@ -486,7 +488,7 @@ async def test_an_asynchronous_submission_of_another_weight_makes_its_aggregator
 async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_sealed(
     memory_peer: Any, quick: Any, auditors: Any
 ) -> None:
-    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
     case = next(case for case in a._cases if case.aggregator == "b")
@@ -504,7 +506,7 @@ async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_s
 
 @run
 async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
     with silent(a):
@@ -524,7 +526,7 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
 @run
 async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """Else one peer could have all others get the contributions to each commit, which its aggregator sends."""
-    peers = await swarm(memory_peer, quick, "abc", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 8)
     a = auditors["a"]
     with silent(a):
@@ -543,7 +545,7 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
 @run
 async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """Else a peer that breaks each transfer could have the same copies sent without end."""
-    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     await rounds(peers, 2)
     a, sent = auditors["a"], list[str]()
 
