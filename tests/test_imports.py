@@ -155,3 +155,19 @@ def test_hivemind_is_loaded_without_its_unused_parts() -> None:
         "assert MPFuture.__module__ == 'hivemind.utils.mpfuture' and MPFuture().cancel()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad"])
+def test_a_node_finds_the_classes_of_outer_optimizers(name: str) -> None:
+    """What they import needs the parts of torch that a node puts off."""
+    first = "import p2p_diloco.node.torch_library; from p2p_diloco.tensors.outer import OuterOptimizer"
+    code = f"{first}; OuterOptimizer('{name}', lr=0.1)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stderr == ""
+
+
+def test_a_programs_filters_of_warnings_are_not_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that makes warnings errors would end the node in a library that warns."""
+    from p2p_diloco.peer.process import _environment
+
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert "PYTHONWARNINGS" not in _environment()

@@ -106,6 +106,8 @@ def _command(channel_fd: int, memory_fd: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment variables and import path, so that the node imports the same packages."""
+    """This process's environment variables and import path, so that the node imports the same packages. Filters of
+    warnings are for the program: one that makes them errors would end the node in a library that warns."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
+    return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

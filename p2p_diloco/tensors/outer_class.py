@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,10 @@ STEP = "step"
 FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
 """Options of torch that change the order of operations, and are of no use for a shard on the CPU."""
 MEND = "use an element-wise one, such as sgd, Adam or Adagrad"
+
+_LATE = ("torch._meta_registrations", "torch._native")
+"""Parts of torch that a node loads at the first question for one of their names (`node/torch_library.py`). What an
+optimizer's class imports asks in the midst of its own import, and fails."""
 
 _CANT = "can't step a shard, which is a flat slice of the model and comes without a closure ({})"
 
@@ -74,6 +79,8 @@ def tried(name: str, lr: float, options: Mapping[str, Any]) -> OuterClass:
         if key in options:
             mend = "set outer_lr instead" if key == "lr" else "leave it out: it is always off"
             raise ConfigError("may not be set", key=f"outer_options.{key}", value=options[key], mend=mend)
+    for late in _LATE:
+        getattr(sys.modules.get(late), "__doc__", None)
     kind = _imported(name)
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     off = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
