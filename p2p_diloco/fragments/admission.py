@@ -10,7 +10,7 @@ from ..core.lives import SALT_BITS, life_of
 from ..core.rules import Rules
 from .messages import Choice, Commit, Ready
 from .plan import Member
-from .state import State, append, is_empty
+from .state import State, append, is_empty, key_of, rooted
 
 MEMBERS_MAX = 12_000
 """The most members of a roll."""
@@ -36,11 +36,18 @@ def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: 
         return "the weight of a submission must be 1"
     if ready.hashes and len(ready.hashes) != slices:
         return "it has another number of slices"
-    if ready.uses and state.fragment:
+    if state.fragment and any(use.used or use.wants for use in ready.uses):
         return "only a contribution to the first fragment says which data was used"
     if not state.fragment and (why := misuse(state.tables, peer, life_of(ready.id.incarnation), ready.uses)):
         return why
     return "the run is full" if peer not in state.roll and len(state.roll) >= MEMBERS_MAX else ""
+
+
+def unsigned(ready: Ready) -> str:
+    """Return why a contribution has not the hashes of its slices that its author signed; empty if it has."""
+    if ready.weight and not ready.hashes:
+        return "it has no slices"
+    return "its root is not that of its hashes" if ready.hashes and ready.root != rooted(ready).root else ""
 
 
 def latest(roll: Mapping[str, Member], own: int = 0) -> int:
@@ -82,6 +89,8 @@ def objection(commit: Commit, state: State, rules: Rules, mine: Ready | None, me
     weighted = sum(ready.weight > 0 for _, ready in choice.entries)
     if len(commit.owners) != slices or len(commit.hashes) != (slices if weighted else 0):
         return "it has another number of slices"
+    if commit.key != key_of(state.fragment, state.version, choice):
+        return "its key is not that of its choice"
     if why := unsound(choice, state, rules):
         return why
     listed = dict(choice.entries).get(me)

@@ -77,7 +77,7 @@ def apply(log: FragmentLog) -> list[Effect]:
     means = log.means_of(commit.key)
     log.round.phase = Phase.APPLYING
     ordered = tuple(means[number] for number in range(len(commit.hashes)))
-    log.round.working = Apply(commit, ordered, log.held.buffered, commit.choice.revision)
+    log.round.working = Apply(commit, ordered, log.held.buffered, len(log.held.plan.succession))
     return [log.round.working]
 
 
@@ -136,6 +136,7 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     log.begin(after, now)
     if log.rules.asynchronous:
         holding.carry_over(log, round)
+        tells += holding.answers(log, commit)
     return [Accept(((log.fragment, commit.version),)), *tells]
 
 

@@ -40,7 +40,9 @@ def able(log: FragmentLog, peer: str) -> bool:
 def entitled(log: FragmentLog, peer: str, term: int) -> bool:
     """Whether the plan lets the peer hold this term."""
     candidates = line(log)
-    if term <= 0 or term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
+    if term == 0:
+        return peer in candidates[:1]
+    if term < 0 or term - log.round.term > TURNS_AHEAD * (len(candidates) + 1):
         return False
     if peer in candidates:
         return candidates[term % len(candidates)] == peer
@@ -53,8 +55,9 @@ def rank(log: FragmentLog, term: int, peer: str) -> tuple[bool, int, str]:
 
 
 def present(log: FragmentLog) -> tuple[bool, int, str]:
-    """Return the rank of the greatest promised claim."""
-    return rank(log, log.round.term, log.round.holder)
+    """Return the rank of the greatest promised claim. While no candidate is able, it is that of any peer."""
+    candidate, term, holder = rank(log, log.round.term, log.round.holder)
+    return candidate and any(able(log, peer) for peer in line(log)), term, holder
 
 
 def target(log: FragmentLog) -> tuple[int, str]:
@@ -107,6 +110,10 @@ def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
         return False
     if log.phase in WORKING and log.leads:
         return False
+    if log.leads and log.unproven:
+        return True  # it was away: the others may have had to go on without it
+    if peer == log.round.holder and log.rules.asynchronous:
+        return True  # it was away, and claims anew
     return impatient(log, now) or log.phase is Phase.CLAIMING or not able(log, log.round.holder)
 
 
@@ -203,10 +210,10 @@ def voted(log: FragmentLog, sender: str, message: Vote, now: float) -> bool:
         round.votes[sender] = message
         if round.promised is not None:
             round.promised.discard(sender)
-    if rank(log, *claim) <= present(log) or not entitled(log, message.holder, message.term):
+    if rank(log, *claim) <= present(log) or not (entitled(log, claim[1], claim[0]) and able(log, claim[1])):
         return False
     round.refused[message.holder] = message.term
-    if log.leads and (log.phase is Phase.CLAIMING or _outvoted(log)):
+    if log.leads and ((log.phase in FREE and missing(log)) or _outvoted(log)):
         yields(log, *claim)
     return False
 

@@ -64,6 +64,11 @@ def _expected(log: FragmentLog) -> list[str]:
     return [peer for peer in _workers(log) if not is_newcomer(log, peer)]
 
 
+def misses_often(log: FragmentLog, peer: str) -> bool:
+    """Whether rounds no longer wait long for a peer, because it has missed several of the last ones."""
+    return sum(log.misses.get(peer, ())) >= MISSES_MAX
+
+
 def waits_until(log: FragmentLog, peer: str) -> float:
     """Return when the round gives a missing peer up; inf: it has not opened."""
     opened = log.round.opened
@@ -71,7 +76,7 @@ def waits_until(log: FragmentLog, peer: str) -> float:
         return math.inf
     times = sum(log.misses.get(peer, ()))
     if evidence(log, peer) >= log.epoch:
-        return opened + (log.rules.round_timeout if times < MISSES_MAX else log.usual_round())
+        return opened + (log.usual_round() if misses_often(log, peer) else log.rules.round_timeout)
     return opened + min(log.rules.round_timeout, log.usual_round() * (1 << min(times, DOUBLINGS_MAX)))
 
 

@@ -32,7 +32,6 @@ from ..core.events import (
 )
 from ..core.events import Ready as Start
 from ..core.leases import Use
-from ..core.revision import FOUNDED, Revision
 from ..core.version import ContributionId, Version
 from .messages import Commit, Mean, Message, Ready, Slice
 from .state import State
@@ -73,7 +72,7 @@ class Contribute:
     hashes: tuple[str, ...]
     payloads: tuple[Any, ...] = field(compare=False, repr=False)
     uses: tuple[Use, ...] = ()
-    oldest: tuple[ContributionId, Version] | None = None  # asynchronous: of the progress in it, and its base
+    oldest: tuple[ContributionId | None, Version] | None = None  # asynchronous: of the progress in it, and its base
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +181,13 @@ class Average:
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Compute the outer step of a commit from its means, one for each slice (none: tensors stay), and keep the result
-    as a proposal. ``buffered``: submissions in the Delayed Nesterov buffer before. The answer is Applied."""
+    as a proposal. ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the
+    base's plan has. The answer is Applied."""
 
     commit: Commit
     means: tuple[Mean, ...]
     buffered: int = 0
-    revision: Revision = FOUNDED
+    peers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +202,12 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Take the outer step of a commit in one staged slice. The answer is Rolled."""
+    """Take the outer step of a commit in one staged slice; the rest as in Apply. The answer is Rolled."""
 
     commit: Commit
     mean: Mean
     buffered: int = 0
+    peers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,14 @@ class Accept:
 
     proposals: tuple[tuple[int, Version], ...]
     numbers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Take these damaged slices as they are: no other peer has them."""
+
+    fragment: int
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +255,14 @@ class Sent:
 
 
 Effect = (
-    Send | Average | Apply | Fill | Roll | Accept | Load | Sent | Release | Start | Changed | Finished | Note | Died
-    | Complaint
+    Send | Average | Apply | Fill | Roll | Accept | Keep | Load | Sent | Release | Start | Changed | Finished | Note
+    | Died | Complaint
 )  # fmt: skip
 
 __all__ = [
     "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
     "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
-    "Finished", "Found", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause", "Reachable", "Ready",
+    "Finished", "Found", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause", "Reachable", "Ready",
     "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent", "Start", "Stepped",
     "Wakeup",
 ]  # fmt: skip

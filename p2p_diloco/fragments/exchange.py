@@ -7,14 +7,16 @@ version stays, an exchange that is taken up again has the same id and the same s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ..core.leases import WEIGHT_MIN
 from ..core.lives import incarnation_after
 from ..core.rules import Rules
 from ..core.schedule import fragment_by_log
 from ..core.version import ContributionId, Version
 from . import claims, holding, leading, owning
 from .admission import is_counted
-from .events import Contribute, Effect, Load, Loaded, Release, Send, Sent
+from .events import Contribute, Effect, Load, Loaded, Note, Release, Send, Sent
 from .fragment import FragmentLog
 from .messages import Ready, Slice, Stale, Want, What
 from .round import Phase
@@ -98,11 +100,14 @@ class Exchange:
     def _begin(self, event: Contribute, log: FragmentLog, now: float) -> None:
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
         id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
-        size = event.weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, ""
+        uses = event.uses if not log.fragment else tuple(replace(use, used=(), wants=0) for use in event.uses)
+        empty = bool(uses) and event.weight <= WEIGHT_MIN
+        weight = 1.0 if self.rules.asynchronous and not empty else event.weight
+        size = weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, ""
         base, oldest = self.merged[log.fragment] or log.held.version, id
         if self.rules.asynchronous and event.oldest is not None:
-            oldest, base = event.oldest[0], min(base, event.oldest[1])  # so old work can't pass as fresh
-        self.ready = rooted(Ready(log.fragment, base, id, oldest, *size, event.uses))
+            oldest, base = event.oldest[0] or id, min(base, event.oldest[1])  # so old work can't pass as fresh
+        self.ready = rooted(Ready(log.fragment, base, id, oldest, *size, uses))
         numbered = enumerate(zip(event.hashes, event.payloads, strict=True))
         self.parts = {n: Slice(log.fragment, base, self.me, id, n, h, p) for n, (h, p) in numbered}
         self.handed, self.going, self.stale = {}, {}, None
@@ -183,13 +188,13 @@ class Exchange:
         self.going[number] = to
         return [Send(to, what)]
 
-    def wanted(self, log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
-        """Send again what the holder asks for, even if it was delivered before: it may have been lost."""
+    def wanted(self, log: FragmentLog, sender: str, want: Want) -> list[Effect]:
+        """Send again what a leader asks for, even if it was delivered before: it may have been lost. The Ready goes to
+        any leader, also while this peer takes another one for it: else one of the two would wait for ever."""
         if self.ready is None or self.ready.base != want.base or self.ready.fragment != log.fragment:
             return []
         if want.what is What.READY:
-            self.handed.pop(-1, None)
-            return self.deliver(log, now)
+            return [Send(sender, self.ready)]
         if sender != log.round.holder:
             return []
         return [Send(sender, self.parts[number]) for number in want.numbers if number in self.parts]
@@ -203,7 +208,7 @@ class Exchange:
         if ok:
             self.handed[number] = to
             log = self.logs[message.fragment]
-            if number < 0 and log.version == message.base:
+            if number < 0 and (self.rules.asynchronous or log.version == message.base):
                 before, since = log.round.handed
                 log.round.handed = to, since if before == to else now
 
@@ -214,18 +219,23 @@ class Exchange:
 
     # -- what follows
 
-    def landed(self) -> bool:
-        """Return whether the exchange under way has just ended: its fragment has moved, or another one is due."""
+    def landed(self) -> list[Effect]:
+        """Let the trainer go on if the exchange under way has just ended: its fragment has moved, or another one is
+        due."""
         if not self.flying or self.ready is None:
-            return False
-        log = self.logs[self.ready.fragment]
+            return []
+        log, effects = self.logs[self.ready.fragment], list[Effect]()
         if self.rules.asynchronous:
             if not self._is_over(log, self.ready):
-                return False
+                return []
+            if not is_counted(log.held, self.me, self.ready) and not log.final:
+                text = f"fragment {log.fragment}: this peer's submission on {self.ready.base.epoch} counts as refused"
+                effects.append(Note("stale", text))
+            log.round.handed = "", 0.0  # nobody is waited for any more
         elif log.version == self.ready.base and self.due() == log.fragment:
-            return False
+            return []
         self.flying = False
-        return True
+        return [*effects, Release(sent=True)]
 
     def _is_over(self, log: FragmentLog, ready: Ready) -> bool:
         """Whether a submission is counted, refused, or can't be counted any more."""

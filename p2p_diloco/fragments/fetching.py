@@ -16,7 +16,7 @@ from ..core.rules import Rules
 from ..core.version import Version
 from . import holding
 from .admission import objection
-from .events import Accept, Complaint, Effect, Fill, Filled, Note, Roll, Rolled, Send
+from .events import Accept, Complaint, Effect, Fill, Filled, Keep, Note, Roll, Rolled, Send
 from .fragment import FragmentLog
 from .messages import Ask, Commit, Head, Mean, Part
 from .roster import Roster
@@ -28,8 +28,9 @@ from .state import State, append, chain_at, is_sound
 class Fetch:
     """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
     by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
-    when; ``busy``: tensor work under way. ``asked``: by slice (-1: the head), whom, and when. ``repair``: only
-    ``numbers`` are fetched, and rounds go on."""
+    when; ``busy``: tensor work under way. ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that
+    was ever asked, because an answer may take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are
+    fetched, and rounds go on."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -42,6 +43,7 @@ class Fetch:
     busy: set[int] = field(default_factory=set)
     asked: dict[int, tuple[str, float]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
+    questions: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def done(self) -> bool:
@@ -58,12 +60,18 @@ class Fetching:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetches: dict[int, Fetch] = {}
         self.together = False  # another lineage: nothing is adopted until all is here
+        self.unsent: set[tuple[str, int, int]] = set()  # parts that did not leave: to whom, fragment and number
         self.failures = Failures(rules)
 
     @property
     def under_way(self) -> bool:
         """Whether a newer state is on its way; not a repair."""
         return any(not fetch.repair for fetch in self.fetches.values())
+
+    def repaired(self, fragment: int) -> tuple[int, ...]:
+        """Return the slices of this fragment that are being repaired: they are sent afterwards."""
+        fetch = self.fetches.get(fragment)
+        return fetch.numbers if fetch is not None and fetch.repair else ()
 
     def begin(self, fragments: Sequence[int], donors: Sequence[str], now: float, *, together: bool) -> list[Effect]:
         """Begin to fetch these fragments. Their rounds end here."""
@@ -113,28 +121,38 @@ class Fetching:
         if fetch.head is None:
             if -1 in fetch.asked:
                 return []
-            fetch.asked[-1] = donors[0], now
+            self._asks(fetch, donors[0], (-1,), now)
             return [Send(donors[0], Ask(fetch.fragment))]
         left = [n for n in fetch.numbers if n not in fetch.staged and n not in fetch.asked and n not in fetch.busy]
         effects: list[Effect] = []
         for donor in donors:
             room = self.rules.fetch_window - sum(peer == donor for peer, _ in fetch.asked.values())
             numbers, left = left[: max(0, room)], left[max(0, room) :]
-            fetch.asked |= dict.fromkeys(numbers, (donor, now))
+            self._asks(fetch, donor, numbers, now)
             effects += [Send(donor, Ask(fetch.fragment, tuple(numbers)))] if numbers else []
         return effects
+
+    def _asks(self, fetch: Fetch, donor: str, numbers: Sequence[int], now: float) -> None:
+        fetch.asked |= dict.fromkeys(numbers, (donor, now))
+        fetch.questions |= {(number, donor) for number in numbers}
 
     # -- what comes
 
     def headed(self, sender: str, message: Head, now: float) -> list[Effect]:
         """Handle the state that a donor told."""
         fetch = self.fetches.get(message.fragment)
-        if fetch is None or fetch.asked.get(-1, ("", 0))[0] != sender or message.state.fragment != message.fragment:
+        if fetch is None:
+            return []
+        if (-1, sender) not in fetch.questions or message.state.fragment != message.fragment:
             return [Complaint(sender, "its state was not asked for")]
-        del fetch.asked[-1]
+        fetch.asked.pop(-1, None)
         if not is_sound(message.state):
             self.failures.add(sender, now)
             return [Complaint(sender, "its state does not have the chain of its version"), *self._ask(fetch, now)]
+        held = self.logs[message.fragment].version
+        if not self.together and held is not None and message.state.version.epoch <= held.epoch:
+            self.failures.add(sender, now)  # this donor is no further than this peer
+            return self._ask(fetch, now)
         if fetch.head is None or message.state.version.epoch > fetch.head.version.epoch:
             fetch.head, fetch.digests = message.state, message.digests
         return self._go_on(fetch, now)
@@ -142,9 +160,11 @@ class Fetching:
     def part(self, sender: str, message: Part, now: float) -> list[Effect]:
         """Handle a slice: stage it."""
         fetch = self.fetches.get(message.fragment)
-        if fetch is None or fetch.asked.get(message.number, ("", 0))[0] != sender:
+        if fetch is None or message.number in fetch.busy or message.number in fetch.staged:
+            return []
+        if (message.number, sender) not in fetch.questions:
             return [Complaint(sender, "its slice was not asked for")]
-        del fetch.asked[message.number]
+        fetch.asked.pop(message.number, None)
         fetch.busy.add(message.number)
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
@@ -159,6 +179,7 @@ class Fetching:
         same = fetch.head is not None and fetch.head.version == done.version and bool(fetch.digests)
         if same and fetch.digests[done.number] != done.digest:
             self.failures.add(source, now)
+            fetch.head = fetch.head if fetch.repair else None  # which of the two is wrong, nobody knows yet
             return [
                 Complaint(source, f"its slice {done.number} is not the one of this version"),
                 *self._ask(fetch, now),
@@ -169,7 +190,7 @@ class Fetching:
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
             self._advance(fetch)
             if done.version.epoch > fetch.head.version.epoch and -1 not in fetch.asked:
-                fetch.asked[-1] = source, now
+                self._asks(fetch, source, (-1,), now)
                 effects.append(Send(source, Ask(fetch.fragment)))
         return effects + self._go_on(fetch, now)
 
@@ -241,7 +262,7 @@ class Fetching:
                 fetch.staged[number] = commit.version, since
             elif mean is not None:
                 fetch.busy.add(number)
-                yield Roll(commit, mean, before.buffered)
+                yield Roll(commit, mean, before.buffered, len(before.plan.succession))
             elif now - since > self.rules.settle:
                 del fetch.staged[number]
 
@@ -291,7 +312,9 @@ class Fetching:
 
     def tick(self, now: float) -> list[Effect]:
         """Ask again what makes no progress; give up a fetch whose donors are all gone."""
-        effects: list[Effect] = []
+        ready = sorted((to, f, n) for to, f, n in self.unsent if self.roster.live(to) and n not in self.repaired(f))
+        self.unsent = {(to, f, n) for to, f, n in self.unsent if n in self.repaired(f)}
+        effects: list[Effect] = [Send(to, Part(f, self.logs[f].held.version, n)) for to, f, n in ready]
         for fetch in list(self.fetches.values()):
             for number, (donor, when) in list(fetch.asked.items()):
                 if now - when >= self.rules.fetch_again or not self.roster.live(donor):
@@ -307,7 +330,8 @@ class Fetching:
     def _give_up(self, fetch: Fetch, now: float) -> list[Effect]:
         log = self.logs[fetch.fragment]
         if fetch.repair:
-            return [Note("repair", f"nobody else holds fragment {log.fragment}: what is here stays")]
+            kept = Note("repair", f"nobody else holds fragment {log.fragment}: what is here stays")
+            return [kept, Keep(fetch.fragment, fetch.numbers)]
         if log.state is None:
             log.round.phase = Phase.EMPTY
         else:

@@ -20,7 +20,8 @@ from .state import State, chain_at, final, relation
 USUAL_OF = 9
 """A usual time is the median of the last ones, this many."""
 EARLY_ROUNDS = 3
-"""Of each sender, the messages of this many rounds are kept until their version is reached."""
+"""Of each sender, the messages of this many rounds are kept until their version is reached. While a state is fetched,
+`Rules.commits_kept` are: the means of slices that are here or on their way are needed to roll these forward."""
 
 
 class FragmentLog:
@@ -129,7 +130,8 @@ class FragmentLog:
         number = getattr(message, "number", 0)
         self.early[type(message), sender, message.base.epoch, number] = message
         mine = [key for key in self.early if key[1] == sender]
-        if len(mine) > EARLY_ROUNDS * (2 * self.slices + 8):
+        rounds = self.rules.commits_kept if self.phase is Phase.FETCHING else EARLY_ROUNDS
+        if len(mine) > rounds * (2 * self.slices + 8):
             del self.early[min(mine, key=lambda key: self.early[key].base.epoch)]
 
     def take_early(self) -> list[tuple[str, OfRound]]:

@@ -12,8 +12,8 @@ from ..core.messages import Plan as Line
 from ..core.succession import elected, hands_over, may_stay, succession, worth_a_commit
 from ..core.version import Version
 from . import applying, claims, closing, owning
-from .admission import is_counted, unfit
-from .events import Applied, Apply, Complaint, Effect, Send
+from .admission import is_counted, unfit, unsigned
+from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
 from .round import Phase, Round
@@ -40,7 +40,7 @@ def _ready(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effe
     """Handle a Ready: answer one that is counted or can't be, else store it."""
     if log.final or is_counted(log.held, sender, ready):
         return news(log, sender, ready.base)
-    why = unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
+    why = unsigned(ready) or unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
     if is_stale(log, ready.base) or (why and ready.uses):
         refusal = Stale(log.fragment, ready.id, log.held.version)
         log.round.readys.pop(sender, None)
@@ -93,8 +93,7 @@ def window(log: FragmentLog, now: float) -> list[str]:
 
 def closes_at(log: FragmentLog) -> float:
     """Return when a window ends."""
-    waits = log.rules.async_grace and log.phase is Phase.COLLECTING and claims.holds_term(log)
-    there = complete(log) if waits else []
+    there = complete(log) if log.rules.async_grace and may_close(log) else []
     return log.round.arrived.get(there[0], 0.0) + log.rules.async_grace if there else float("inf")
 
 
@@ -110,12 +109,10 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
         return _propose(log, now)
     if log.phase is Phase.HOLDING:
         return offer(log, now)
-    if log.phase is not Phase.COLLECTING or log.final or not claims.holds_term(log):
+    if not may_close(log):
         return []
-    workers = [p for p, s in log.roster.summaries().items() if s.role == "worker" and s.heads]
-    named = successors(log, now)
-    counted, hand_over = window(log, now), worth_a_commit(log.me, _line(log), named)
-    if len(workers) < log.rules.needed(log.revision_next, first=not log.epoch) or not (counted or hand_over):
+    counted, named = window(log, now), successors(log, now)
+    if not counted and not worth_a_commit(log.me, _line(log), named):
         return []
     entries = tuple((peer, round.readys[peer]) for peer in sorted(counted))
     gone = tuple(sorted(p for p, m in log.held.roll.items() if m.epoch < log.epoch and log.roster.away(p)))
@@ -126,6 +123,13 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
     held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
     round.close, round.phase = Close(*held, choice, (log.me,) * log.slices), Phase.CLOSING
     return owning.compute(log) if entries else _propose(log, now)
+
+
+def may_close(log: FragmentLog) -> bool:
+    """Whether this peer may begin a commit now, if there is something to commit."""
+    workers = [p for p, s in log.roster.summaries().items() if s.role == "worker" and s.heads]
+    free = log.phase is Phase.COLLECTING and not log.final and claims.holds_term(log)
+    return free and len(workers) >= log.rules.needed(log.revision_next, first=not log.epoch)
 
 
 def _propose(log: FragmentLog, now: float) -> list[Effect]:
@@ -140,8 +144,7 @@ def _propose(log: FragmentLog, now: float) -> list[Effect]:
     hashes = tuple(mean.hash for mean in ordered)
     round.commit = commit_of(log.held, round.close, hashes, round.close.owners, log.rules)
     round.phase, round.holding, round.offered = Phase.HOLDING, set(), {}
-    round.working = Apply(round.commit, ordered, log.held.buffered, round.commit.choice.revision)
-    return [round.working, *offer(log, now)]
+    return offer(log, now)
 
 
 def must_hold(log: FragmentLog) -> list[str]:
@@ -151,39 +154,32 @@ def must_hold(log: FragmentLog) -> list[str]:
     assert commit is not None
     for named in (plan.succession[: plan.named], commit.choice.successors):
         lacking = [peer for peer in named if peer != log.me and peer not in (log.round.holding | log.round.passed)]
+        lacking = [peer for peer in lacking if not log.roster.tells(peer, log.fragment, commit.version)]
         if could := [p for p in lacking if log.roster.holds_state(p) or log.roster.presumed(p)]:
             return could
     return []
 
 
 def offer(log: FragmentLog, now: float) -> list[Effect]:
-    """Send the proposal and its means to those that must hold it next, again after a while."""
+    """Send the proposal and its means to those that must hold it next, again after a while. Once all hold it, take its
+    step: it is the present version then."""
     round = log.round
     assert round.commit is not None
-    due = [peer for peer in must_hold(log) if now >= round.offered.get(peer, now)]
+    if not (lacking := must_hold(log)):
+        round.phase = Phase.LACKING
+        return applying.apply(log)
+    due = [peer for peer in lacking if now >= round.offered.get(peer, now)]
     round.offered |= dict.fromkeys(due, now + log.rules.dead_after)
     offered: list[Message] = [*log.means_of(round.commit.key).values(), round.commit]
     return [Send(peer, what) for peer in due for what in offered]
 
 
-def shown(log: FragmentLog, now: float) -> list[Effect]:
-    """Show the proposal: it is the present version now, and its submitters are answered."""
-    round = log.round
-    if log.phase is not Phase.HOLDING or round.commit is None or not round.stepped or must_hold(log):
+def answers(log: FragmentLog, commit: Commit) -> list[Effect]:
+    """Answer the submitters that the leader's own commit counts, now that it is the present version."""
+    if commit.leader != log.me:
         return []
-    round.phase = Phase.APPLYING
-    counted = {peer: ready.base for peer, ready in round.readys.items() if peer in dict(round.commit.choice.entries)}
-    effects = applying.applied(log, Applied(log.fragment, round.commit.base, round.commit.version), now)
-    for peer, base in sorted(counted.items()):
-        effects += news(log, peer, base)
-    return effects
-
-
-def stepped(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
-    """Handle the end of the own step of the proposal."""
-    if log.round.commit is not None and log.round.commit.version == done.version:
-        log.round.stepped = True
-    return shown(log, now)
+    found = ((peer, ready.base) for peer, ready in commit.choice.entries)
+    return [effect for peer, base in found for effect in news(log, peer, base)]
 
 
 def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effect]:
@@ -191,7 +187,7 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
     if log.phase is not Phase.HOLDING or log.round.commit is None or log.round.commit.version != message.version:
         return []
     log.round.holding.add(sender)
-    return [*offer(log, now), *shown(log, now)]
+    return offer(log, now)
 
 
 # -- at the others
@@ -215,7 +211,7 @@ def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[
 def tick(log: FragmentLog, now: float) -> list[Effect]:
     """Ask for slices that don't come, offer again, and go on without those that were passed over."""
     if log.phase is Phase.HOLDING:
-        return [*offer(log, now), *shown(log, now)]
+        return offer(log, now)
     if not log.leads or log.phase is not Phase.COLLECTING:
         return []
     there, effects = complete(log), list[Effect]()
@@ -253,7 +249,8 @@ def carry_over(log: FragmentLog, before: Round) -> None:
     """Take the submissions that the new version does not count over to its round."""
     log.round.handed = before.handed
     for peer, ready in before.readys.items():
-        if not is_counted(log.held, peer, ready) and log.relation(ready.base) in ("equal", "ancestor"):
+        counted = is_counted(log.held, peer, ready) or is_stale(log, ready.base)
+        if not counted and log.relation(ready.base) in ("equal", "ancestor"):
             log.round.readys[peer], log.round.arrived[peer] = ready, before.arrived.get(peer, 0.0)
     roll = log.held.roll
     log.round.slices |= {

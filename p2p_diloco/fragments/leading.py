@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from . import applying, claims, closing, owning
-from .admission import countable, may_be_gone, unfit, unsound
-from .events import Apply, Complaint, Effect, Note, Send
+from .admission import countable, may_be_gone, unfit, unsigned, unsound
+from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
 from .plan import may_own, owner_order
@@ -22,9 +22,7 @@ from .state import commit_of, key_of
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
     """Store a contribution. All peers store those that they get: the holder may change."""
     incarnation = log.roster.mine.incarnation
-    if ready.weight and not ready.hashes:
-        return [Complaint(sender, "its contribution has no slices")]
-    if why := unfit(sender, ready, log.held, log.rules, incarnation):
+    if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]
     known, member = log.round.readys.get(sender), log.held.roll.get(sender)
     if (known is not None and known.id >= ready.id) or (member is not None and ready.id <= member.id):
@@ -111,10 +109,8 @@ def commit(log: FragmentLog, now: float) -> list[Effect]:
         return []
     ordered = tuple(means[number] for number in range(log.slices))
     hashes, owners = tuple(mean.hash for mean in ordered), tuple(mean.owner for mean in ordered)
-    round.commit = commit_of(log.held, round.close, hashes, owners, log.rules)
-    round.phase = Phase.APPLYING
-    round.working = Apply(round.commit, ordered, log.held.buffered, round.commit.choice.revision)
-    return [*(Send(peer, round.commit) for peer in log.roster.alive()), round.working]
+    round.commit, round.phase = commit_of(log.held, round.close, hashes, owners, log.rules), Phase.LACKING
+    return [*(Send(peer, round.commit) for peer in log.roster.alive()), *applying.apply(log)]
 
 
 # -- while means are missing

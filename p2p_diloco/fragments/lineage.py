@@ -94,7 +94,7 @@ class Lineage:
         if log.fragment not in self.since or (self.since[log.fragment][0] != log.version and not apart):
             self.since[log.fragment] = log.version, now
         since = self.since[log.fragment][1]
-        if log.phase in (Phase.LACKING, Phase.APPLYING):  # parts of the next version come
+        if log.phase in (Phase.LACKING, Phase.APPLYING, Phase.HOLDING):  # parts of the next version come
             since = max(since, min(log.round.moved_at, since + self.rules.fetch_again))
         return now - since >= self.rules.settle
 
@@ -120,15 +120,15 @@ class Lineage:
         judged = [self._judged(peer, inquiry.told, empty=empty) for peer in sorted(inquiry.told)]
         belief = max((b for b in judged if b is not None), key=_strength, default=(0, NO_MODEL, None))[2]
         if not empty:
-            self._note(inquiry.told)
+            self._note(inquiry.told, believed=belief is not None)
         again = 1 if belief is not None or empty else min(2 * self.patience, PATIENCE_MAX)
         self.patience, self.quiet_until = again, now + again * self.rules.settle
         return belief
 
-    def _note(self, told: dict[str, Told]) -> None:
-        """Record who is on another lineage: rounds don't wait for these."""
+    def _note(self, told: dict[str, Told], *, believed: bool) -> None:
+        """Record who is on another lineage, or ahead and not believed: rounds don't wait for these."""
         for peer, other in told.items():
-            if self._relation(other) == "fork":
+            if self._relation(other) == "fork" or (self._relation(other) == "ahead" and not believed):
                 self.roster.elsewhere.add(peer)
             else:
                 self.roster.elsewhere.discard(peer)
@@ -148,7 +148,7 @@ class Lineage:
             return None
         kin = [peer for peer in kin if how[peer] != "held"]
         for_it = sum(not told[peer].fresh for peer in kin)
-        others = [peer for peer in told if peer not in kin and not told[peer].fresh]
+        others = [peer for peer in told if how[peer] == "held" and not told[peer].fresh]  # a third lineage is neither
         if self.rules.asynchronous and how[teller] == "ahead":
             against = 0  # others are behind as usual, this peer too
         else:

@@ -7,6 +7,7 @@ Law: functions on one fragment's log. A mean needs no θ and no decision. The ch
 from __future__ import annotations
 
 from . import claims
+from .admission import unsigned
 from .events import Average, Averaged, Complaint, Effect, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Mean, Slice, Want, What
@@ -21,6 +22,9 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
         close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
     ):
         return [Complaint(sender, "its Close does not have the key of its choice")]
+    for peer, ready in () if close.choice is None else close.choice.entries:
+        if why := unsigned(ready):
+            return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why}")]
     if (close.term, sender) != (round.term, round.holder):
         if close.term:
             round.refused[sender] = close.term

@@ -211,13 +211,15 @@ class Replica:
         if not ask.numbers:
             return [e.Send(sender, m.Head(log.fragment, state, log.digests.get(log.epoch, ())))]
         numbers = [number for number in ask.numbers if 0 <= number < log.slices][: self.rules.fetch_window]
-        return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in numbers]
+        whole = [number for number in numbers if number not in self.fetching.repaired(log.fragment)]
+        self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
+        return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in whole]
 
     def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
         """In asynchronous mode, fetch the state of the holder that answers a submission with a version far ahead."""
         log = self.logs[fragment]
         has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
-        asks = self.own.flying and self.own.fragment == fragment and has_it
+        asks = self.own.fragment == fragment and has_it
         if not asks or log.relation(version) != "ahead" or self.fetching.under_way or log.phase is not Phase.COLLECTING:
             return []
         return self.fetching.begin([fragment], [sender], now, together=False)
@@ -226,6 +228,8 @@ class Replica:
         match message:
             case m.Ready() | m.Slice():
                 self.own.delivered(to, message, now, ok=ok)
+            case m.Part(fragment, _, number) if not ok and self.logs[fragment].state is not None:
+                self.fetching.unsent.add((to, fragment, number))
             case m.Commit() if not ok and message.version == self.logs[message.fragment].version:
                 self.logs[message.fragment].lacking.add(to)
         return []
@@ -310,10 +314,9 @@ class Replica:
             effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
         if moved:
             effects += self._moved(before, now)
-        if self.own.landed():
+        if landed := self.own.landed():
             self.training.last_step = now
-            effects.append(e.Release(sent=True))
-        return effects
+        return effects + landed
 
     def _moved(self, before: list[State | None], now: float) -> list[e.Effect]:
         if not self.has_state:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.rules import Rules
+from ..core.version import Version
 from .messages import Summary
 
 PROBED_EACH_INTERVAL = 3
@@ -88,6 +89,12 @@ class Roster:
         summary = self.summary(peer)
         return summary is not None and bool(summary.heads)
 
+    def tells(self, peer: str, fragment: int, version: Version) -> bool:
+        """Whether the peer's Summary says that it holds this version."""
+        summary = self.summary(peer)
+        heads = () if summary is None else summary.heads
+        return bool(heads) and heads[fragment] == (version.epoch, version.digest)
+
     def holders(self) -> list[str]:
         """Return the other live peers that hold a state, sorted."""
         return [peer for peer in self.alive() if self.holds_state(peer)]
@@ -125,11 +132,10 @@ class Roster:
         return back and record.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """Record a peer's Summary. Return whether it shows that the peer has restarted."""
+        """Record a peer's Summary. Return whether it shows that the peer has restarted. Its incarnation may be lower
+        than before: clocks are wrong."""
         record = self.peers[peer]
         known = record.left if record.summary is None else record.summary.incarnation
-        if known is not None and summary.incarnation < known:
-            return False  # a late message of an earlier life
         restarted = known not in (None, summary.incarnation)
         record.came = summary.epochs if restarted or not record.came else record.came
         record.summary, record.left = summary, None if restarted else record.left

@@ -41,7 +41,7 @@ class Round:
     without.
     commits: by their authors, not accepted. void: chains of commits whose
     means nobody has. commit: accepted or own. working: the outer
-    step under way; stepped: it is done. holding: who holds the own commit, in asynchronous mode; offered: when it is
+    step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
     offered to each again.
     """
 
@@ -76,6 +76,5 @@ class Round:
     commit: Commit | None = None
     void: set[str] = field(default_factory=set)
     working: Apply | None = None
-    stepped: bool = False
     holding: set[str] = field(default_factory=set)
     offered: dict[str, float] = field(default_factory=dict)

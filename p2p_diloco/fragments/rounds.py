@@ -12,7 +12,7 @@ from . import applying, claims, holding, leading, owning, waits
 from .events import Applied, Averaged, Complaint, Effect, Send
 from .exchange import Exchange
 from .fragment import FragmentLog
-from .messages import Claim, Close, Commit, Lack, Mean, OfRound, Ready, Slice, Vote, Want, What
+from .messages import Claim, Close, Commit, Held, Lack, Mean, OfRound, Ready, Slice, Vote, Want, What
 from .round import Phase
 
 DEAF = frozenset({Phase.EMPTY, Phase.FETCHING})
@@ -83,7 +83,7 @@ class Rounds:
             case What.COMMIT:
                 commit = log.round.commit
                 return [] if commit is None else [Send(sender, commit)]
-        return self.exchange.wanted(log, sender, want, now)
+        return self.exchange.wanted(log, sender, want)
 
     def _older(self, log: FragmentLog, sender: str, message: OfRound) -> list[Effect]:
         """Answer a message on an older version: with the commits since, and the means that are asked for."""
@@ -94,6 +94,8 @@ class Rounds:
         if isinstance(message, Want) and message.what is What.MEANS:
             return [Send(sender, mean) for mean in means if mean.number in message.numbers]
         asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what is What.COMMIT)
+        if log.rules.asynchronous and isinstance(message, Commit) and message.version == commit.version:
+            return [Send(sender, Held(log.fragment, commit.version))]  # the first one was lost
         other = isinstance(message, Commit) and message.version != commit.version
         return [Send(sender, newer) for newer, _ in log.last[since[0] :]] if asks or other else []
 
@@ -111,8 +113,6 @@ class Rounds:
     def applied(self, done: Applied, now: float) -> list[Effect]:
         """Handle the end of an outer step."""
         log = self.logs[done.fragment]
-        if log.rules.asynchronous and log.phase is Phase.HOLDING:
-            return holding.stepped(log, done, now)
         effects = applying.applied(log, done, now)
         return [*effects, *self.begun(log, now)] if effects else []
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from statistics import median_low
+from typing import Any
 
 from ..core.leases import WEIGHT_MIN, Claim, Tables, after, holders
 from ..core.lives import life_of
@@ -56,8 +57,23 @@ class State:
 
 
 def hash_of(*parts: object) -> str:
-    """Return a hash of plain data: numbers, texts and sequences of these."""
-    return blake2b(json.dumps(parts, separators=(",", ":")).encode(), digest_size=16).hexdigest()
+    """Return a hash of plain data: numbers, texts, dataclasses without their seals, and sequences and tables of
+    these."""
+    text = json.dumps(parts, separators=(",", ":"), sort_keys=True, default=_fields)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+NAMES: dict[type, tuple[str, ...]] = {}
+"""The fields of each class that hashes cover."""
+
+
+def _fields(one: Any) -> object:
+    if isinstance(one, Revision):
+        return one.covered
+    kind = type(one)
+    if kind not in NAMES:
+        NAMES[kind] = tuple(field.name for field in fields(one) if field.name != "seal")
+    return [getattr(one, name) for name in NAMES[kind]]
 
 
 def rooted(ready: Ready) -> Ready:
@@ -67,13 +83,7 @@ def rooted(ready: Ready) -> Ready:
 
 def key_of(fragment: int, base: Version, choice: Choice) -> str:
     """Return the key of a choice: the hash of all that its leader chose, on this base."""
-    entries = [
-        [peer, *astuple(r.id), *astuple(r.oldest), r.weight, r.samples, r.link, r.reachable, r.grant, r.root,
-         [astuple(use) for use in r.uses]]
-        for peer, r in choice.entries
-    ]  # fmt: skip
-    chosen = choice.gone, choice.late, choice.revision.covered, choice.successors
-    return hash_of(fragment, astuple(base), choice.by, choice.term, entries, chosen)
+    return hash_of(fragment, base, choice.bare())
 
 
 def founding(fragment: int, version: Version, founder: str, slices: int) -> State:
@@ -109,22 +119,18 @@ def _chain(before: str, state: State, generation: int, samples: int, epoch: int)
 
 def is_sound(state: State) -> bool:
     """Whether a told state has the chain of its version: a false roll or table does not."""
-    v = state.version
-    if v.epoch == 0 or len(state.links) < 2:
-        return v.epoch == 0
+    v, roll = state.version, list(state.roll)
+    if v.epoch == 0:  # its founder alone is known, and it has counted nothing
+        return len(roll) == 1 and state == founding(state.fragment, v, roll[0], len(state.plan.owners))
+    if len(state.links) < 2:
+        return False
     ends = state.links[-1] == (v.epoch, v.digest) and state.links[-2][0] == v.epoch - 1
     return ends and v.digest == _chain(state.links[-2][1], state, v.generation, v.samples, v.epoch)
 
 
 def _summed(state: State) -> str:
     """Return a hash of what a commit changes in a state besides its version. The plan follows from it."""
-    roll = [[peer, *_plain(member)] for peer, member in sorted(state.roll.items())]
-    tables = [astuple(table) for table in state.tables]
-    return hash_of(roll, state.buffered, state.paced, tables, state.revision.covered)
-
-
-def _plain(member: Member) -> list[object]:
-    return [list(part) if isinstance(part, tuple) else part for part in astuple(member)]
+    return hash_of(dict(state.roll), state.buffered, state.paced, state.tables, state.revision)
 
 
 def _samples(choice: Choice) -> list[int]:

@@ -39,7 +39,8 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
     round = log.round
     if log.leads:
         held = dict.fromkeys(holding.must_hold(log), log.rules.confirms_within) if log.phase is Phase.HOLDING else {}
-        return held | dict.fromkeys(claims.missing(log), 2 * log.rules.settle)
+        promises = log.rules.promises_within if log.rules.asynchronous else 2 * log.rules.settle
+        return held | dict.fromkeys(claims.missing(log), promises)
     holder, since = round.handed
     if holder != round.holder or not claims.able(log, holder) or not log.roster.live(holder):
         return {}
@@ -47,7 +48,7 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
     if len(working) < closing.needed(log) or moving or (excuses(log, holder) and _has_time(log, since, now)):
         return {}
-    grace = max(log.grace(), log.rules.dead_after) if log.rules.asynchronous else log.grace()
+    grace = max(log.grace(), log.rules.promises_within) if log.rules.asynchronous else log.grace()
     times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
     return {holder: times * grace + 2 * log.rules.probe_every}
 

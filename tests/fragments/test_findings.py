@@ -26,7 +26,7 @@ from p2p_diloco.fragments.messages import (
 )
 from p2p_diloco.fragments.plan import Member, plan_after
 from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import State, append, founding, key_of
+from p2p_diloco.fragments.state import State, append, founding, key_of, rooted
 from tests.fragments.world import LOST, World, rules
 
 
@@ -40,7 +40,7 @@ def a_state(epoch: int, *names: str, **changes: Member) -> State:
 
 def a_ready(state: State, sequence: int = 99, *, samples: int = 10, grant: str = "", life: int = 1) -> Ready:
     id = ContributionId(life, sequence)
-    return Ready(0, state.version, id, id, 1.0, samples, ("a", "b", "c"), grant=grant)
+    return rooted(Ready(0, state.version, id, id, 1.0, samples, ("a", "b", "c"), grant=grant))
 
 
 def choice_of(state: State, *names: str, sequence: int = 99, by: str = "", term: int = 0) -> Choice:

@@ -1,0 +1,351 @@
+"""What simulated worlds found in the first version of the core, each as a story that fails without its mend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from p2p_diloco.core.leases import DataSet, Use
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments import claims
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.admission import objection
+from p2p_diloco.fragments.fragment import FragmentLog
+from p2p_diloco.fragments.lineage import Inquiry, Lineage
+from p2p_diloco.fragments.messages import (
+    Ask,
+    Choice,
+    Close,
+    Head,
+    Held,
+    Part,
+    Probe,
+    Ready,
+    Stale,
+    Summary,
+    Told,
+    Vote,
+    Want,
+    What,
+)
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.roster import Roster
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of
+from tests.fragments.test_findings import a_ready, a_state, choice_of
+from tests.fragments.world import LOST, World, rules
+
+
+def sent(effects: list[e.Effect], kind: type) -> list[Any]:
+    """Return (receiver, message) of all messages of a kind."""
+    return [(one.to, one.message) for one in effects if isinstance(one, e.Send) and isinstance(one.message, kind)]
+
+
+def a_log(me: str, *names: str, of: Rules | None = None) -> FragmentLog:
+    """Return a log at epoch 3 of a peer that knows these others, all at the same version."""
+    these = of or rules()
+    roster = Roster(me, these, Summary(1 << 20, "worker"))
+    log, state = FragmentLog(0, these, roster), a_state(3, *names)
+    log.begin(state, 0.0)
+    for name in names:
+        if name != me:
+            roster.heard(name)
+            roster.summarized(name, Summary(1, "worker", heads=((3, state.version.digest),)))
+    return log
+
+
+# -- what a commit and a state say
+
+
+def test_a_commit_has_the_key_of_its_choice() -> None:
+    """Else one version could be told with unlike choices."""
+    state = a_state(3, "A", "B", "C")
+    choice = choice_of(state, "A", "B", "C")
+    close = Close(0, state.version, 0, "A", 0, key_of(0, state.version, choice), choice, ("A",) * 3)
+    commit = commit_of(state, close, ("x", "y", "z"), ("A",) * 3, rules())
+    assert not objection(commit, state, rules(), None, "A")
+    other = append(state, choice, "made up", commit.hashes, rules()).version
+    assert "key" in objection(replace(commit, key="made up", version=other), state, rules(), None, "A")
+
+
+def test_the_key_covers_on_which_version_each_entry_was_made() -> None:
+    state = a_state(3, "A", "B")
+    one = choice_of(state, "A", "B")
+    older = tuple((peer, replace(ready, base=Version(0, 0, 1, "older"))) for peer, ready in one.entries)
+    assert key_of(0, state.version, one) != key_of(0, state.version, replace(one, entries=older))
+
+
+def test_at_epoch_0_only_the_founder_is_in_the_roll() -> None:
+    """A told state at epoch 0 can't bring members that nobody has counted."""
+    state = founding(0, Version(0, 0, 0, "theta0"), "A", 3)
+    assert is_sound(state)
+    assert not is_sound(replace(state, roll={**state.roll, "X": state.roll["A"]}))
+
+
+def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
+    """An entry with a weight and no hashes, or with hashes of another root, is a lie of the leader, and no error."""
+    world = World("ABC")
+    world.reach(3)
+    state = world.peers["A"].state()
+    leader, owner = state.plan.succession[0], state.plan.succession[1]
+    for lie in ({"hashes": ()}, {"hashes": ("x", "y", "z")}):
+        choice = Choice(leader, 0, ((leader, replace(a_ready(state), **lie)),))
+        close = Close(0, state.version, 0, leader, 0, key_of(0, state.version, choice), choice, (owner,) * 3)
+        effects = world.peers[owner].replica.handle(e.Received(leader, close), world.now)
+        assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [leader]
+        ready = replace(a_ready(state), **lie)
+        effects = world.peers[leader].replica.handle(e.Received(owner, ready), world.now)
+        assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [owner]
+
+
+def test_a_step_is_told_how_many_peers_train() -> None:
+    world = World("ABC")
+    world.reach(3)
+    plan, found = world.peers["A"].state().plan, []
+    carry_out = world.carry_out
+
+    def watch(peer: Any, effect: e.Effect) -> None:
+        found.extend([effect.peers] if isinstance(effect, e.Apply) and effect.commit.base.epoch == 3 else [])
+        carry_out(peer, effect)
+
+    world.carry_out = watch  # type: ignore[method-assign]
+    world.reach(4)
+    assert found == [len(plan.succession)] * 3
+
+
+# -- lives
+
+
+def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
+    """After a restart its incarnation may be lower than before."""
+    roster = Roster("A", rules(), Summary(9, "worker"))
+    roster.heard("B")
+    roster.summarized("B", Summary(50, "worker"))
+    roster.departed("B", 50)
+    assert roster.summarized("B", Summary(7, "worker"))
+    assert roster.live("B")
+
+
+# -- who leads
+
+
+def test_a_leader_that_was_away_yields() -> None:
+    """It has fetched its state in this round, and others claim: they may have had to go on without it."""
+    leader, other, _ = a_state(3, "A", "B", "C").plan.succession
+    log = a_log(leader, "A", "B", "C")
+    assert not claims.would_promise(log, other, 1, 1.0)
+    log.unproven = True
+    assert claims.would_promise(log, other, 1, 1.0)
+
+
+def test_a_claimant_sends_its_contribution_to_a_leader_that_asks() -> None:
+    """Else each of the two waits for the other for ever."""
+    world = World("ABC")
+    world.reach(3)
+    leader, other, _ = world.peers["A"].state().plan.succession
+    world.run(20, lambda: world.peers[other].replica.own.sent() == (3,))
+    log = world.peers[other].replica.logs[0]
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, other, set(), Phase.CLAIMING
+    effects = world.peers[other].replica.handle(e.Received(leader, Want(0, log.held.version, What.READY)), world.now)
+    assert [to for to, _ in sent(effects, Ready)] == [leader]
+
+
+def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
+    """And gives way to a candidate that is able again."""
+    log = a_log("D", "A", "D")
+    log.state = replace(log.held, plan=replace(log.held.plan, succession=("A",)))
+    log.round.holder = "A"
+    assert not claims.would_promise(log, "E", 2, 1.0)
+    log.roster.peers["A"].dead = True
+    log.roster.heard("E")
+    log.roster.summarized("E", Summary(1, "worker", heads=((3, log.held.version.digest),)))
+    assert claims.would_promise(log, "E", 2, 1.0)
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
+    vote = Vote(0, log.held.version, 0, "A")
+    claims.voted(log, "A", vote, 1.0)
+    assert log.round.holder == "D"  # A is dead in its view
+    log.roster.peers["A"].dead = False
+    claims.voted(log, "A", vote, 1.0)
+    assert log.round.holder == "A"
+
+
+# -- lineages
+
+
+def told(*chain: str) -> Told:
+    links = tuple(enumerate(("theta0", *chain)))
+    return Told((Version(0, 10 * len(chain), len(chain), links[-1][1]),), (links,))
+
+
+def decided(mine: Told, *others: Told) -> tuple[str, set[str]]:
+    """Return what a peer goes over to, and for whom its rounds don't wait."""
+    log = a_log("A", "A", *"BCDE"[: len(others)])
+    log.state = replace(log.held, version=mine.versions[0], links=mine.links[0])
+    lineage = Lineage(log.rules, [log], log.roster)
+    names = "BCDE"[: len(others)]
+    lineage.inquiry = Inquiry(0.0, list(names), dict(zip(names, others, strict=True)))
+    belief = lineage.decide(10.0)
+    return "" if belief is None else belief.told.versions[0].digest, log.roster.elsewhere
+
+
+def test_of_three_lineages_the_greatest_is_taken() -> None:
+    """Each of three peers is alone on its own: nobody has a majority, so versions decide."""
+    assert decided(told("a"), told("b", "b2"), told("c", "c2", "c3"))[0] == "c3"
+    assert not decided(told("a", "a2", "a3", "a4"), told("b"), told("c"))[0]
+    assert not decided(told("a"), told("a"), told("c", "c2"))[0]
+
+
+def test_rounds_do_not_wait_for_one_that_is_ahead_and_not_believed() -> None:
+    assert decided(told("a"), told("a"), told("a", "a2")) == ("", {"C"})
+
+
+# -- fetching
+
+
+def test_a_slice_that_comes_late_is_taken() -> None:
+    """A slice may take longer than a fetch waits before it asks another donor."""
+    world = World("AB", rules(heartbeat_timeout=2.0))
+    world.reach(2)
+    world.rules_of_net.append(lambda sender, to, message: 9.0 if isinstance(message, Part) else None)
+    world.join("C")
+    assert world.run(25, lambda: world.peers["C"].epoch > 0), world.tell()
+
+
+def test_a_donor_that_is_behind_sets_nobody_back() -> None:
+    world = World("AB")
+    world.reach(3)
+    replica = world.peers["A"].replica
+    old = a_state(2, "A", "B")
+    replica.fetching.begin([0], ["B"], world.now, together=False)
+    effects = replica.handle(e.Received("B", Head(0, old)), world.now)
+    assert replica.fetching.fetches[0].head is None
+    assert [message.numbers for _, message in sent(effects, Ask)] == [()]
+
+
+def test_a_part_that_did_not_arrive_is_sent_again() -> None:
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    part = Part(0, replica.logs[0].held.version, 1)
+    replica.handle(e.SendFailed("B", part, gone=False), world.now)
+    replica.next_tick = world.now
+    effects = replica.handle(e.Wakeup(), world.now)
+    assert [message.number for _, message in sent(effects, Part)] == [1]
+
+
+def test_slices_under_repair_are_sent_afterwards() -> None:
+    """Else damage would spread, and the damaged peer get it back."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
+    effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
+    assert [message.number for _, message in sent(effects, Part)] == [0]
+    assert replica.fetching.unsent == {("B", 0, 1)}
+
+
+def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
+    world = World("A")
+    world.reach(0)
+    replica = world.peers["A"].replica
+    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
+    replica.next_tick = world.now
+    assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
+
+
+# -- asynchronous mode
+
+
+def asynchronous(names: str, **changes: Any) -> World:
+    return World(names, rules(mode="async", successors=1, **changes))
+
+
+def test_the_step_of_a_proposal_is_taken_once_it_is_held() -> None:
+    """The leader computes nothing for a commit that may never be."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held | Probe) else None)
+    leaders = [world.peers[world.peers[name].state().plan.succession[0]] for name in "A"]
+    assert world.run(20, lambda: leaders[0].replica.logs[0].phase is Phase.HOLDING)
+    assert not leaders[0].proposals
+
+
+def test_a_submission_has_weight_1() -> None:
+    """Whatever its trainer says; also in other fragments, where only the names of data sets are told."""
+    replica = Replica("A", rules(2, mode="async"), incarnation=1 << 20, now=0.0)
+    replica.handle(e.Found(0, ("a", "b")), 0.0)
+    replica.handle(e.Merge(), 0.0)
+    use = Use(DataSet("train", 10), ((0, 3),), 5)
+    hashes = (hash_of(1),) * 3
+    replica.handle(e.Contribute(1, 7.0, 7, hashes, (1, 1, 1), (use,)), 0.0)
+    assert replica.own.ready is not None
+    assert (replica.own.ready.weight, replica.own.ready.uses) == (1.0, (Use(DataSet("train", 10), (), 0),))
+
+
+def test_a_proposal_that_is_offered_again_is_answered_again() -> None:
+    """The first Held was lost, and its sender has gone on."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    holder = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    commit, _ = holder.replica.logs[0].last[-1]
+    effects = holder.replica.handle(e.Received(commit.leader, commit), world.now)
+    assert sent(effects, Held) == [(commit.leader, Held(0, commit.version))]
+
+
+def test_a_submission_that_became_too_old_while_it_waited_is_not_counted() -> None:
+    world = asynchronous("ABC", max_staleness=1)
+    world.reach(3)
+    leader = world.peers[world.peers["A"].state().plan.succession[0]]
+    log = leader.replica.logs[0]
+    old = next((epoch, chain) for epoch, chain in log.held.links if epoch == log.epoch - 1)
+    base = Version(0, 0, *old)
+    log.round.readys["X"] = replace(a_ready(log.held, life=9), base=base)
+    world.reach(log.epoch + 2)
+    assert "X" not in log.round.readys
+
+
+def test_a_refused_submission_is_said_to_the_user() -> None:
+    world = asynchronous("ABC", max_staleness=2)
+    world.reach(3)
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    ready = peer.replica.own.ready
+    assert ready is not None
+    ahead = replace(ready.base, epoch=ready.base.epoch + 3)
+    log = peer.replica.logs[0]
+    peer.replica.handle(e.Received("A", Stale(0, ready.id, ahead)), world.now)
+    log.begin(replace(log.held, version=ahead), world.now)
+    effects = peer.replica.handle(e.Wakeup(), world.now)
+    assert [one.kind for one in effects if isinstance(one, e.Note) and one.kind == "stale"] == ["stale"]
+
+
+def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
+    world = asynchronous("ABC")
+    world.reach(3)
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    assert world.run(20, lambda: not peer.replica.own.flying)
+    assert peer.replica.logs[0].round.handed[0] == ""
+
+
+def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
+    """Else a peer that is behind never finds that its answer is late, and never asks."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    own, log = peer.replica.own, peer.replica.logs[0]
+    assert own.ready is not None
+    own.ready = replace(own.ready, base=Version(0, 0, 1, "earlier"))
+    own.going[-1] = "A"
+    own.delivered("A", own.ready, world.now, ok=True)
+    assert log.round.handed == ("A", world.now)
+
+
+def test_a_leader_that_was_away_may_claim_anew() -> None:
+    """In asynchronous mode a leader that has restored its state claims its own next turn, and gets the promises."""
+    log = a_log("B", "A", "B", "C", of=rules(mode="async"))
+    holder = log.round.holder
+    term = len(claims.line(log))
+    assert claims.would_promise(log, holder, term, 1.0)
