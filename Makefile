@@ -39,7 +39,7 @@ test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; t
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
 worlds: $(STAMP)  ## play SEEDS simulated worlds from FIRST on; of one KIND, or of a mix (docs/testing.md)
-	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND))
+	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND)) $(addprefix --core ,$(CORE))
 
 chaos: $(STAMP)  ## cut links (root on Linux, else skipped), corrupted wires, 14,000 simulated worlds; 45 minutes and more
 	$(WORLDS) --seeds 10000

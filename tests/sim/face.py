@@ -19,6 +19,7 @@ from p2p_diloco.core.leases import Tables
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.history.entry import Entry
 
 if TYPE_CHECKING:
     from .hostile import Hostile
@@ -85,7 +86,8 @@ class Counted(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Step:
     """An outer step of which a peer makes a commit: from ``base`` to ``version``. buffered: submissions in the Delayed
-    Nesterov buffer before it. line: the succession that the commit names."""
+    Nesterov buffer before it. line: the succession that the commit names. private, late: peers that are private, or
+    that can't come first, by what the commit itself says; None: the author's own view decides."""
 
     unit: int
     base: Version
@@ -94,6 +96,8 @@ class Step:
     revision: Revision
     buffered: int
     line: tuple[str, ...]
+    private: frozenset[str] | None = None
+    late: frozenset[str] = frozenset()
 
 
 class Merged(NamedTuple):
@@ -110,6 +114,7 @@ class Face(Protocol):
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None: ...
 
     hostile: ClassVar[type[Hostile]]  # a member that sends messages of this core
+    many_win: ClassVar[bool]  # whether a peer goes over to a lesser lineage that most others hold, and says so
 
     @staticmethod
     def units(rules: Rules) -> Sequence[int]:
@@ -127,6 +132,9 @@ class Face(Protocol):
         """Carry out an effect that `World` leaves to the face: tensor work, which calls `drafted` for each outer step
         of which a commit is made, `World.accepted` for each new version, and the laws of this core alone; or a Load,
         which calls `Trainers.load`."""
+
+    def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
+        """Return what a trace holds of an event and its effects."""
 
     def dead(self) -> set[str]:
         """Return the peers that count as dead here."""

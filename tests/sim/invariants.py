@@ -29,11 +29,13 @@ LAG_MOST = 1.3
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
-    """Check the peer that has just handled an event: its model version has not fallen (invariant b), and it has not
-    forgotten a revision (h). If the event was a wakeup (``ticked``), the peer also must not wait without need (e), nor
-    its trainer stand still for long (r)."""
+    """Check the peer that has just handled an event: its model version has not fallen, unless it has said that it goes
+    over to what most others hold (invariant b), and it has not forgotten a revision (h). If the event was a wakeup
+    (``ticked``), the peer also must not wait without need (e), nor its trainer stand still for long (r)."""
     model = process.replica.model
-    if model < process.best:
+    if model < process.best and process.goes_over:
+        process.goes_over = False
+    elif model < process.best:
         raise Violation(f"(b) the model version of {process.name} went back from {process.best} to {model}")
     process.best = model
     known = process.replica.roster.mine.revision
@@ -123,8 +125,9 @@ def _elects(world: World, process: Process, step: Step) -> None:
         could = {peer for peer, summary in known.items() if summary.epochs} - {process.name, *line}
     else:
         line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
-    private = [peer for peer in line if peer in known and not known[peer].eligible]
-    better = sorted(peer for peer in could if known[peer].eligible)
+    hidden = {peer for peer, summary in known.items() if not summary.eligible} if step.private is None else step.private
+    private = [peer for peer in line if peer in known and peer in hidden]
+    better = sorted(could - hidden - step.late)
     text = f"{process.name}: a commit of unit {step.unit} names {private}, which are private, and not {better}"
     require(not private or not better, "o", text)
 

@@ -29,6 +29,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import steps_of
 from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.history.entry import Entry
 
 from .face import Counted, Merged, Step
 from .hostile import Hostile
@@ -81,6 +82,7 @@ class OldFace(Replica):
     """A replica of `p2p_diloco.core`, with its tensors."""
 
     hostile: ClassVar[type[Hostile]] = OldHostile
+    many_win: ClassVar[bool] = False
 
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None:
         super().__init__(me, rules, incarnation=incarnation, now=now)
@@ -89,6 +91,9 @@ class OldFace(Replica):
     @staticmethod
     def units(rules: Rules) -> list[int]:
         return [fragment for fragment, shards in enumerate(rules.fragments) for _ in shards]
+
+    def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
+        return Entry(time, self.me, event, tuple(effects))
 
     def dead(self) -> set[str]:
         return {peer for peer, member in self.roster.members.items() if member.dead}

@@ -35,6 +35,7 @@ class Process:
         self.flown = 0  # inner steps since the last contribution
         self.waiting_for: dict[str, float] = {}  # peer that can't contribute → since when a round here waits for it
         self.best = ModelVersion()  # the highest model version so far
+        self.goes_over = False  # it has said that it goes over to another lineage, and has not done so yet
         self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known

@@ -50,9 +50,8 @@ STORM = 5_000
 class World:
     """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
 
-    face: type[Face] = OldFace  # the core that is played
-
-    def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False) -> None:
+    def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False, face: type[Face] = OldFace) -> None:
+        self.face = face  # the core that is played
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
@@ -247,7 +246,7 @@ class World:
         """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
         if self.trace is not None:
-            self.trace.append(Entry(self.now, process.name, event, tuple(effects)))
+            self.trace.append(process.replica.entry(self.now, event, effects))
         for effect in effects:
             self._carry_out(process, effect)
         after_event(self, process, ticked=isinstance(event, Wakeup))
@@ -279,6 +278,7 @@ class World:
             case Note(kind):
                 if kind == "fork":
                     self.membership.joins_lineage(process)
+                    process.goes_over = self.face.many_win
                 self.happened[f"note {kind}"] += 1
             case Complaint():
                 self.happened["complaint"] += 1

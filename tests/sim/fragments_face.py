@@ -1,0 +1,406 @@
+"""The face of `p2p_diloco.fragments`, whose units are fragments: its tensors, cut into slices, what its trainers do
+with their progress, and its own laws (x) and (y).
+
+The node that this face plays hashes each slice after a step. It compares a slice with that hash before it sends it or
+takes a step from it, so damage that came since is noticed here, and older damage by the digests that others tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from p2p_diloco.core import events as old
+from p2p_diloco.core.data_use import Fate
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.fragments import claims, closing, holding, waits
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.lineage import model_of
+from p2p_diloco.fragments.messages import Commit, Mean, Part
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empty, steps_of
+from p2p_diloco.history.entry import Entry
+
+from .face import Counted, Merged, Step
+from .fragments_hostile import FragmentsHostile
+from .hostile import Hostile
+from .invariants import drafted
+from .model import Tensors, require
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+REFUSALS = 2
+"""In asynchronous mode progress that was refused so often is dropped."""
+Mark = tuple[ContributionId, int]
+"""A contribution, and its inner steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One slice: its tensors, and those that it would have if no memory had ever been damaged. ``flip``: what damaged
+    it last; a copy has the same."""
+
+    here: Tensors = field(default_factory=Tensors)
+    true: Tensors = field(default_factory=Tensors)
+    flip: bytes = b""
+
+    @property
+    def digest(self) -> str:
+        return self.here.digest(b"")
+
+    def step(self, revision: Revision, mean: Any) -> Piece:
+        """Return the slice after the outer step with this mean."""
+        return Piece(self.here.rated(revision).step(mean), self.true.rated(revision).step(mean), self.flip)
+
+
+@dataclass(slots=True)
+class Store:
+    """A fragment's tensors, slice by slice. ``sums``: the digest of each after its last step. proposals: by version.
+    staged: fetched slices."""
+
+    present: list[Piece]
+    sums: list[str] = field(default_factory=list)
+    proposals: dict[Version, list[Piece]] = field(default_factory=dict)
+    staged: dict[int, Piece] = field(default_factory=dict)
+
+    def sum(self) -> None:
+        self.sums = [piece.digest for piece in self.present]
+
+    def wrong(self) -> tuple[int, ...]:
+        """Return the slices that no longer have the digest that they had after their last step."""
+        return tuple(n for n, piece in enumerate(self.present) if piece.digest != self.sums[n])
+
+
+@dataclass(slots=True)
+class Progress:
+    """A trainer's record of its local progress in one fragment. base: the version merged last. since: on which the
+    oldest uncounted step was made. sent: the last contribution. oldest: the first one with this progress. times: how
+    often it was sent."""
+
+    base: Version | None = None
+    since: Version | None = None
+    sent: Mark | None = None
+    oldest: ContributionId | None = None
+    times: int = 0
+
+    def merge(self, loaded: e.Loaded, pending: int, most: int) -> Fate:
+        """Merge a version; return what becomes of the progress. ``most``: how often it may be sent."""
+        fate = self._fate(loaded, most)
+        if fate is not Fate.KEEP:
+            self.sent, self.oldest, self.times = None, None, 0
+        if fate is not Fate.KEEP or not pending:
+            self.since = loaded.version
+        self.base = loaded.version
+        return fate
+
+    def _fate(self, loaded: e.Loaded, most: int) -> Fate:
+        if not loaded.kin:
+            return Fate.DROPPED
+        if self.sent is None or self.oldest is None:
+            return Fate.KEEP
+        counted, (id, _) = loaded.counted, self.sent
+        if counted is not None and counted.incarnation == id.incarnation and counted >= self.oldest:
+            return Fate.COUNTED if counted >= id else Fate.DROPPED
+        return Fate.DROPPED if self.times >= most else Fate.KEEP
+
+
+@dataclass(slots=True)
+class Truth:
+    """What all replicas of one world must agree on. tensors: by unit and version. versions: by unit, base and key.
+    kept: damage that was taken as it is, because nobody had intact tensors."""
+
+    tensors: dict[tuple[int, Version], list[Tensors]] = field(default_factory=dict)
+    versions: dict[tuple[int, Version, str], Version] = field(default_factory=dict)
+    kept: set[bytes] = field(default_factory=set)
+
+
+TRUTHS: WeakKeyDictionary[World, Truth] = WeakKeyDictionary()
+
+
+class FragmentsFace(Replica):
+    """A replica of `p2p_diloco.fragments`, with its tensors and its trainer's records."""
+
+    hostile: ClassVar[type[Hostile]] = FragmentsHostile
+    many_win: ClassVar[bool] = True
+
+    def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None:
+        super().__init__(me, rules, incarnation=incarnation, now=now)
+        self.stores = [Store([Piece()] * len(slices)) for slices in rules.fragments]
+        self.progress = [Progress() for _ in rules.fragments]
+        self.sending = 0  # the inner steps of the contribution that is handed over now
+        self.made: set[Version] = set()  # of own commits
+        self.truth = Truth()  # that of the world, from the first effect on
+        self.now = now
+
+    @staticmethod
+    def units(rules: Rules) -> list[int]:
+        return list(range(len(rules.fragments)))
+
+    # -- the replica
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """Handle an event of either core; what it sends is an effect of `p2p_diloco.core`, as the world knows it."""
+        self.now = now
+        effects = super().handle(self._translated(event), now)
+        sent: Any = old.Send  # of messages of this core
+        return [sent(one.to, one.message) if isinstance(one, e.Send) else one for one in effects]
+
+    def _translated(self, event: Any) -> e.Event:
+        message: Any = getattr(event, "message", None)
+        match event:
+            case old.Received(sender):
+                return e.Received(sender, message)
+            case old.Delivered(to):
+                return e.Delivered(to, message)
+            case old.SendFailed(to, gone=gone):
+                return e.SendFailed(to, message, gone)
+            case old.Contribute((unit,), weight, samples, (steps,), uses):
+                self.sending, progress = steps, self.progress[unit]
+                slices = len(self.rules.fragments[unit])
+                since = None if progress.since is None else (progress.oldest, progress.since)
+                held = (hash_of(steps),) * slices, (steps,) * slices
+                return e.Contribute(unit, weight, samples, *held, uses, since)
+        translated: e.Event = event
+        return translated
+
+    def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
+        """Return the event and its effects for the trace."""
+        return Entry(time, self.me, "\n    ".join(map(repr, (event, *effects))))
+
+    def dead(self) -> set[str]:
+        return {peer for peer, record in self.roster.peers.items() if record.dead}
+
+    @property
+    def model(self) -> ModelVersion:
+        return model_of([v for v in self.versions if v is not None] if self.has_state else [])
+
+    @property
+    def incarnation(self) -> int:
+        return self.own.incarnation
+
+    @property
+    def epoch(self) -> int:
+        return min(log.epoch for log in self.logs)
+
+    @property
+    def interval(self) -> int:
+        return self.rules.steps_between(self.revision)
+
+    @property
+    def merging(self) -> bool:
+        return self.training.merging is not None
+
+    # -- fragments
+
+    def state(self, unit: int) -> State:
+        return self.logs[unit].held
+
+    def final(self, unit: int) -> bool:
+        return self.logs[unit].final
+
+    def relation(self, unit: int, theirs: Version) -> str:
+        return self.logs[unit].relation(theirs)
+
+    def remembers(self, unit: int, version: Version) -> bool:
+        return chain_at(self.state(unit).links, version.epoch) == version.digest
+
+    def steps_made(self, unit: int) -> int:
+        return steps_of(self.state(unit), self.rules)
+
+    # -- rounds
+
+    def could_close(self, now: float) -> list[int]:
+        free = [log for log in self.logs if log.phase is Phase.COLLECTING and claims.holds_term(log)]
+        if not self.rules.asynchronous:
+            return [log.fragment for log in free if closing.may_close(log, now)]
+        return [log.fragment for log in free if holding.may_close(log) and holding.window(log, now)]
+
+    def waits_for(self) -> set[str]:
+        in_turn = self.rules.asynchronous
+        led = [log for log in self.logs if log.state is not None and (log.round.readys or in_turn)]
+        return {peer for log in led for peer in waits.awaits(log, self.now)}
+
+    def misses_often(self, unit: int, peer: str) -> bool:
+        return closing.misses_often(self.logs[unit], peer)
+
+    # -- tensors
+
+    def founds(self) -> Any:
+        for store in self.stores:
+            store.sum()
+        return e.Found(0, tuple(f"theta0-{unit}" for unit in range(len(self.logs))))
+
+    def saved(self) -> tuple[tuple[State, ...], tuple[tuple[Piece, ...], ...]]:
+        return tuple(log.held for log in self.logs), tuple(tuple(store.present) for store in self.stores)
+
+    def restored(self, saved: tuple[tuple[State, ...], tuple[tuple[Piece, ...], ...]]) -> Any:
+        states, tensors = saved
+        self.stores = [Store(list(pieces)) for pieces in tensors]
+        for store in self.stores:
+            store.sum()
+        return e.Restore(states)
+
+    def holds(self, unit: int) -> int:
+        found = {piece.here.steps for piece in self.stores[unit].present}
+        require(len(found) == 1, "y", f"{self.me}: the slices of unit {unit} have unlike steps")
+        return found.pop()
+
+    def flip(self, unit: int, bits: bytes) -> None:
+        present = self.stores[unit].present
+        number = bits[0] % len(present)
+        present[number] = replace(present[number], here=replace(present[number].here, chain=bits), flip=bits)
+
+    def damaged(self, unit: int) -> bool:
+        return any(p.here != p.true and p.flip not in self.truth.kept for p in self.stores[unit].present)
+
+    def laden(self, process: Process, message: Any) -> tuple[Any, old.Event | None]:
+        if isinstance(message, Commit):
+            log = self.logs[message.fragment]
+            if log.phase is Phase.HOLDING and message is log.round.commit:
+                means = log.means_of(message.key)
+                self._makes(process, message, tuple(means[number] for number in sorted(means)))
+        if not isinstance(message, Part):
+            return message, None
+        store = self.stores[message.fragment]
+        laden = replace(message, payload=store.present[message.number])
+        wrong = message.number in store.wrong()
+        damage: Any = e.Damaged(message.fragment, message.version, (message.number,)) if wrong else None
+        return laden, damage
+
+    # -- effects
+
+    def carry_out(self, process: Process, effect: Any) -> None:
+        world = process.world
+        self.truth = TRUTHS.setdefault(world, self.truth)
+        answer: Any
+        match effect:
+            case e.Average(fragment, base, key, number, slices):
+                mean = tuple((part.author, part.payload) for _, part in slices)
+                answer = e.Averaged(fragment, base, key, number, hash_of(mean), mean, b"signed")
+            case e.Apply(commit):
+                answer = self._apply(process, effect)
+                self._agrees(commit)
+            case e.Fill(fragment, version, number, payload):
+                self.stores[fragment].staged[number] = payload
+                answer = e.Filled(fragment, version, number, payload.digest)
+            case e.Roll(commit, mean):
+                staged = self.stores[commit.fragment].staged
+                staged[mean.number] = staged[mean.number].step(commit.choice.revision, mean.payload)
+                answer = e.Rolled(commit.fragment, commit.version, mean.number)
+            case e.Accept():
+                self._accept(process, effect)
+                return
+            case e.Keep(fragment, numbers):
+                self._keep(process, fragment, numbers)
+                return
+            case e.Sent(fragment, id):
+                self._sent(process, fragment, id)
+                return
+            case e.Load(loaded, due):
+                world.trainers.load(process, self._merged(process, loaded, due), () if due is None else (due,))
+                return
+            case _:
+                return
+        world.later(process, world.rng.uniform(0, world.settings.work_time), answer)
+
+    def _apply(self, process: Process, work: e.Apply) -> Any:
+        commit, world, store = work.commit, process.world, self.stores[work.commit.fragment]
+        if wrong := store.wrong():
+            damaged: Any = e.Damaged(commit.fragment, commit.base, wrong)
+            world.later(process, 0.01, damaged)
+        new = list(store.present)
+        for mean in work.means:
+            new[mean.number] = new[mean.number].step(commit.choice.revision, mean.payload)
+        store.proposals[commit.version] = new
+        if commit.leader == self.me:
+            self._makes(process, commit, work.means)
+        entries = commit.choice.entries
+        count = sum(ready.weight > 0 and not is_empty(ready) for _, ready in entries)
+        world.witness.buffers(commit.fragment, commit.base, commit.version, count, work.buffered)
+        return e.Applied(commit.fragment, commit.base, commit.version)
+
+    def _makes(self, process: Process, commit: Commit, means: tuple[Mean, ...]) -> None:
+        """Let the laws judge an own commit, once."""
+        if commit.version in self.made:
+            return
+        self.made.add(commit.version)
+        state, steps = self.state(commit.fragment), dict(means[0].payload) if means else {}
+        counted = (Counted(p, ready.base, steps[p], is_empty(ready)) for p, ready in commit.choice.entries)
+        after = append(state, commit.choice, commit.key, commit.hashes, self.rules)
+        of = commit.fragment, commit.base, commit.version, tuple(counted)
+        by = commit.choice.revision, state.buffered
+        if self.rules.asynchronous:
+            strange = frozenset(self.roster.summaries().keys() - after.roll.keys())  # not counted yet: none is named
+            drafted(process.world, process, Step(*of, *by, commit.choice.successors, late=strange))
+            return
+        private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)
+        late = frozenset(peer for peer, member in after.roll.items() if member.behind[2] > after.version.epoch)
+        drafted(process.world, process, Step(*of, *by, after.plan.succession, private, late))
+
+    def _agrees(self, commit: Commit) -> None:
+        """Check that one base and key make one version (law x)."""
+        known = self.truth.versions.setdefault((commit.fragment, commit.base, commit.key), commit.version)
+        same = known == commit.version or not commit.hashes
+        require(same, "x", f"{self.me}: one key of unit {commit.fragment} makes {commit.version} and {known}")
+
+    def _accept(self, process: Process, effect: e.Accept) -> None:
+        world, truth = process.world, self.truth
+        for fragment, version in effect.proposals:
+            store = self.stores[fragment]
+            proposed = store.proposals.get(version) if effect.numbers is None else None
+            numbers = range(len(store.present)) if effect.numbers is None else effect.numbers
+            for number in numbers:
+                store.present[number] = store.staged.pop(number) if proposed is None else proposed[number]
+            store.proposals = {} if effect.numbers is None else store.proposals
+            self._sum(process, fragment, version)
+            tensors = [piece.true for piece in store.present]
+            known = truth.tensors.setdefault((fragment, version), tensors)
+            same = known == tensors or world.flips > 0
+            require(same, "a", f"{self.me}: unit {fragment} has other tensors at {version} than a peer before")
+            if effect.numbers is None:
+                if proposed is None:
+                    world.witness.fills(fragment, version, self.state(fragment).buffered)
+                world.accepted(process, fragment)
+
+    def _keep(self, process: Process, fragment: int, numbers: tuple[int, ...]) -> None:
+        """Take damaged slices, which nobody else has, as they are."""
+        store = self.stores[fragment]
+        for number in numbers:
+            self.truth.kept.add(store.present[number].flip)
+        self._sum(process, fragment, self.state(fragment).version)
+
+    def _sum(self, process: Process, fragment: int, version: Version) -> None:
+        """Hash the slices, and tell the digests later."""
+        store, world = self.stores[fragment], process.world
+        store.sum()
+        digested: Any = e.Digested(fragment, version, tuple(store.sums))
+        world.later(process, world.rng.uniform(0, world.settings.work_time), digested)
+
+    # -- the trainer
+
+    def _sent(self, process: Process, unit: int, id: ContributionId) -> None:
+        progress = self.progress[unit]
+        if progress.sent is not None and progress.sent[0] == id:  # taken up again, as it was
+            process.trainer.delta[unit] = progress.sent[1]
+            return
+        progress.sent, progress.times = (id, self.sending), progress.times + 1
+        progress.oldest = progress.oldest or id
+
+    def _merged(self, process: Process, loaded: tuple[e.Loaded, ...], due: int | None) -> tuple[Merged, ...]:
+        """Return what a Load merges. Progress that was refused too often is dropped, also if there is nothing newer."""
+        most = REFUSALS if self.rules.asynchronous else self.rules.carry_rounds + 1
+        merged = []
+        if self.rules.asynchronous and due is not None and self.progress[due].times >= most:
+            same = self.progress[due].base
+            if same is not None and same == self.versions[due] and due not in [one.fragment for one in loaded]:
+                loaded = (*loaded, e.Loaded(due, same, None, kin=False))
+        for one in loaded:
+            pending = process.trainer.pending(one.fragment)
+            merged.append(Merged(one.fragment, one.version, self.progress[one.fragment].merge(one, pending, most)))
+        return tuple(merged)

@@ -1,0 +1,39 @@
+"""Worlds of `p2p_diloco.fragments`, of each kind that can be played with it: every law holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.check import KINDS, check, drawn
+from tests.sim.fragments_face import FragmentsFace, Piece, Store
+from tests.sim.world import World
+from tests.sim.worlds import main
+
+FIRST = 7002
+FEWER = {"joining": 3, "crowded": 1, "private": 4, "data": 3}
+WORLDS = {kind: FEWER.get(kind, 5) for kind in KINDS if kind != "hostile"}
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+def test_every_law_holds(kind: str) -> None:
+    """In worlds at seeds that were not chosen by hand."""
+    for seed in range(FIRST, FIRST + WORLDS[kind]):
+        outcome = check(World(seed, drawn(seed, kind), face=FragmentsFace))
+        steps = outcome.steps
+        assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]
+
+
+def test_one_world_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--core", "fragments", "--seed", "3", "--trace"]) == 0
+    assert "every invariant held in each" in capsys.readouterr().out
+
+
+def test_a_node_notices_what_was_damaged_after_its_last_step() -> None:
+    """Not what a step was taken from: that only others can tell."""
+    store = Store([Piece(), Piece()])
+    store.sum()
+    assert store.wrong() == ()
+    store.present[1] = Piece(Piece().here, Piece().true.step((("a", 1),)))
+    assert store.wrong() == ()
+    store.present[1] = Piece(Piece().here.step((("a", 1),)), Piece().true)
+    assert store.wrong() == (1,)
