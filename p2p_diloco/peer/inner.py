@@ -95,6 +95,8 @@ def _load(optimizer: Optimizer, saved: dict[str, Any], kind: object) -> None:
     try:
         if kind is not None and kind != _kind(optimizer):
             raise CheckpointError("is of another class, or of other parameters or another order of them")
+        if len(saved["param_groups"]) != len(optimizer.param_groups):
+            raise CheckpointError("has another number of parameter groups")
         for before, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
             if new := [key for key in KEEPS_STATE if own.get(key) and not before.get(key)]:
                 raise CheckpointError(f"was saved without {new[0]}, and so without what that keeps")

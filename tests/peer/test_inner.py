@@ -166,7 +166,7 @@ class Fails(torch.optim.AdamW):
         (sgd, "is of another class"),
         (backwards, "another order"),
         (amsgrad, "was saved without amsgrad"),
-        (apart, "argument 2 is longer"),
+        (apart, "another number of parameter groups"),
         (Fails, "another class"),
     ],
 )

@@ -6,20 +6,29 @@ import pytest
 
 from tests.sim.check import KINDS, check, drawn
 from tests.sim.fragments_face import FragmentsFace, Piece, Store
+from tests.sim.model import Violation
 from tests.sim.world import World
 from tests.sim.worlds import main
 
 SEEDS = {"joining": range(7002, 7005), "crowded": range(7000, 7001), "data": range(7002, 7005)}
 WORLDS = {kind: SEEDS.get(kind, range(7002, 7006)) for kind in KINDS if kind != "hostile"}
+BROKEN = [("hesitant", 5004), ("async", 7001), ("torn", 7013), ("private", 7006)]
+"""Worlds in which this core breaks a law. It carries no run before none does."""
 
 
 @pytest.mark.parametrize("kind", WORLDS)
 def test_every_law_holds(kind: str) -> None:
-    """In worlds at seeds that were not chosen by hand."""
+    """In all but one or two worlds of each kind; `BROKEN` has some of the others."""
     for seed in WORLDS[kind]:
         outcome = check(World(seed, drawn(seed, kind), face=FragmentsFace))
         steps = outcome.steps
         assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]
+
+
+@pytest.mark.xfail(raises=Violation, strict=True)
+@pytest.mark.parametrize(("kind", "seed"), BROKEN)
+def test_what_is_still_broken(kind: str, seed: int) -> None:
+    check(World(seed, drawn(seed, kind), face=FragmentsFace))
 
 
 def test_one_world_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
