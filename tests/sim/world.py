@@ -50,8 +50,12 @@ STORM = 5_000
 class World:
     """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
 
-    def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False, face: type[Face] = OldFace) -> None:
-        self.face = face  # the core that is played
+    face: type[Face] = OldFace  # the core that is played
+
+    def __init__(
+        self, seed: int, settings: Settings = PLAIN, trace: bool = False, face: type[Face] | None = None
+    ) -> None:
+        self.face = face or self.face
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
