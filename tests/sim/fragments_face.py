@@ -26,7 +26,6 @@ from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empt
 from p2p_diloco.history.entry import Entry
 
 from .face import Counted, Merged, Step
-from .fragments_hostile import FragmentsHostile
 from .hostile import Hostile
 from .invariants import drafted
 from .model import Tensors, require
@@ -126,7 +125,7 @@ TRUTHS: WeakKeyDictionary[World, Truth] = WeakKeyDictionary()
 class FragmentsFace(Replica):
     """A replica of `p2p_diloco.fragments`, with its tensors and its trainer's records."""
 
-    hostile: ClassVar[type[Hostile]] = FragmentsHostile
+    hostile: ClassVar[type[Hostile] | None] = None
     many_win: ClassVar[bool] = True
 
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None:

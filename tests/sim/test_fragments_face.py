@@ -36,6 +36,12 @@ def test_one_world_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "every invariant held in each" in capsys.readouterr().out
 
 
+def test_a_hostile_world_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--core", "fragments", "--kind", "hostile"])
+    assert "--core fragments has no hostile member yet" in capsys.readouterr().err
+
+
 def test_a_node_notices_what_was_damaged_after_its_last_step() -> None:
     """Not what a step was taken from: that only others can tell."""
     store = Store([Piece(), Piece()])
