@@ -9,26 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Carry, Damaged, Fill, Filled
+from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Damaged, Fill, Filled
 from p2p_diloco.core.lending import is_empty
 from p2p_diloco.core.lending import submissions as submissions_of
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
-from p2p_diloco.core.version import ContributionId
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.encoding import Encoding
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running
-from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.layout import PARAMETER
-from p2p_diloco.tensors.mean import MAGNITUDE_MAX, Given, weighted_mean
+from p2p_diloco.tensors.mean import Given, weighted_mean
 from p2p_diloco.tensors.store import Proposal, ShardStore
 from p2p_diloco.tensors.threads import ALONE, Threads
 
@@ -48,7 +45,8 @@ class TensorWork:
         self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.store = ShardStore(run.layout, run.outer, theta, run.config.step_limit, threads)
         self._proposals: dict[tuple[int, str], Proposal] = {}
-        self._feedback: dict[int, Feedback] = {}  # by shard; made when a contribution first needs it
+        encoding = Encoding(run, self._neutral)
+        self.encode, self.merge = encoding.encode, encoding.merge
 
     # -- what the core asks for
 
@@ -178,45 +176,6 @@ class TensorWork:
     def export(self, shard: int) -> memoryview:
         """Encode a shard's present state as a payload."""
         return memoryview(b"".join(self.store.export(shard)))
-
-    def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """Encode a shard's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
-        If `delta` is in the codec's form already, the result shares its memory, without a copy.
-
-        With error feedback the rounding error is added to the next contribution, unless `weighs` is False. If every
-        peer would refuse the values, no progress is sent, because a refused contribution would be sent again for ever.
-        """
-        place, (codec, _), numel = self._run.layout.shards[shard], self._run.codecs(shard), self._numel(shard)
-        values, feedback = delta[place.start : place.stop], None
-        if codecs.feeds_back(codec):
-            feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
-            values = feedback.added(values) if weighs else values
-        payload = self._encoded(values, shard, id)
-        if objection := unfit(payload, codec, numel, MAGNITUDE_MAX):
-            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, objection)
-            payload = memoryview(bytearray(codecs.encode(self._neutral(shard), codec)))
-            if feedback is not None:
-                feedback.sent_nothing(id)
-        elif feedback is not None and weighs:
-            feedback.sent(id, codecs.decode_blocks(payload, codec, numel))
-        elif feedback is not None:
-            feedback.sent_apart(id)
-        return payload
-
-    def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """Update a shard's error feedback. Called when the trainer merges the shard with this `carry`. `counted` is
-        this peer's last contribution to the shard that a commit counts."""
-        if (feedback := self._feedback.get(shard)) is not None:
-            feedback.merge(carry, counted)
-
-    def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
-        """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
-        rounding."""
-        codec, _ = self._run.codecs(shard)
-        if self._run.config.rounding == "nearest" or codec == running.CODEC:
-            return codecs.encode(values, codec)
-        drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
-        return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))
 
     def _numel(self, shard: int) -> int:
         return self._run.layout.shards[shard].numel

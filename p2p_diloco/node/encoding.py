@@ -1,0 +1,71 @@
+"""Encodes the trainer's pseudo-gradients, and the values of buffers, as payloads.
+
+Law: changes no outer state. If every peer would refuse the values, no progress is sent, because a refused contribution
+would be sent again for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from hashlib import blake2b
+
+from torch import Tensor
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import running
+from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+
+log = logging.getLogger(__name__)
+
+
+class Encoding:
+    """Encodes one peer's contributions, shard by shard, and keeps the error feedback of each."""
+
+    def __init__(self, run: Run, neutral: Callable[[int], Tensor]) -> None:
+        """`neutral`: the values of a contribution to a shard without progress."""
+        self._run, self._neutral = run, neutral
+        self._feedback: dict[int, Feedback] = {}  # by shard; made when a contribution first needs it
+
+    def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
+        """Encode a shard's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
+        If `delta` is in the codec's form already, the result shares its memory, without a copy.
+
+        With error feedback the rounding error is added to the next contribution, unless `weighs` is False.
+        """
+        place, (codec, _) = self._run.layout.shards[shard], self._run.codecs(shard)
+        values, feedback = delta[place.start : place.stop], None
+        if codecs.feeds_back(codec):
+            feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(place.numel)
+            values = feedback.added(values) if weighs else values
+        payload = self._encoded(values, shard, id)
+        if objection := unfit(payload, codec, place.numel, MAGNITUDE_MAX):
+            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, objection)
+            payload = memoryview(bytearray(codecs.encode(self._neutral(shard), codec)))
+            if feedback is not None:
+                feedback.sent_nothing(id)
+        elif feedback is not None and weighs:
+            feedback.sent(id, codecs.decode_blocks(payload, codec, place.numel))
+        elif feedback is not None:
+            feedback.sent_apart(id)
+        return payload
+
+    def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
+        """Update a shard's error feedback. Called when the trainer merges the shard with this `carry`. `counted` is
+        this peer's last contribution to the shard that a commit counts."""
+        if (feedback := self._feedback.get(shard)) is not None:
+            feedback.merge(carry, counted)
+
+    def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
+        """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
+        rounding."""
+        codec, _ = self._run.codecs(shard)
+        if self._run.config.rounding == "nearest" or codec == running.CODEC:
+            return codecs.encode(values, codec)
+        drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
+        return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))
