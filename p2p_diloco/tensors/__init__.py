@@ -12,6 +12,7 @@ passed as plain integers, strings and bytes.
     outer, delayed      outer optimizer and Delayed Nesterov, one shard at a time
     digest              hash of a shard's outer state
     store               outer state of all shards of a replica
+    outer_state         the same for slices of `fragments`, whose steps are made in place
     checkpoint, packing the outer state, and nested state dicts, on disk
 
 Give torch one thread (OMP_NUM_THREADS=1) in a process beside a trainer: on busy cores, waiting threads cost more than

@@ -1,0 +1,243 @@
+"""The outer state of a replica: θ of all slices, and the outer optimizer's state of those of parameters.
+
+Law: a step changes one slice, in place, and only if all its new values are finite; no other slice is touched, and there
+is memory for one slice's step, not for a second copy of a fragment. θ may lie in memory shared with the trainer, which
+only reads it. A staged slice is a slice of another version, outside of this state until it is adopted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import digest as digests
+from p2p_diloco.tensors import running, step_limit
+from p2p_diloco.tensors.delayed import DelayedNesterov
+from p2p_diloco.tensors.digest import Look
+from p2p_diloco.tensors.flat import BLOCK, Array
+from p2p_diloco.tensors.layout import PARAMETER, Layout, Shard
+from p2p_diloco.tensors.limits import Room
+from p2p_diloco.tensors.outer import OuterOptimizer, State
+from p2p_diloco.tensors.raw import Buffer, as_bytes
+from p2p_diloco.tensors.step_limit import LENGTHS
+from p2p_diloco.tensors.threads import ALONE, Threads
+
+SPARE = 6
+"""The most tensors kept for reuse in the next step: θ and two state tensors, for each of two lengths of slices."""
+CUT_WARNS = 0.5
+"""A mean that is cut to less than this part of its length is logged as a warning; weaker cuts also occur in honest
+runs."""
+Rates = tuple[float, float]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SliceState:
+    """θ [numel] and the outer optimizer's state of one slice."""
+
+    theta: Tensor
+    state: State
+
+    def digest(self) -> str:
+        """The xxh3-128 of all tensors, 32 hexadecimal digits."""
+        return digests.digest(self.theta, self.state, b"")
+
+    def export(self) -> list[memoryview]:
+        """θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next step."""
+        return [as_bytes(self.theta), *(as_bytes(values) for values in self.state.values())]
+
+
+class OuterState:
+    """The slices of a replica, by their index in the layout."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        outer: OuterOptimizer | DelayedNesterov,
+        theta: Tensor,
+        limit: float = 0.0,
+        threads: Threads = ALONE,
+    ) -> None:
+        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one. `limit`: a mean is
+        cut to at most this many times the median length of the slice's last means (`step_limit`); 0: no mean is cut.
+        `threads` compute the steps."""
+        if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
+            raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
+        self.layout, self.outer = layout, outer
+        self._limit, self._room, self._threads = limit, Room(), threads
+        self._revised: tuple[Rates | None, OuterOptimizer | DelayedNesterov] = None, outer
+        self._spare: list[Tensor] = []
+        self.slices = [SliceState(theta[place.start : place.stop], self._zeros(place)) for place in layout.shards]
+
+    def lengths(self, place: Shard) -> dict[str, int]:
+        """The number of elements of each state tensor of a slice, by name, in the order of storage."""
+        return state_lengths(place, self.outer, self._limit)
+
+    def nbytes(self, index: int) -> int:
+        """The length in bytes of a slice's `export`."""
+        place = self.layout.shards[index]
+        return 4 * (place.numel + sum(self.lengths(place).values()))
+
+    def _zeros(self, place: Shard) -> State:
+        return {name: torch.zeros(length, device="cpu") for name, length in self.lengths(place).items()}
+
+    # -- steps
+
+    def step(
+        self,
+        index: int,
+        held: SliceState,
+        mean: Buffer,
+        codec: str,
+        submissions: int = 1,
+        buffered: int = 0,
+        rates: Rates | None = None,
+    ) -> None:
+        """Make the outer step on the mean pseudo-gradient in `mean`, which `codec` has encoded. `held`: of parameters,
+        the present one with this index or a staged one.
+
+        With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
+        buffer already holds. `rates` are (lr, momentum); None: the optimizer's own. Raises ValueError for a wrong
+        length, and if a value of the result isn't finite; then the slice stays as it is.
+        """
+        grad, cut = self._limited(held, self.layout.shards[index].numel, mean, codec)
+        seen, outer = Finite(), self._at(rates)
+        if isinstance(outer, DelayedNesterov):
+            theta, state = outer.step(held.theta, held.state, grad, submissions, buffered, seen, self._like)
+        elif self._threads.count > 1 and outer.is_sgd and codecs.is_cast(codec):
+            theta, state = self._spread(held, mean, codec, cut, outer, seen)
+        else:
+            theta, state = outer.step(held.theta, held.state, grad, seen, self._like)
+        if cut is not None:
+            state = {**state, LENGTHS: cut.lengths}
+            seen(LENGTHS, cut.lengths.numpy())
+            if cut.factor < 1:
+                level = logging.WARNING if cut.factor < CUT_WARNS else logging.DEBUG
+                _log.log(level, "slice %d: a mean was cut to %.2g of its length (step_limit)", index, cut.factor)
+        self._replace(held, theta, state, seen)
+
+    def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
+        """Make the outer step of a slice of buffers (`running.stepped`) on the encoded `values`. `share`: how far it
+        moves towards them. Raises ValueError as `step` does."""
+        place = self.layout.shards[index]
+        theta = running.stepped(place.kind, held.theta, codecs.decode(values, running.CODEC, place.numel), share)
+        seen = Finite()
+        seen("theta", theta.numpy())
+        self._replace(held, theta, {}, seen)
+
+    def _replace(self, held: SliceState, theta: Tensor, state: State, seen: Finite) -> None:
+        if not seen.finite:
+            self._keep(theta, *state.values())
+            raise ValueError("the step would lead to values that are not finite")
+        held.theta.copy_(theta)
+        before, held.state = held.state, state
+        self._keep(theta, *before.values())
+
+    def _spread(
+        self,
+        held: SliceState,
+        mean: Buffer,
+        codec: str,
+        cut: step_limit.Cut | None,
+        outer: OuterOptimizer,
+        seen: Finite,
+    ) -> tuple[Tensor, State]:
+        """Make the step of `sgd` in several threads, each on its own range of the slice."""
+        theta, m = held.theta, held.state["m"]
+        new_theta, new_m = self._like(theta), self._like(m)
+        looks: list[Finite] = []
+
+        def step(place: slice) -> None:
+            decoded = codecs.decode_blocks(codecs.part(mean, codec, place), codec, place.stop - place.start)
+            grad = decoded if cut is None else cut.of(decoded)
+            room = iter((new_theta[place], new_m[place]))
+            looks.append(Finite())
+            outer.step(theta[place], {"m": m[place]}, grad, looks[-1], lambda _: next(room))
+
+        self._threads.over(theta.numel(), step)
+        seen.finite &= all(look.finite for look in looks)
+        return new_theta, {"m": new_m}
+
+    def _limited(
+        self, held: SliceState, numel: int, mean: Buffer, codec: str
+    ) -> tuple[Iterable[Tensor], step_limit.Cut | None]:
+        """Return the blocks of a mean after the limit is applied, and the `Cut`; without a limit the `Cut` is None."""
+        first: Iterable[Tensor] = codecs.decode_blocks(mean, codec, numel)
+        if not self._limit:
+            return first, None
+        if numel <= BLOCK:
+            first = list(first)  # one block, which is decoded once for both passes
+        second = first if numel <= BLOCK else codecs.decode_blocks(mean, codec, numel)
+        cut = step_limit.cut(first, held.state[LENGTHS], self._limit, self._room)
+        return cut.of(second), cut
+
+    def _at(self, rates: Rates | None) -> OuterOptimizer | DelayedNesterov:
+        """Return the outer optimizer with these rates; None: its own. The last result is cached."""
+        if rates != self._revised[0]:
+            self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
+        return self._revised[1]
+
+    # -- other versions of slices
+
+    def stage(self, index: int, buffer: Buffer, *, in_place: bool = False) -> SliceState:
+        """Make a slice from another replica's `export`, whose parts are joined in `buffer`. The values are copied: into
+        memory of their own or, with `in_place`, over the present slice, for a replica that holds no state.
+
+        Raises ValueError for a wrong length or for values that aren't finite.
+        """
+        place = self.layout.shards[index]
+        lengths = self.lengths(place)
+        values = codecs.decode(buffer, "fp32", self.nbytes(index) // 4)
+        if not torch.isfinite(values).all():
+            raise ValueError("the state has values that are not finite")
+        theta, *others = torch.split(values, [place.numel, *lengths.values()])
+        to = self.slices[index] if in_place else SliceState(self._like(theta), self._zeros(place))
+        for target, part in zip((to.theta, *to.state.values()), (theta, *others), strict=True):
+            target.copy_(part)
+        return to
+
+    def adopt(self, index: int, staged: SliceState) -> None:
+        """Make a staged slice the present one. It must not be used any more."""
+        present = self.slices[index]
+        if staged is not present:
+            present.theta.copy_(staged.theta)
+            before, present.state = present.state, staged.state
+            self._keep(staged.theta, *before.values())
+
+    # -- memory
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as long as this one, with any content. Memory of an earlier step is reused if it fits,
+        because new memory each time would fragment the heap to twice its size."""
+        fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
+        return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
+
+    def _keep(self, *void: Tensor) -> None:
+        """Keep memory for reuse. Lengths and other short tensors are not worth it."""
+        self._spare = [*self._spare, *(one for one in void if one.numel() > step_limit.LENGTHS_MAX)][-SPARE:]
+
+
+class Finite(Look):
+    """Checks that values are finite, in the same pass in which they are computed. It computes no digest."""
+
+    def hash(self, name: str, block: Array) -> None:
+        """Do nothing."""
+
+
+def state_lengths(place: Shard, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
+    """Return the number of elements of each state tensor of a slice, by name, in the order of storage: those of the
+    outer optimizer, and with a limit the lengths of the last means. A slice of buffers has none."""
+    if place.kind != PARAMETER:
+        return {}
+    return step_limit.state_lengths(outer.state_lengths(place.numel), limit)
+
+
+def joined(parts: Sequence[memoryview]) -> memoryview:
+    """Join the parts of an `export` for sending."""
+    return memoryview(b"".join(parts))
