@@ -13,7 +13,7 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     beginning      the state that a peer starts with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of the replica's notes
-    tensor_work    effects on tensors; `bases` keeps the bases of pseudo-gradients
+    tensor_work    effects on tensors; `encoding` encodes contributions, `bases` keeps the bases of pseudo-gradients
     outbox         outgoing messages
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox`); `wire` encodes them, `misfit` checks them against the run
@@ -23,4 +23,11 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
+
+Not used yet, for `p2p_diloco.fragments`:
+
+    slice_work     effects on tensors, in the place of `tensor_work`
+    headers        messages as bytes, in the place of `wire`: `forms` has the fields, `rolls` the places of peers
+    misplaced      checks messages against the run, in the place of `misfit`
+    signatures     what peers sign, in the place of `seals`
 """

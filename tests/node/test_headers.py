@@ -1,0 +1,374 @@
+"""Headers: what is written is read, short, and whatever else comes is refused with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from dataclasses import replace
+from functools import cache
+from typing import get_args
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.state import is_sound, key_of
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import FORMS, PROTOCOL, Folded, opened, pack, unpack
+from p2p_diloco.node.misplaced import misplaced
+from p2p_diloco.node.rolls import KEPT, Rolls
+from tests.node.headers_world import RULES, SLICES, TOKEN, Run, hashed, names, ready
+
+
+@cache
+def run(count: int = 10) -> Run:
+    return Run(count)
+
+
+def kinds() -> list[m.Message]:
+    return run().messages()
+
+
+def named(message: m.Message) -> str:
+    return type(message).__name__
+
+
+# -- there and back
+
+
+def test_no_kind_is_forgotten() -> None:
+    assert {*map(type, kinds())} == {*FORMS} == {*get_args(m.Message)}
+
+
+@pytest.mark.parametrize("spelled", [False, True], ids=["by place", "spelled"])
+@pytest.mark.parametrize("message", kinds(), ids=named)
+def test_what_is_written_is_read(message: m.Message, spelled: bool) -> None:
+    """With the roll of the base, and where the sender does not know it. All of it belongs to the run."""
+    found = run().read(message, roll=not spelled)
+    assert found == message
+    if isinstance(message, m.Head):
+        assert isinstance(found, m.Head)
+        assert is_sound(found.state) == (message.state.revision.number == 0)
+    assert misplaced(message, RULES) == ""
+
+
+def test_signatures_are_read_too() -> None:
+    """They are not compared above."""
+    close, commit = run().read(run().close), run().read(run().commit)
+    assert isinstance(close, m.Close)
+    assert isinstance(commit, m.Commit)
+    assert close.choice is not None
+    whole = [close.seal, close.choice.seal, commit.seal, commit.choice.seal, *(r.seal for _, r in close.choice.entries)]
+    assert {*whole} == {run().close.seal}
+    assert all(not ready.seal for _, ready in commit.choice.entries)
+
+
+def test_a_name_may_be_any_text() -> None:
+    """Tests name peers as they like; a name as long as a key stays a name."""
+    for name in ("a", "", "x" * 31, "x" * 30, "ä", names(1)[0], names(1)[0][:-1]):
+        vote = m.Vote(0, run().state.version, 2, name)
+        assert run().read(vote) == vote
+
+
+def test_a_newcomer_is_spelled_out_and_a_member_that_changed_says_how() -> None:
+    base, choice = run().state.version, run().choice
+    new = names(11)
+    fresh = next(name for name in new if name not in run().names)
+    first, second = choice.entries[0], choice.entries[1]
+    entries = sorted(
+        [
+            (fresh, replace(ready(fresh, base), grant="grant")),
+            (first[0], replace(first[1], link=5.0, reachable=False)),
+            (second[0], replace(second[1], id=ContributionId(2**62, 1), oldest=ContributionId(3, 1), grant="g")),
+        ]
+    )
+    changed = replace(choice, entries=tuple(entries), gone=(new[3],), late=(new[4],), successors=(fresh,))
+    close = replace(run().close, choice=changed, key=key_of(0, base, changed))
+    assert run().read(close) == close
+    bare = replace(run().commit, choice=changed.bare(), key=close.key)
+    assert run().read(bare) == bare
+    assert misplaced(close, RULES) == misplaced(bare, RULES) == ""
+
+
+def test_an_asynchronous_commit_and_state_keep_older_bases_and_successors() -> None:
+    rules = replace(RULES, mode="async", max_staleness=4)
+    made = Run(5, rules)
+    older, line = Version(0, 4, 99, hashed("older")), (made.names[3], made.names[1])
+    entry = made.names[2], ready(made.names[2], older, 301, weight=1.0)
+    choice = m.Choice(made.me, 0, (entry,), successors=line)
+    close = replace(made.close, choice=choice, key=key_of(0, made.state.version, choice))
+    assert made.read(close) == close
+    state = replace(made.state, plan=replace(made.state.plan, named=0))
+    assert made.read(m.Head(0, state)) == m.Head(0, state)
+
+
+# -- rolls
+
+
+def test_a_message_on_a_version_that_is_not_reached_is_folded_until_it_is() -> None:
+    """A Close, a Commit, a Vote and a Lack name peers by place; everything else can be read at once."""
+    early, later = Rolls(), run().rolls
+    for message in kinds():
+        found = run().read(message, rolls=early)
+        if isinstance(found, Folded):
+            assert isinstance(message, m.Close | m.Commit | m.Vote | m.Lack)
+            assert (found.fragment, found.base) == (0, run().state.version)
+            assert found.read(About(run().me, RULES), later) == message
+        else:
+            assert found == message
+
+
+def test_the_rolls_of_the_last_versions_are_known() -> None:
+    rolls, state = Rolls(), run().state
+    states = [replace(state, version=replace(state.version, epoch=epoch)) for epoch in range(KEPT + 1)]
+    for one in states:
+        rolls.know(one)
+        rolls.know(states[1])  # in use
+    assert rolls.of(0, states[0].version) is rolls.of(1, state.version) is None
+    assert all(rolls.of(0, one.version) is not None for one in states[1:])
+
+
+# -- lengths
+
+TABLE = {
+    m.Ready: lambda n: 180 + 32 * SLICES,
+    m.Slice: lambda n: 62 + 33,  # 62 from its author; the holder, which passes it on, names the author
+    m.Close: lambda n: 210 + n * (78 + 32 * SLICES),
+    m.Mean: lambda n: 135,
+    m.Lack: lambda n: 83,  # of two slices, three authors
+    m.Commit: lambda n: 300 + (14 + 16) * n + 34 * SLICES,
+    m.Want: lambda n: 80,
+    m.Claim: lambda n: 60,
+    m.Held: lambda n: 80,
+    m.Stale: lambda n: 80,
+    m.Ask: lambda n: 40,
+    m.Part: lambda n: 60,
+}
+"""Bytes of headers, the token among them: the table of docs/decisions/0085, and less where less is enough. In a
+commit a root of 16 bytes is added to each contribution, so that its receivers can check the key."""
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_headers_are_as_short_as_decided(count: int) -> None:
+    made = run(count)
+    for message in (made.close, made.commit, *(one for one in run().messages() if not getattr(one, "uses", ()))):
+        if most := TABLE.get(type(message)):
+            known = made if message in (made.close, made.commit) else run()
+            listed = len(known.names) if getattr(message, "choice", None) is not None else 0
+            assert len(known.sent(message)) <= most(listed), message
+
+
+def test_a_contribution_in_a_commit_takes_14_bytes_and_its_root() -> None:
+    small, large = run(10), run(1000)
+    without = [replace(one.commit, choice=_rootless(one.commit.choice)) for one in (small, large)]
+    first, second = (len(one.sent(message)) for one, message in zip((small, large), without, strict=True))
+    assert second - first <= 14 * 990
+    rooted = len(large.sent(large.commit)) - len(large.sent(without[1]))
+    assert rooted <= 16 * 1000 + 4
+
+
+def _rootless(choice: m.Choice) -> m.Choice:
+    return replace(choice, entries=tuple((peer, replace(ready, root="")) for peer, ready in choice.entries))
+
+
+# -- what is refused
+
+
+def body_of(message: m.Message, made: Run | None = None) -> bytes:
+    header, payload = pack(message, (made or run()).about(), TOKEN)
+    body = opened(header, TOKEN)
+    return payload or bytes(body)  # type: ignore[arg-type]
+
+
+def outcome(body: bytes) -> m.Message | Folded | str:
+    """What the node makes of bytes: a message, or the reason for refusing it."""
+    try:
+        found = unpack(body, About(run().me, RULES), run().rolls)
+    except Refusal as refusal:
+        return refusal.reason
+    return found if isinstance(found, Folded) else misplaced(found, RULES) or found
+
+
+def test_a_header_of_another_protocol_or_run_is_refused() -> None:
+    header, _ = pack(m.Leave(1), run().about(), TOKEN)
+    old = msgpack.packb([8, TOKEN, "Leave", [1, False]])
+    for raw, why in ((old, f"uses protocol {PROTOCOL}, but the message uses protocol 8"), (b"\x90", "can't be read"),
+                     (b"", "can't be read"), (header[:-1], "can't be read"),
+                     (msgpack.packb([PROTOCOL, TOKEN, "x"]), "neither a message nor the length")):  # fmt: skip
+        with pytest.raises(Refusal, match=why):
+            opened(raw, TOKEN)
+    with pytest.raises(Refusal, match="wrong run token"):
+        opened(header, b"u" * 16)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ([99, 1], "Invalid value 99"),
+        ([2, -1], "Expected `int` >= 0"),
+        ([2, 1.0], "Expected `int`, got `float`"),
+        ([2, 1, False, 3], "at most length"),
+        ([10, 0, [0, 1, 1, b"short"], 0], r"Expected `bytes` of length >= 16 - at `\$\[2\]\[3\]`"),
+        ([10, 0, [0, 1, 1, bytes(16)]], "Expected `array` of at least length 4"),
+        ([10, 9, [0, 1, 1, bytes(16)], 0], "fragment 9, which the run does not have"),
+        ([11, 0, [0, 1, 1, bytes(16)], 0, b"\0\xff"], "a name is no text"),
+        ([3, 0, [0, 1, 1, bytes(16)], [1, 1], [1, 1], float("nan"), 1, b"", 0.0, True, b"", [], b""], ">= 0.0"),
+        ([3, 0, [0, 1, 1, bytes(16)], [1, 1], [1, 1], float("inf"), 1, b"", 0.0, True, b"", [], b""], "<= 1"),
+        ([3, 0, [0, 1, 1, bytes(16)], [1, 1], [1, 1], 1, 1, bytes(33)], "a list of hashes has 33 bytes"),
+        ([3, 0, [0, 1, 1, bytes(16)], [1, 1], [1, 1], 1, 1, b"", 1, True, b"", [], b"x"], "has 1 bytes, not 0 or 64"),
+    ],
+)
+def test_a_field_that_is_not_valid_is_named(body: object, why: str) -> None:
+    tags = {2: m.Leave, 10: m.Claim, 11: m.Vote, 3: m.Ready}
+    assert isinstance(body, list)
+    kind = tags.get(body[0])
+    if kind is not None:
+        body = [list(FORMS).index(kind), *body[1:]]
+    with pytest.raises(Refusal, match=why):
+        unpack(msgpack.packb(body), About("x", RULES), Rolls())
+
+
+def test_a_place_beyond_the_roll_is_refused() -> None:
+    vote = m.Vote(0, run().state.version, 1, run().names[-1])
+    body = body_of(vote)
+    wrong = body[:-1] + bytes([10])
+    assert body[-1] == 9
+    assert outcome(body) == vote
+    assert outcome(wrong) == "the Vote message can't be used: it names the member 10 of a roll of 10"
+
+
+def test_what_cannot_belong_to_the_run_is_refused_with_a_reason() -> None:
+    made, base = run(), run().state.version
+    close, commit, choice = made.close, made.commit, made.choice
+    twice = replace(choice, entries=(choice.entries[0], *choice.entries))
+    lacking = replace(choice, entries=((made.me, replace(ready(made.me, base), hashes=())),))
+    head = m.Head(0, made.state)
+    summary = kinds()[0].summary  # type: ignore[union-attr]
+    cases: list[tuple[m.Message, str]] = [
+        (m.Held(2, base), "no fragment 2"),
+        (m.Slice(0, base, "a", ContributionId(1, 1), SLICES, ""), f"no slice {SLICES}"),
+        (m.Want(0, base, m.What.MEANS, (0, 24)), "no slice 24"),
+        (m.Ask(None, (1,)), "slices of no fragment"),
+        (m.Lack(0, base, made.key, ((24, ()),)), "no slice 24"),
+        (replace(ready(made.me, base), hashes=ready(made.me, base).hashes[:3]), "the hashes of 3 slices"),
+        (replace(ready(made.me, base), hashes=()), "the hashes of 0 slices"),
+        (ready(made.me, base, weight=2.0**-41), "weight is out of range"),
+        (replace(close, owners=close.owners[:2]), "owners of 2 slices"),
+        (replace(close, choice=twice), "one peer has two"),
+        (replace(close, choice=lacking), "the hashes of 0 slices"),
+        (replace(close, choice=replace(choice, late=(made.me,))), "its key is not that of its choice"),
+        (replace(commit, choice=replace(commit.choice, term=1)), "its key is not that of its choice"),
+        (replace(commit, choice=_rootless(commit.choice)), "its key is not that of its choice"),
+        (replace(commit, choice=choice), "the hashes of their slices"),
+        (replace(commit, hashes=commit.hashes[:1]), "1 means"),
+        (replace(commit, version=base), "doesn't lead to the next version"),
+        (m.Vote(1, base, 0, "a", close), "another round than its own"),
+        (m.Vote(0, base, 0, "a", replace(close, choice=None)), "a Close without a choice"),
+        (m.Vote(0, base, 0, "a", replace(close, key=hashed("x"))), "its key is not"),
+        (m.Told((base,), (made.state.links,)), "lists 1 fragments"),
+        (m.Told((base, base), (made.state.links, made.state.links[:-1])), "links don't lead"),
+        (m.Told((base, base), (made.state.links, ())), "links don't lead"),
+        (replace(head, digests=(hashed(1),)), "lists 1 slices"),
+        (replace(head, state=replace(made.state, hashes=made.hashes[:1])), "1 means"),
+        (replace(head, state=replace(made.state, links=())), "links don't lead"),
+        (replace(head, state=replace(made.state, paced=(102, 1))), "count of inner steps"),
+        (m.Probe(replace(summary, heads=summary.heads[:1])), "lists 1 fragments"),
+        (m.Probe(replace(summary, role="king")), "unknown"),
+        (m.Probe(replace(summary, awaits=((2, ()),))), "doesn't have"),
+    ]
+    for message, why in cases:
+        found = misplaced(message, RULES)
+        assert why in found, (message, found)
+
+
+def test_a_told_plan_is_never_believed() -> None:
+    """It follows from the roll, whatever its donor holds."""
+    state = run().state
+    lie = replace(state, plan=replace(state.plan, succession=state.plan.succession[::-1]))
+    assert run().read(m.Head(0, lie)) == m.Head(0, state)
+    assert lie.plan != state.plan
+
+
+def test_a_roll_without_members_is_refused() -> None:
+    body = body_of(m.Head(0, replace(run().state, roll={})))
+    assert "its roll is empty" in str(outcome(body))
+
+
+# -- strangers
+
+SEEDS = [message for message in kinds() if not isinstance(message, m.Head)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_message_or_refused(raw: bytes) -> None:
+    outcome(raw)
+    with contextlib.suppress(Refusal):
+        opened(raw, TOKEN)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8)
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=5),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data())
+def test_changed_messages_are_messages_or_refused(data: st.DataObject) -> None:
+    """One value anywhere in a message is replaced, removed or doubled, or some bytes are changed."""
+    body = body_of(data.draw(st.sampled_from(kinds())))
+    if data.draw(st.booleans()):
+        spoilt = bytearray(body)
+        for _ in range(data.draw(st.integers(1, 4))):
+            spoilt[data.draw(st.integers(0, len(spoilt) - 1))] = data.draw(st.integers(0, 255))
+        outcome(bytes(spoilt))
+        return
+    value = inner = msgpack.unpackb(body)
+    while True:
+        at = data.draw(st.integers(0, len(inner) - 1))
+        if not isinstance(inner[at], list) or not inner[at] or data.draw(st.booleans()):
+            break
+        inner = inner[at]
+    match data.draw(st.integers(0, 2)):
+        case 0:
+            inner[at] = data.draw(plain)
+        case 1:
+            del inner[at]
+        case _:
+            inner.insert(at, inner[at])
+    outcome(msgpack.packb(value))
+
+
+@pytest.mark.parametrize("raw", [b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 65536])
+def test_a_claimed_length_takes_no_memory(raw: bytes) -> None:
+    """Alone, and as the list of entries of a commit."""
+    commit = body_of(run().commit)
+    for sent in (raw, commit[:60] + raw, commit[:140] + raw):
+        tracemalloc.start()
+        outcome(sent)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**20
+
+
+def test_a_message_takes_memory_by_its_length() -> None:
+    """The smallest entry of a choice has 6 bytes, and becomes a contribution."""
+    entry = [0, 0, 0, 0]
+    choice = [None, 0, [entry] * 10_000, [], [], [], [], b"", b"", b"", b""]
+    tag = list(FORMS).index(m.Close)
+    base = run().state.version
+    version = [base.generation, base.samples, base.epoch, bytes.fromhex(base.digest)]
+    body = msgpack.packb([tag, 0, version, 0, None, 0, bytes(16), choice, [None] * SLICES, b""])
+    tracemalloc.start()
+    found = outcome(body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "one peer has two" in str(found)
+    assert peak < 400 * len(body)
