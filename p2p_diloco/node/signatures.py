@@ -1,0 +1,118 @@
+"""Signs contributions, closes, choices, means and commits, and checks such signatures. Hashes payloads.
+
+Law: makes and judges bytes; sends and stores nothing. A signature can't be made by any other peer, and can be passed on
+with what it covers: a contribution's covers the hash over its slices' hashes, a mean's the hash of its payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+
+from blake3 import blake3
+
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
+from p2p_diloco.net.interface import Records
+from p2p_diloco.net.statements import as_text, from_text, pack
+
+READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
+
+Statement = tuple[str, bytes, bytes, bytes]
+"""Who signs, what kind of statement, its bytes, and the signature; empty: it isn't signed yet."""
+
+
+def hash_of(payload: memoryview | bytes) -> str:
+    """The BLAKE3 of a payload, 64 hexadecimal digits."""
+    return blake3(payload).hexdigest()
+
+
+class Signatures:
+    """Makes the signatures of one peer, and checks those of the other peers of a run."""
+
+    def __init__(self, me: str, records: Records, token: bytes) -> None:
+        """`records` signs as this peer. `token`: the run's, so that no signature is valid in another run."""
+        self._me, self._records, self._token = me, records, token
+
+    def objection(self, sender: str, message: Message) -> str:
+        """Why a message is refused: because of a signature that it or a part of it lacks. Empty if it isn't."""
+        for signer, kind, statement, seal in self._statements(sender, message):
+            if not self._records.signed_by(signer, as_text(seal), kind, statement):
+                return f"{signer} has not signed its {kind.decode()}"
+        return ""
+
+    def signed(self, message: Message) -> Message:
+        """A message of this peer, with its own signatures where they are missing."""
+        match message:
+            case Ready(seal=b""):
+                return replace(message, seal=self._sign(READY, self._ready(message)))
+            case Close(seal=b""):
+                choice = None if message.choice is None else self._chosen(message, message.choice)
+                return replace(message, choice=choice, seal=self._sign(CLOSE, self._close(message)))
+            case Commit(seal=b"", leader=self._me):
+                choice = self._chosen(message, message.choice)
+                return replace(message, choice=choice, seal=self._sign(COMMIT, self._commit(message)))
+            case Vote(served=served, commit=commit):
+                own = commit if commit is None or commit.leader != self._me else self.signed(commit)
+                mine = served if served is None or served.holder != self._me else self.signed(served)
+                return replace(message, served=mine, commit=own)
+        return message
+
+    def of_mean(self, fragment: int, base: Version, key: str, number: int, hash: str) -> bytes:
+        """The signature of a mean that this peer has computed."""
+        return self._sign(MEAN, pack(self._token, fragment, *astuple(base), key, number, hash))
+
+    def _chosen(self, of: Close | Commit, choice: Choice) -> Choice:
+        """Sign an own choice, and the own contribution in it."""
+        if isinstance(of, Close):
+            entries = [
+                (peer, self.signed(ready) if peer == self._me else ready)  # a stored one has no signature
+                for peer, ready in choice.entries
+            ]
+            choice = replace(choice, entries=tuple(entries))
+        if choice.seal or choice.by != self._me:
+            return choice
+        return replace(choice, seal=self._sign(CHOICE, self._choice(of, choice)))
+
+    def _sign(self, kind: bytes, statement: bytes) -> bytes:
+        return from_text(self._records.sign(kind, statement))
+
+    # -- what is signed
+
+    def _statements(self, sender: str, message: Message) -> Iterator[Statement]:
+        match message:
+            case Ready():
+                yield sender, READY, self._ready(message), message.seal
+            case Mean():
+                of = message.fragment, message.base, message.key, message.number, message.hash
+                yield message.owner, MEAN, pack(self._token, of[0], *astuple(of[1]), *of[2:]), message.seal
+            case Close(choice=choice):
+                yield message.holder, CLOSE, self._close(message), message.seal
+                if choice is not None:
+                    yield choice.by, CHOICE, self._choice(message, choice), choice.seal
+                    yield from ((peer, READY, self._ready(ready), ready.seal) for peer, ready in choice.entries)
+            case Commit(choice=choice):
+                yield message.leader, COMMIT, self._commit(message), message.seal
+                yield choice.by, CHOICE, self._choice(message, choice), choice.seal
+            case Vote(served=served, commit=commit):
+                for part in (served, commit):
+                    if part is not None:
+                        yield from self._statements(sender, part)
+
+    def _ready(self, ready: Ready) -> bytes:
+        numbers = ready.weight, ready.samples, ready.link, ready.reachable, ready.grant, ready.root
+        uses = [[use.data.name, use.data.length, use.data.epochs, use.data.fingerprint, use.used, use.wants]
+                for use in ready.uses]  # fmt: skip
+        ids = *astuple(ready.id), *astuple(ready.oldest)
+        return pack(self._token, ready.fragment, *astuple(ready.base), *ids, *numbers, uses)
+
+    def _close(self, close: Close) -> bytes:
+        of = close.term, close.holder, close.attempt, close.key, close.owners
+        return pack(self._token, close.fragment, *astuple(close.base), *of)
+
+    def _choice(self, of: Close | Commit, choice: Choice) -> bytes:
+        return pack(self._token, of.fragment, *astuple(of.base), of.key, choice.by, choice.term)
+
+    def _commit(self, commit: Commit) -> bytes:
+        of = commit.term, commit.leader, commit.key, commit.hashes, commit.owners
+        return pack(self._token, commit.fragment, *astuple(commit.base), *astuple(commit.version), *of)
