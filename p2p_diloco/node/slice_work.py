@@ -1,0 +1,210 @@
+"""Carries out the effects of `p2p_diloco.fragments` on tensors: means, outer steps, fetched slices, digests.
+
+Law: a version says nothing of tensors, so nothing is proposed or compared. `apply` changes the present tensors in
+place, slice by slice, and returns when all are done; the node calls it only while the replica still waits for this
+step, and feeds its result at once. So at any other time the tensors of a fragment are those of one version: `versions`.
+Fetched slices are staged beside the present ones, which only `accept` replaces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Damaged,
+    Digested,
+    Fill,
+    Filled,
+    Roll,
+    Rolled,
+)
+from p2p_diloco.fragments.messages import Commit, Mean, Message, Part, Slice
+from p2p_diloco.fragments.state import is_empty
+from p2p_diloco.node.encoding import Encoding
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import running
+from p2p_diloco.tensors.layout import PARAMETER
+from p2p_diloco.tensors.mean import Given, weighted_mean
+from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
+from p2p_diloco.tensors.threads import ALONE, Threads
+
+SealMean = Callable[[int, Version, str, int, str], bytes]
+"""Signs the mean of (fragment, base, key, number, hash)."""
+
+log = logging.getLogger(__name__)
+
+
+class SliceWork:
+    """The outer state of one replica, and the slices that it fetches."""
+
+    def __init__(
+        self,
+        run: Run,
+        theta: Tensor,
+        seal: SealMean,
+        before: Callable[[int], None] = lambda index: None,
+        threads: Threads = ALONE,
+    ) -> None:
+        """`theta` [numel] fp32 is used in place, as θ. `before` is called before the θ of a slice, given by its
+        index in the layout, takes other values: so the trainer's base can be kept. `threads` compute."""
+        self._run, self._seal, self._before, self.threads = run, seal, before, threads
+        self.state = OuterState(run.layout, run.outer, theta, run.config.step_limit, threads)
+        self.versions: dict[int, Version] = {}
+        """The version of each fragment's present tensors; a fragment without a state is missing."""
+        self._places = [[place.index for place in run.layout.shards_of(f)] for f in range(len(run.layout.fragments))]
+        self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
+        self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
+        self._changes = [0] * len(self._places)  # how often each fragment's tensors were changed
+        encoding = Encoding(run, self._neutral)
+        self.encode, self.merge = encoding.encode, encoding.merge
+
+    # -- rounds
+
+    def average(self, effect: Average) -> Averaged:
+        """Compute, encode, hash and sign the mean of one slice."""
+        index = self._places[effect.fragment][effect.number]
+        given = [(part.author, weight, part.payload) for weight, part in effect.slices]
+        try:
+            payload = self._mean(index, given)
+        except ValueError as error:  # what is received is checked, so this is a fault of our own
+            log.error("the contributions to slice %d can't be averaged, and are ignored: %s", index, error)
+            payload = codecs.encode(self._neutral(index), self._run.codecs(index)[1])
+        of = effect.fragment, effect.base, effect.key, effect.number, hash_of(payload)
+        return Averaged(*of, payload, self._seal(*of))
+
+    def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
+        """Compute the encoded mean that an owner makes of these contributions to a slice. Raises ValueError if they
+        can't be averaged."""
+        return self._mean(index, given)
+
+    def _mean(self, index: int, given: Sequence[Given]) -> memoryview:
+        place, aggregation = self._run.layout.shards[index], self._run.config.aggregation
+        codec, reply = self._run.codecs(index)
+        if place.kind == PARAMETER:
+            dtype = codecs.written_in(reply, "nearest")
+            mean = weighted_mean(given, codec, place.numel, dtype, aggregation, self.threads)
+        else:
+            mean = running.together(place.kind, given, place.numel, aggregation)
+        return codecs.encode(mean, reply)
+
+    def apply(self, effect: Apply) -> Applied:
+        """Make the outer step of a commit, in place. If a slice's step would lead to values that are not finite, its
+        tensors stay as they are: all replicas decide this alike."""
+        commit, fragment = effect.commit, effect.commit.fragment
+        assert self.versions.get(fragment) == commit.base, "the tensors are not those of the commit's base"
+        if submissions := submissions_of(commit):
+            self._changes[fragment] += 1
+            for index, mean in zip(self._places[fragment], effect.means, strict=True):
+                self._before(index)
+                self._step(index, self.state.slices[index], commit, mean, submissions, effect.buffered)
+        self.versions[fragment] = commit.version
+        return Applied(fragment, commit.base, commit.version)
+
+    def _step(self, index: int, held: SliceState, commit: Commit, mean: Mean, submissions: int, buffered: int) -> None:
+        run = self._run
+        try:
+            if run.layout.shards[index].kind == PARAMETER:
+                rates = run.rates_at(commit.choice.revision, commit.base.epoch)
+                codec = run.codecs(index)[1]
+                self.state.step(index, held, mean.payload, codec, submissions, buffered, rates)
+            else:
+                self.state.step_buffers(index, held, mean.payload, 1.0)
+        except ValueError as error:
+            mend = "if this goes on, start the run again from a checkpoint, with a lower outer_lr"
+            log.error("slice %d makes no outer step to epoch %d: %s; %s", index, commit.version.epoch, error, mend)
+
+    def _neutral(self, index: int) -> Tensor:
+        """A contribution without progress: zeros, or the present values of buffers."""
+        place = self._run.layout.shards[index]
+        theta = self.state.slices[index].theta
+        return torch.zeros(place.numel, device="cpu") if place.kind == PARAMETER else theta.clone()
+
+    # -- fetched slices
+
+    def fill(self, effect: Fill) -> Filled:
+        """Stage a fetched slice. A replica that holds no state of the fragment needs no second memory for it."""
+        index = self._places[effect.fragment][effect.number]
+        staged = self.state.stage(index, effect.payload, in_place=effect.fragment not in self.versions)
+        self._staged[effect.fragment, effect.number] = staged
+        return Filled(effect.fragment, effect.version, effect.number, staged.digest())
+
+    def roll(self, effect: Roll) -> Rolled:
+        """Make the outer step of a commit in a staged slice."""
+        commit, number = effect.commit, effect.mean.number
+        if submissions := submissions_of(commit):
+            index, staged = self._places[commit.fragment][number], self._staged[commit.fragment, number]
+            self._step(index, staged, commit, effect.mean, submissions, effect.buffered)
+        return Rolled(commit.fragment, commit.version, number)
+
+    def accept(self, effect: Accept) -> None:
+        """Make staged slices the present ones. After a step of `apply` nothing is left to do."""
+        for fragment, version in effect.proposals:
+            if effect.numbers is None and self.versions.get(fragment) == version:
+                continue
+            self._changes[fragment] += 1
+            for number in range(len(self._places[fragment])) if effect.numbers is None else effect.numbers:
+                index = self._places[fragment][number]
+                if effect.numbers is None:
+                    self._before(index)
+                self.state.adopt(index, self._staged.pop((fragment, number)))
+            self.hold(fragment, version)
+            self._digests.pop(fragment, None)
+            self._staged = {place: staged for place, staged in self._staged.items() if place[0] != fragment}
+
+    def hold(self, fragment: int, version: Version) -> None:
+        """Record that a fragment's present tensors are those of this version: founded, restored or adopted."""
+        self.versions[fragment] = version
+
+    # -- digests
+
+    def look(self, fragment: int) -> Digested | Damaged | None:
+        """Compute the digests of a fragment's tensors. The first look at a version returns them; a later one compares,
+        and returns the slices whose memory has changed, or None. A thread may call this while all else goes on: if the
+        tensors change meanwhile, nothing is returned."""
+        version, changes = self.versions[fragment], self._changes[fragment]
+        found = []
+        for index in self._places[fragment]:
+            found.append(self.state.slices[index].digest())
+            if self._changes[fragment] != changes:
+                return None
+        known, before = self._digests.get(fragment, (None, ()))
+        if known != version:
+            self._digests[fragment] = version, tuple(found)
+            return Digested(fragment, version, tuple(found))
+        wrong = tuple(number for number, pair in enumerate(zip(before, found, strict=True)) if pair[0] != pair[1])
+        return Damaged(fragment, version, wrong) if wrong else None
+
+    # -- payloads
+
+    def nbytes(self, message: Message) -> int:
+        """The length in bytes that the payload of this message must have; 0 if the message has none."""
+        if not isinstance(message, Slice | Mean | Part):
+            return 0
+        index = self._places[message.fragment][message.number]
+        if isinstance(message, Part):
+            return self.state.nbytes(index)
+        sent, reply = self._run.codecs(index)
+        codec = sent if isinstance(message, Slice) else reply
+        return codecs.nbytes(codec, self._run.layout.shards[index].numel)
+
+    def part(self, fragment: int, number: int) -> Part:
+        """The present tensors of one slice, with the version that they have now."""
+        held = self.state.slices[self._places[fragment][number]]
+        return Part(fragment, self.versions[fragment], number, joined(held.export()))
+
+
+def submissions_of(commit: Commit) -> int:
+    """How many contributions with progress a commit counts. If there are none, its step changes no tensor."""
+    return sum(ready.weight > 0 and not is_empty(ready) for _, ready in commit.choice.entries)
