@@ -77,7 +77,7 @@ class SliceWork:
         index = self._places[effect.fragment][effect.number]
         given = [(part.author, weight, part.payload) for weight, part in effect.slices]
         try:
-            payload = self._mean(index, given)
+            payload = self.mean_of(index, given)
         except ValueError as error:  # what is received is checked, so this is a fault of our own
             log.error("the contributions to slice %d can't be averaged, and are ignored: %s", index, error)
             payload = codecs.encode(self._neutral(index), self._run.codecs(index)[1])
@@ -85,11 +85,7 @@ class SliceWork:
         return Averaged(*of, payload, self._seal(*of))
 
     def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
-        """Compute the encoded mean that an owner makes of these contributions to a slice. Raises ValueError if they
-        can't be averaged."""
-        return self._mean(index, given)
-
-    def _mean(self, index: int, given: Sequence[Given]) -> memoryview:
+        """Compute the encoded mean of these contributions to a slice. Raises ValueError if they can't be averaged."""
         place, aggregation = self._run.layout.shards[index], self._run.config.aggregation
         codec, reply = self._run.codecs(index)
         if place.kind == PARAMETER:

@@ -1,0 +1,317 @@
+"""The effects of fragments on tensors: the bits of today's steps, in place, each slice whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core import events as today
+from p2p_diloco.core.leases import WEIGHT_MIN, DataSet, Use
+from p2p_diloco.core.messages import Commit as ShardCommit
+from p2p_diloco.core.messages import Contribution, Counted
+from p2p_diloco.core.messages import Plan as ShardPlan
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments.events import Accept, Apply, Average, Damaged, Digested, Fill, Roll
+from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+ID = ContributionId(1, 1)
+LAYOUT = Layout.build((ParamSpec("p", (12,), "float32"),), 1, "contiguous", 4, (ParamSpec("b", (2,), "float32"),))
+SLICES = len(LAYOUT.shards)
+
+
+def at(epoch: int) -> Version:
+    return Version(0, epoch, epoch, f"{epoch:032x}")
+
+
+def seal(fragment: int, base: Version, key: str, number: int, hash: str) -> bytes:
+    return f"{fragment}/{base.epoch}/{key}/{number}/{hash}".encode()
+
+
+def work(theta: Tensor | None = None, before: Callable[[int], None] = lambda index: None, **config: Any) -> SliceWork:
+    run = Run("r", RunConfig(**{"codec": "fp32", **config}), LAYOUT)
+    made = SliceWork(run, torch.linspace(0, 1, LAYOUT.numel) if theta is None else theta, seal, before)
+    made.hold(0, at(0))
+    return made
+
+
+def payload(values: Tensor) -> memoryview:
+    return memoryview(values.numpy().tobytes())
+
+
+def choice(weights: dict[str, float], revision: Revision = FOUNDED) -> Choice:
+    entries = [(p, Ready(0, at(0), ID, ID, w, 1, (), uses=_uses(w))) for p, w in sorted(weights.items())]
+    return Choice("a", 0, tuple(entries), revision=revision)
+
+
+def _uses(weight: float) -> tuple[Use, ...]:
+    return (Use(DataSet("train", 100), (), 5),) if weight == WEIGHT_MIN else ()
+
+
+def commit(chosen: Choice, epoch: int = 0) -> Commit:
+    return Commit(0, at(epoch), at(epoch + 1), 0, "a", "k", chosen, ("",) * SLICES, ("a",) * SLICES)
+
+
+def means(made: SliceWork, given: dict[str, tuple[float, Tensor]], epoch: int = 0) -> tuple[Mean, ...]:
+    """The means of all slices as their owners make them. `given`: by peer, weight and values [numel]."""
+    found = []
+    for number, place in enumerate(LAYOUT.shards):
+        parts = tuple(
+            (weight, Slice(0, at(epoch), peer, ID, number, "", payload(values[place.start : place.stop])))
+            for peer, (weight, values) in given.items()
+        )
+        done = made.average(Average(0, at(epoch), "k", number, parts))
+        assert (done.number, done.hash) == (number, hash_of(done.payload))
+        assert done.seal == seal(0, at(epoch), "k", number, done.hash)
+        found.append(Mean(0, done.base, done.key, done.number, done.hash, "a", done.payload, done.seal))
+    return tuple(found)
+
+
+def stepped(made: SliceWork, value: float, epoch: int = 0, weight: float = 1.0) -> Apply:
+    """Make the step of one contribution of this value throughout."""
+    of = means(made, {"a": (weight, torch.full((LAYOUT.numel,), value))}, epoch)
+    effect = Apply(commit(choice({"a": weight}), epoch), of)
+    done = made.apply(effect)
+    assert (done.base, done.version) == (at(epoch), at(epoch + 1))
+    made.accept(Accept(((0, at(epoch + 1)),)))
+    return effect
+
+
+@pytest.mark.parametrize("revision", [FOUNDED, Revision(1, outer_lr=0.25)])
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"codec": "bf16"}, {"codec": "int8"}, {"aggregation": "centered_clip"}, {"outer": "auto", "sync_every": 100},
+     {"outer_optimizer": "adam", "outer_lr": 0.1, "nesterov": False}],
+)  # fmt: skip
+def test_rounds_make_the_same_bits_as_the_rounds_of_shards(config: dict[str, Any], revision: Revision) -> None:
+    """Means, steps, limits, rates that rise with the epoch, buffers: over six rounds of three peers, as today."""
+    ours = work(**config)
+    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    delta = torch.linspace(-1, 1, LAYOUT.numel)
+    values = {peer: delta * scale for peer, scale in zip("abc", (1.0, 3.0, 100.0), strict=True)}
+    weights = {"a": 1.0, "b": 2.0, "c": 1.5}
+    for epoch in range(6):
+        chosen, made = choice(weights, revision), []
+        for number in range(SLICES):
+            parts = {
+                p: memoryview(bytearray(theirs.encode(number, v, ContributionId(1, epoch)))) for p, v in values.items()
+            }
+            done = ours.average(Average(0, at(epoch), "k", number, tuple(
+                (weights[p], Slice(0, at(epoch), p, ID, number, "", part)) for p, part in parts.items())))  # fmt: skip
+            contributions = tuple(
+                (p, Contribution(number, at(epoch), ID, ID, weights[p], 1, q)) for p, q in parts.items()
+            )
+            averaged = theirs.average(today.Average(number, at(epoch), contributions, b"m", None, 0, revision, peers=3))
+            assert isinstance(averaged, today.Averaged)
+            assert bytes(averaged.payload) == bytes(done.payload)
+            theirs.accept([(number, averaged.digest)])
+            made.append(Mean(0, at(epoch), "k", number, done.hash, "a", done.payload))
+        ours.apply(Apply(commit(chosen, epoch), tuple(made)))
+        for number in range(SLICES):
+            assert ours.state.slices[number].digest() == theirs.store.digest(number, b"")
+
+
+def test_what_a_commit_of_shards_applies_a_commit_of_slices_applies_too() -> None:
+    """Delayed Nesterov: several submissions in a buffer that holds some."""
+    config = {"mode": "async", "dn_buffer_size": 4, "outer_optimizer": "sgd"}
+    ours = work(**config)
+    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    for epoch, buffered in enumerate((0, 2, 0)):
+        of = means(ours, {p: (1.0, torch.linspace(-1, 1, LAYOUT.numel)) for p in "ab"}, epoch)
+        ours.apply(Apply(commit(choice({"a": 1.0, "b": 1.0}), epoch), of, buffered))
+        for number in range(3):
+            counted = tuple(Counted(p, ID, 1.0, 1) for p in "ab")
+            shard = ShardCommit(
+                number, at(epoch), at(epoch + 1), 0, "a", counted, ShardPlan(("a",), ("a",)), of[number].payload
+            )
+            applied = theirs.apply(today.Apply(shard, b"m", buffered))
+            theirs.accept([(number, applied.digest)])
+            assert ours.state.slices[number].digest() == theirs.store.digest(number, b"")
+
+
+def test_a_step_is_made_in_place_slice_by_slice() -> None:
+    """θ is the memory that was given; before a slice changes, its base can be kept, and the others are as they were."""
+    theta, kept = torch.zeros(LAYOUT.numel), list[tuple[int, list[float]]]()
+    made = work(theta, lambda index: kept.append((index, theta.tolist())), outer_lr=1.0, outer_momentum=0.0)
+    stepped(made, -2.0)
+    assert theta[:12].tolist() == [2.0] * 12
+    assert [index for index, _ in kept] == list(range(SLICES))
+    assert kept[1][1][:12] == [2.0] * 4 + [0.0] * 8
+    assert made.versions == {0: at(1)}
+
+
+def test_a_slice_without_a_finite_result_stays_and_the_version_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    """All replicas decide it alike, by the slice alone; a replica that rolls a fetched slice, too."""
+    made, newcomer = work(outer_lr=1e37, outer_momentum=0.0), work(outer_lr=1e37, outer_momentum=0.0)
+    values = torch.zeros(LAYOUT.numel)
+    values[5] = 2.0**29
+    of = means(made, {"a": (1.0, values)})
+    newcomer.fill(Fill(0, at(0), 1, made.part(0, 1).payload))
+    before = [held.theta.tolist() for held in made.state.slices]
+    effect = Apply(commit(choice({"a": 1.0})), of)
+    made.apply(effect)
+    assert made.versions[0] == at(1)
+    assert [held.theta.tolist() for held in made.state.slices[:2]] == before[:2]
+    assert "slice 1 makes no outer step to epoch 1" in caplog.text
+    assert made.state.slices[3].theta.tolist() == [0.0, 0.0]  # the buffers took theirs
+    assert newcomer.roll(Roll(effect.commit, of[1])).version == at(1)
+    assert newcomer._staged[0, 1].digest() == made.state.slices[1].digest()
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": WEIGHT_MIN, "b": WEIGHT_MIN}])
+def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]) -> None:
+    """The outer momentum must not move θ for them. One that is not empty makes a step again."""
+    kept: list[int] = []
+    made = work(None, kept.append)
+    stepped(made, 1.0)
+    digests = [held.digest() for held in made.state.slices]
+    kept.clear()
+    zeros = {p: (w, torch.zeros(LAYOUT.numel)) for p, w in weights.items() if w}
+    made.apply(Apply(commit(choice(weights), 1), means(made, zeros, 1) if zeros else ()))
+    assert (made.versions[0], kept) == (at(2), [])
+    assert [held.digest() for held in made.state.slices] == digests
+    stepped(made, 1.0, 2)
+    assert [held.digest() for held in made.state.slices] != digests
+
+
+def test_a_step_on_another_version_is_a_fault() -> None:
+    made = work()
+    effect = stepped(made, 1.0)
+    with pytest.raises(AssertionError, match="not those of the commit's base"):
+        made.apply(effect)
+
+
+# -- fetched slices
+
+
+def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
+    """Slices come at unlike versions, are rolled to one, and replace the present ones all at once."""
+    donor, kept = work(), list[int]()
+    behind = work(None, kept.append)
+    first = stepped(donor, 1.0)
+    early = [donor.part(0, number) for number in (0, 3)]
+    second = stepped(donor, -3.0, 1)
+    late = [donor.part(0, number) for number in (1, 2)]
+    assert {part.version for part in early} == {at(1)}
+    before = [held.digest() for held in behind.state.slices]
+    for part in (*early, *late):
+        done = behind.fill(Fill(0, part.version, part.number, part.payload))
+        assert (done.version, done.number) == (part.version, part.number)
+        assert done.digest == behind._staged[0, part.number].digest()
+    for part in early:
+        assert behind.roll(Roll(second.commit, second.means[part.number])).number == part.number
+    assert [held.digest() for held in behind.state.slices] == before
+    assert not kept
+    behind.accept(Accept(((0, at(2)),)))
+    assert [held.digest() for held in behind.state.slices] == [held.digest() for held in donor.state.slices]
+    assert (behind.versions[0], kept, behind._staged) == (at(2), list(range(SLICES)), {})
+    assert first.commit.version == at(1)
+
+
+def test_a_newcomer_needs_no_second_memory() -> None:
+    """It holds no state that could be needed: slices are staged in place."""
+    donor = work()
+    effect = stepped(donor, 1.0)
+    newcomer = work(torch.zeros(LAYOUT.numel))
+    newcomer.versions.clear()
+    old = work()
+    for number in range(SLICES):
+        newcomer.fill(Fill(0, at(0), number, old.part(0, number).payload))
+        newcomer.roll(Roll(effect.commit, effect.means[number]))
+        assert newcomer._staged[0, number] is newcomer.state.slices[number]
+    newcomer.accept(Accept(((0, at(1)),)))
+    assert [held.digest() for held in newcomer.state.slices] == [held.digest() for held in donor.state.slices]
+
+
+def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
+    """The round goes on meanwhile: the staged slice is rolled with the commit that was applied here."""
+    donor, kept = work(), list[int]()
+    damaged = work(None, kept.append)
+    damaged.state.slices[1].theta[0] += 1.0
+    part = donor.part(0, 1)
+    damaged.fill(Fill(0, at(0), 1, part.payload))
+    effect = stepped(donor, 1.0)
+    damaged.apply(effect)
+    damaged.accept(Accept(((0, at(1)),)))
+    damaged.roll(Roll(effect.commit, effect.means[1]))
+    kept.clear()
+    damaged.accept(Accept(((0, at(1)),), (1,)))
+    assert [held.digest() for held in damaged.state.slices] == [held.digest() for held in donor.state.slices]
+    assert not kept
+
+
+# -- digests
+
+
+def test_digests_are_computed_once_and_compared_later() -> None:
+    made = work()
+    found = made.look(0)
+    assert found == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
+    assert made.look(0) is None
+    made.state.slices[2].state["m"].view(torch.int32)[1] ^= 1
+    assert made.look(0) == Damaged(0, at(0), (2,))
+    stepped(made, 1.0)
+    assert isinstance(made.look(0), Digested)
+    assert made.look(0) is None
+
+
+def test_digests_of_tensors_that_change_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = work()
+    held = type(made.state.slices[0])
+    plain = held.digest
+
+    def slow(one: Any) -> str:
+        monkeypatch.setattr(held, "digest", plain)
+        stepped(made, 1.0)
+        return plain(one)
+
+    monkeypatch.setattr(held, "digest", slow)
+    assert made.look(0) is None
+    assert isinstance(made.look(0), Digested)
+
+
+# -- payloads
+
+
+def test_payloads_have_known_lengths() -> None:
+    made = work(codec="bf16", reply_codec="fp32")
+    slices = [made.nbytes(Slice(0, at(0), "a", ID, number, "")) for number in range(SLICES)]
+    assert slices == [8, 8, 8, 8]  # the last: two buffers in fp32
+    assert [made.nbytes(Mean(0, at(0), "k", number, "", "a")) for number in range(SLICES)] == [16, 16, 16, 8]
+    for number in range(SLICES):
+        part = made.part(0, number)
+        assert made.nbytes(Part(0, at(0), number)) == part.payload.nbytes
+    assert made.nbytes(Close(0, at(0), 0, "a", 0, "k", None, ())) == 0
+
+
+def test_contributions_that_cannot_be_averaged_make_a_neutral_mean(caplog: pytest.LogCaptureFixture) -> None:
+    """What is received is checked; if a check has a gap, the owner goes on."""
+    made = work()
+    for number, neutral in ((0, [0.0] * 4), (3, made.state.slices[3].theta.tolist())):
+        part = Slice(0, at(0), "a", ID, number, "", memoryview(b"short"))
+        done = made.average(Average(0, at(0), "k", number, ((1.0, part),)))
+        assert torch.frombuffer(bytearray(done.payload), dtype=torch.float32).tolist() == neutral
+    assert "can't be averaged" in caplog.text
+
+
+def test_a_contribution_is_encoded_as_today() -> None:
+    made = work(codec="int8")
+    old = TensorWork(made._run, torch.zeros(LAYOUT.numel))
+    delta = torch.linspace(-1, 1, LAYOUT.numel)
+    for sequence in (1, 2):
+        id = replace(ID, sequence=sequence)
+        for number in range(SLICES):
+            assert bytes(made.encode(number, delta, id)) == bytes(old.encode(number, delta, id))
+            made.merge(number, today.Carry.SUBTRACT, id)
+            old.merge(number, today.Carry.SUBTRACT, id)
