@@ -105,7 +105,8 @@ def _read_choice(value: Any, about: About) -> Choice:
         raise Unfit("it has other numbers of contributions and of signatures")
     entries, at, size = [], 0, 2 * HASH_BYTES
     for place, entry in enumerate(listed.entries):
-        hashes, root = (), ""
+        hashes: tuple[str, ...] = ()
+        root = ""
         if entry.weight:
             raw = listed.hashes[HASH_BYTES * slices * at : HASH_BYTES * slices * (at + 1)].hex()
             hashes = tuple([raw[start : start + size] for start in range(0, len(raw), size)])
@@ -119,11 +120,12 @@ def _read_choice(value: Any, about: About) -> Choice:
 
 def _ready(entry: Entry, about: About, hashes: tuple[str, ...], root: str, seal: bytes) -> Ready:
     member = about.roll.members.get(entry.peer)
-    own = entry.link, entry.reachable, entry.incarnation, entry.grant
+    link, reachable, incarnation, grant = entry.link, entry.reachable, entry.incarnation, entry.grant
     if member is not None:
-        there = member.link, member.reachable, member.id.incarnation, member.grant
-        own = tuple(b if a is None else a for a, b in zip(own, there, strict=True))
-    link, reachable, incarnation, grant = own
+        link = member.link if link is None else link
+        reachable = member.reachable if reachable is None else reachable
+        incarnation = member.id.incarnation if incarnation is None else incarnation
+        grant = member.grant if grant is None else grant
     if link is None or reachable is None or incarnation is None or grant is None:
         raise Unplaced(f"its entry of {entry.peer} leaves out what no roll has")
     id = ContributionId(incarnation, entry.sequence)

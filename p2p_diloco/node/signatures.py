@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -18,6 +19,7 @@ from p2p_diloco.net.statements import as_text, from_text, pack
 
 READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
 
+M = TypeVar("M", bound=Message)
 Statement = tuple[str, bytes, bytes, bytes]
 """Who signs, what kind of statement, its bytes, and the signature; empty: it isn't signed yet."""
 
@@ -41,7 +43,7 @@ class Signatures:
                 return f"{signer} has not signed its {kind.decode()}"
         return ""
 
-    def signed(self, message: Message) -> Message:
+    def signed(self, message: M) -> M:
         """A message of this peer, with its own signatures where they are missing."""
         match message:
             case Ready(seal=b""):
@@ -53,9 +55,9 @@ class Signatures:
                 choice = self._chosen(message, message.choice)
                 return replace(message, choice=choice, seal=self._sign(COMMIT, self._commit(message)))
             case Vote(served=served, commit=commit):
-                own = commit if commit is None or commit.leader != self._me else self.signed(commit)
-                mine = served if served is None or served.holder != self._me else self.signed(served)
-                return replace(message, served=mine, commit=own)
+                own = None if commit is None or commit.leader != self._me else self.signed(commit)
+                mine = None if served is None or served.holder != self._me else self.signed(served)
+                return replace(message, served=mine or served, commit=own or commit)
         return message
 
     def of_mean(self, fragment: int, base: Version, key: str, number: int, hash: str) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import is_sound, key_of
+from p2p_diloco.fragments.state import append, is_sound, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import FORMS, PROTOCOL, Folded, opened, pack, unpack
@@ -291,6 +291,19 @@ def test_a_told_plan_is_never_believed() -> None:
     lie = replace(state, plan=replace(state.plan, succession=state.plan.succession[::-1]))
     assert run().read(m.Head(0, lie)) == m.Head(0, state)
     assert lie.plan != state.plan
+
+
+def test_a_plan_follows_from_the_roll_of_any_commit() -> None:
+    """Of one that counts half of the members, names others gone and late, and follows another such commit."""
+    made = run()
+    state = made.state
+    for sequence, half in ((300, made.names[::2]), (301, made.names[1::2])):
+        entries = tuple((peer, ready(peer, state.version, sequence)) for peer in half)
+        gone = tuple(peer for peer in made.names if peer not in half and state.roll[peer].epoch < state.version.epoch)
+        choice = m.Choice(made.names[sequence % 10], 0, entries, gone[:2], late=gone[2:3] or half[:1])
+        state = append(state, choice, key_of(0, state.version, choice), made.hashes, RULES)
+        assert is_sound(state)
+        assert made.read(m.Head(0, state)) == m.Head(0, state)
 
 
 def test_a_roll_without_members_is_refused() -> None:
