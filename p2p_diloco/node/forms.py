@@ -189,7 +189,7 @@ def several(form: Form, most: int = ITEMS_MAX) -> Form:
     """A tuple of values of one form."""
     read, write = form.read, form.write
     return Form(
-        Annotated[tuple[form.type, ...], Meta(max_length=most)],
+        Annotated[tuple[form.type, ...], Meta(max_length=most)],  # type: ignore[name-defined]
         lambda values, about: [write(value, about) for value in values],
         lambda values, about: tuple([read(value, about) for value in values]),
     )

@@ -1,6 +1,6 @@
 """How a state is written: its roll, one row for each member, and no plan, because that follows from the roll.
 
-Law: pure. So a donor can't tell a false plan.
+Law: pure. So the most that a donor can lie about a plan is which members are candidates that missed many commits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.fragments.messages import Links
-from p2p_diloco.fragments.plan import Member, Plan, plan_after
+from p2p_diloco.fragments.plan import SPARE_EPOCHS, Member, Plan, plan_after
 from p2p_diloco.fragments.state import State, founding
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import COUNT, KEY, written
@@ -37,7 +37,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A state. Its plan follows from it, but for the `successors` that an asynchronous leader chose."""
+    """A state. Its plan follows from its roll and from `candidates`: the least number of candidates before that gives
+    this plan; and from the `successors` that an asynchronous leader chose."""
 
     version: Version
     roll: tuple[Row, ...]
@@ -62,9 +63,11 @@ def _write_state(state: State, about: About) -> Any:
             None if member.grant == peer else member.grant, member.gone, member.behind)
         for peer, member in sorted(state.roll.items())
     )  # fmt: skip
-    of = state.candidates, state.buffered, state.revision, state.paced, state.tables, state.key, state.hashes
-    successors = state.plan.succession[: state.plan.named] if about.rules.asynchronous else ()
-    return STATED.write(Stated(state.version, rows, state.links, successors, *of), about)
+    line = state.plan.succession
+    missed = max((state.version.epoch - state.roll[peer].epoch for peer in line if peer in state.roll), default=0)
+    of = max(0, missed - SPARE_EPOCHS), state.buffered, state.revision, state.paced, state.tables, state.key
+    successors = line[: state.plan.named] if about.rules.asynchronous else ()
+    return STATED.write(Stated(state.version, rows, state.links, successors, *of, state.hashes), about)
 
 
 def _read_state(value: Any, about: About) -> State:
@@ -77,11 +80,11 @@ def _read_state(value: Any, about: About) -> State:
     if not roll or len(roll) != len(told.roll):
         raise Unfit("its roll is empty, or names a member twice")
     of = told.buffered, told.revision, told.paced, told.tables, told.key, told.hashes
-    state = State(about.fragment, told.version, roll, Plan((), ()), told.links, told.candidates, *of)
-    return replace(state, plan=_plan_of(state, told.successors, about.rules))
+    state = State(about.fragment, told.version, roll, Plan((), ()), told.links, *of)
+    return replace(state, plan=_plan_of(state, told, about.rules))
 
 
-def _plan_of(state: State, successors: tuple[str, ...], rules: Rules) -> Plan:
+def _plan_of(state: State, told: Stated, rules: Rules) -> Plan:
     """Return the plan that follows from a state."""
     epoch, fragment, roll = state.version.epoch, state.fragment, state.roll
     if not epoch:
@@ -90,7 +93,7 @@ def _plan_of(state: State, successors: tuple[str, ...], rules: Rules) -> Plan:
     counted = [peer for peer, member in roll.items() if member.epoch == epoch]
     if not rules.asynchronous and not counted:
         raise Unfit("its roll names nobody whom the last commit counts")
-    return plan_after(rules, fragment, epoch, roll, counted, state.candidates, successors)
+    return plan_after(rules, fragment, epoch, roll, counted, told.candidates, told.successors)
 
 
 STATE = Form(STATED.type, _write_state, _read_state)

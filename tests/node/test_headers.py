@@ -304,6 +304,12 @@ def test_a_plan_follows_from_the_roll_of_any_commit() -> None:
         state = append(state, choice, key_of(0, state.version, choice), made.hashes, RULES)
         assert is_sound(state)
         assert made.read(m.Head(0, state)) == m.Head(0, state)
+    for epoch in range(20):  # two members are left, and of the others some have missed too many commits
+        entries = tuple((peer, ready(peer, state.version, 302 + epoch)) for peer in made.names[:2])
+        choice = m.Choice(made.names[epoch % 2], 0, entries)
+        state = append(state, choice, key_of(0, state.version, choice), made.hashes, RULES)
+        assert made.read(m.Head(0, state)) == m.Head(0, state)
+    assert len(state.plan.succession) < 10
 
 
 def test_a_roll_without_members_is_refused() -> None:
