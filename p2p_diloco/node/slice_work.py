@@ -25,6 +25,7 @@ from p2p_diloco.fragments.events import (
     Digested,
     Fill,
     Filled,
+    Keep,
     Roll,
     Rolled,
 )
@@ -104,19 +105,20 @@ class SliceWork:
             self._changes[fragment] += 1
             for index, mean in zip(self._places[fragment], effect.means, strict=True):
                 self._before(index)
-                self._step(index, self.state.slices[index], commit, mean, submissions, effect.buffered)
+                self._step(index, self.state.slices[index], effect, mean, submissions)
         self.versions[fragment] = commit.version
         return Applied(fragment, commit.base, commit.version)
 
-    def _step(self, index: int, held: SliceState, commit: Commit, mean: Mean, submissions: int, buffered: int) -> None:
-        run = self._run
+    def _step(self, index: int, held: SliceState, of: Apply | Roll, mean: Mean, submissions: int) -> None:
+        run, commit = self._run, of.commit
         try:
             if run.layout.shards[index].kind == PARAMETER:
                 rates = run.rates_at(commit.choice.revision, commit.base.epoch)
                 codec = run.codecs(index)[1]
-                self.state.step(index, held, mean.payload, codec, submissions, buffered, rates)
+                self.state.step(index, held, mean.payload, codec, submissions, of.buffered, rates)
             else:
-                self.state.step_buffers(index, held, mean.payload, 1.0)
+                share = min(1.0, submissions / max(1, of.peers)) if run.rules.asynchronous else 1.0
+                self.state.step_buffers(index, held, mean.payload, share)
         except ValueError as error:
             mend = "if this goes on, start the run again from a checkpoint, with a lower outer_lr"
             log.error("slice %d makes no outer step to epoch %d: %s; %s", index, commit.version.epoch, error, mend)
@@ -141,7 +143,7 @@ class SliceWork:
         commit, number = effect.commit, effect.mean.number
         if submissions := submissions_of(commit):
             index, staged = self._places[commit.fragment][number], self._staged[commit.fragment, number]
-            self._step(index, staged, commit, effect.mean, submissions, effect.buffered)
+            self._step(index, staged, effect, effect.mean, submissions)
         return Rolled(commit.fragment, commit.version, number)
 
     def accept(self, effect: Accept) -> None:
@@ -165,22 +167,32 @@ class SliceWork:
 
     # -- digests
 
-    def look(self, fragment: int) -> Digested | Damaged | None:
-        """Compute the digests of a fragment's tensors. The first look at a version returns them; a later one compares,
-        and returns the slices whose memory has changed, or None. A thread may call this while all else goes on: if the
-        tensors change meanwhile, nothing is returned."""
-        version, changes = self.versions[fragment], self._changes[fragment]
-        found = []
+    def digest(self, fragment: int) -> Digested | None:
+        """Compute the digests of a fragment's tensors. A thread may call this while all else goes on: if the tensors
+        change meanwhile, nothing is returned."""
+        version, changes, found = self.versions[fragment], self._changes[fragment], list[str]()
         for index in self._places[fragment]:
             found.append(self.state.slices[index].digest())
             if self._changes[fragment] != changes:
                 return None
-        known, before = self._digests.get(fragment, (None, ()))
+        self._digests[fragment] = version, tuple(found)
+        return Digested(fragment, version, tuple(found))
+
+    def damaged(self, fragment: int, numbers: Sequence[int] | None = None) -> Damaged | None:
+        """Compare a fragment's slices, all or these, with their digests. Returns those whose memory has changed; None
+        if there are none, or if the digests of this version are not computed yet."""
+        (known, digests), version = self._digests.get(fragment, (None, ())), self.versions[fragment]
         if known != version:
-            self._digests[fragment] = version, tuple(found)
-            return Digested(fragment, version, tuple(found))
-        wrong = tuple(number for number, pair in enumerate(zip(before, found, strict=True)) if pair[0] != pair[1])
+            return None
+        places = self._places[fragment]
+        looked = range(len(places)) if numbers is None else numbers
+        wrong = tuple(n for n in looked if self.state.slices[places[n]].digest() != digests[n])
         return Damaged(fragment, version, wrong) if wrong else None
+
+    def keep(self, effect: Keep) -> None:
+        """Take damaged slices as they are: `digest` computes their digests anew."""
+        self._changes[effect.fragment] += 1
+        self._digests.pop(effect.fragment, None)
 
     # -- payloads
 

@@ -18,7 +18,7 @@ from p2p_diloco.core.messages import Contribution, Counted
 from p2p_diloco.core.messages import Plan as ShardPlan
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments.events import Accept, Apply, Average, Damaged, Digested, Fill, Roll
+from p2p_diloco.fragments.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
 from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
@@ -140,6 +140,21 @@ def test_what_a_commit_of_shards_applies_a_commit_of_slices_applies_too() -> Non
             assert ours.state.slices[number].digest() == theirs.store.digest(number, b"")
 
 
+def test_buffers_move_by_the_part_of_the_peers_that_a_submission_is_of() -> None:
+    """Asynchronous mode: as today, one of three peers moves them by a third. A staged slice follows alike."""
+    ours, behind = (work(mode="async", outer_optimizer="sgd") for _ in range(2))
+    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    of = means(ours, {"a": (1.0, torch.full((LAYOUT.numel,), 7.0))})
+    behind.fill(Fill(0, at(0), 3, ours.part(0, 3).payload))
+    ours.apply(Apply(commit(choice({"a": 1.0})), of, peers=3))
+    behind.roll(Roll(commit(choice({"a": 1.0})), of[3], peers=3))
+    counted = (Counted("a", ID, 1.0, 1),)
+    shard = ShardCommit(3, at(0), at(1), 0, "a", counted, ShardPlan(("a", "b", "c"), ("a",)), of[3].payload)
+    theirs.accept([(3, theirs.apply(today.Apply(shard, b"m", 0)).digest)])
+    assert ours.state.slices[3].digest() == behind._staged[0, 3].digest() == theirs.store.digest(3, b"")
+    assert ours.state.slices[3].theta.tolist() != [7.0, 7.0]
+
+
 def test_a_step_is_made_in_place_slice_by_slice() -> None:
     """θ is the memory that was given; before a slice changes, its base can be kept, and the others are as they were."""
     theta, kept = torch.zeros(LAYOUT.numel), list[tuple[int, list[float]]]()
@@ -254,31 +269,47 @@ def test_a_repair_replaces_only_damaged_slices_and_keeps_no_base() -> None:
 # -- digests
 
 
-def test_digests_are_computed_once_and_compared_later() -> None:
+def test_memory_is_compared_with_its_digest() -> None:
+    """All slices before a step, one before it is sent; nothing is said while the digests of a version are missing."""
     made = work()
-    found = made.look(0)
+    assert made.damaged(0) is None
+    found = made.digest(0)
     assert found == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
-    assert made.look(0) is None
+    assert made.damaged(0) is None
     made.state.slices[2].state["m"].view(torch.int32)[1] ^= 1
-    assert made.look(0) == Damaged(0, at(0), (2,))
+    assert made.damaged(0) == made.damaged(0, (2,)) == Damaged(0, at(0), (2,))
+    assert made.damaged(0, (0, 1, 3)) is None
     stepped(made, 1.0)
-    assert isinstance(made.look(0), Digested)
-    assert made.look(0) is None
+    assert made.damaged(0) is None
+    assert isinstance(made.digest(0), Digested)
+    assert made.damaged(0) is None
 
 
-def test_digests_of_tensors_that_change_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_nobody_can_repair_is_kept() -> None:
+    """From then on the memory has its digest again, and the replica is told it."""
+    made = work()
+    made.digest(0)
+    made.state.slices[1].theta[0] += 1.0
+    made.keep(Keep(0, (1,)))
+    assert made.damaged(0) is None
+    assert made.digest(0) == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
+    assert made.damaged(0) is None
+
+
+@pytest.mark.parametrize("what", ["step", "keep"])
+def test_digests_of_tensors_that_change_meanwhile_are_dropped(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     made = work()
     held = type(made.state.slices[0])
     plain = held.digest
 
     def slow(one: Any) -> str:
         monkeypatch.setattr(held, "digest", plain)
-        stepped(made, 1.0)
+        stepped(made, 1.0) if what == "step" else made.keep(Keep(0, (0,)))
         return plain(one)
 
     monkeypatch.setattr(held, "digest", slow)
-    assert made.look(0) is None
-    assert isinstance(made.look(0), Digested)
+    assert made.digest(0) is None
+    assert isinstance(made.digest(0), Digested)
 
 
 # -- payloads
