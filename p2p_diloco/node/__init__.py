@@ -27,8 +27,8 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
 Not used yet, for `p2p_diloco.fragments`:
 
     slice_work     effects on tensors, in the place of `tensor_work`
-    headers        messages as bytes, in the place of `wire`: `fields` says how each field is written, `forms` has the
-                   forms, `choices` and `told_states` the larger parts, `rolls` the places by which peers are named
+    headers        messages as bytes, in the place of `wire`: `fields` says how each field is written, in the forms of
+                   `forms`
     misplaced      checks messages against the run, in the place of `misfit`
     signatures     what peers sign, in the place of `seals`
 """

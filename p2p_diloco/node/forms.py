@@ -10,10 +10,11 @@ after a zero byte.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import base58
@@ -22,8 +23,8 @@ from msgspec import Meta
 
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
+from p2p_diloco.fragments.plan import Member
 from p2p_diloco.net.signing import PEER_ID
-from p2p_diloco.node.rolls import NOBODY, Roll
 
 ITEMS_MAX = 12_000
 """The longest list: a roll has at most so many members."""
@@ -39,6 +40,27 @@ class Unfit(Exception):
 
 class Unplaced(Unfit):
     """Raised when a value can't be read because the roll lacks a member."""
+
+
+class Roll:
+    """The members of one version, who are named by their places in it. An empty one has no places, so everybody is
+    spelled out."""
+
+    def __init__(self, members: Mapping[str, Member] = MappingProxyType({})) -> None:
+        self.members = members
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The members, sorted."""
+        return tuple(sorted(self.members))
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each peer."""
+        return {name: place for place, name in enumerate(self.names)}
+
+
+NOBODY = Roll()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ claim. Payloads go beside the header, and their hashes are not in it: who receiv
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Union, get_args
 
@@ -15,14 +16,11 @@ import msgspec
 
 from p2p_diloco.core.version import Version
 from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import rooted
+from p2p_diloco.fragments.state import State, rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import forms as f
-from p2p_diloco.node.choices import CHOICE
-from p2p_diloco.node.fields import COUNT, FRAGMENTS_MAX, KEY, LINKS, VERSION, written
-from p2p_diloco.node.forms import NOWHERE, About, Unfit, Unplaced
-from p2p_diloco.node.rolls import NOBODY, Roll, Rolls
-from p2p_diloco.node.told_states import STATE
+from p2p_diloco.node.fields import CHOICE, COUNT, FRAGMENTS_MAX, KEY, LINKS, STATE, VERSION, written
+from p2p_diloco.node.forms import NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
 
 Buffer = bytes | bytearray | memoryview
 
@@ -46,6 +44,32 @@ BY_ROLL = (m.Close, m.Commit, m.Vote, m.Lack)
 _OF_STRUCT = {form.type: (kind, form) for kind, form in FORMS.items()}
 _BODY = msgspec.msgpack.Decoder(Union[tuple(form.type for form in FORMS.values())])  # noqa: UP007
 _ENCODER = msgspec.msgpack.Encoder()
+
+
+KEPT = 8
+"""The rolls of so many versions of a fragment are known: of the present one, of those before it whose commits are still
+sent, and of heads of fetches."""
+
+
+class Rolls:
+    """The rolls of the versions that this peer holds, or held not long ago. A place means the same at all peers that
+    hold the version."""
+
+    def __init__(self) -> None:
+        self._rolls: dict[int, OrderedDict[Version, Roll]] = {}
+
+    def know(self, state: State) -> None:
+        """Remember the roll of a state. The one that was not asked for longest is forgotten."""
+        rolls = self._rolls.setdefault(state.fragment, OrderedDict())
+        if state.version not in rolls:
+            rolls[state.version] = Roll(state.roll)
+        rolls.move_to_end(state.version)
+        if len(rolls) > KEPT:
+            rolls.popitem(last=False)
+
+    def of(self, fragment: int, version: Version) -> Roll | None:
+        """The roll of this version; None if it isn't known."""
+        return self._rolls.get(fragment, OrderedDict()).get(version)
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):

@@ -14,9 +14,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.fragments import messages as m
 from p2p_diloco.fragments.state import State, append, commit_of, founding, key_of, rooted
-from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, opened, pack, unpack
-from p2p_diloco.node.rolls import Roll, Rolls
+from p2p_diloco.node.forms import About, Roll
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 
 TOKEN, SLICES = b"t" * 16, 24
 RULES = Rules(run="r", fragments=(tuple(range(SLICES)), tuple(range(SLICES, 2 * SLICES))), min_peers=1)
