@@ -26,9 +26,10 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
 
 Not used yet, for `p2p_diloco.fragments`:
 
+    fragment_node  the loop, in the place of `node` and `posting`
+    fragment_inbox incoming messages, in the place of `run_inbox` and `misfit`
     slice_work     effects on tensors, in the place of `tensor_work`
     headers        messages as bytes, in the place of `wire`: `fields` says how each field is written, in the forms of
                    `forms`
-    misplaced      checks messages against the run, in the place of `misfit`
     signatures     what peers sign, in the place of `seals`
 """

@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
+from p2p_diloco.core.events import Event
 from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Transport
@@ -62,7 +63,7 @@ class Common:
         self.seals = Seals(transport, run.token)
         self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
         """Fetches slices of data sets from data nodes."""
-        self.events, self.event_log, self.history = EventQueue(), EventLog(transport.peer_id), History()
+        self.events, self.event_log, self.history = EventQueue[Event](), EventLog(transport.peer_id), History()
         self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
         self.replica = Replica(
             transport.peer_id,

@@ -10,8 +10,9 @@ import logging
 import re
 from collections import deque
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
-from p2p_diloco.core.events import Effect, Event, Note
+from p2p_diloco.core.events import Effect, Note
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID
@@ -32,19 +33,22 @@ Fed = asyncio.Future[None]
 log = logging.getLogger(__name__)
 
 
-class EventQueue:
+E = TypeVar("E")
+
+
+class EventQueue(Generic[E]):
     """A first-in, first-out queue of events for the replica. An event has a future if a caller waits for the event's
     effects."""
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[tuple[Event, Fed | None]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[E, Fed | None]] = asyncio.Queue()
         self._ended = False
 
-    def post(self, event: Event) -> None:
+    def post(self, event: E) -> None:
         """Queue an event, without waiting for its effects."""
         self._events.put_nowait((event, None))
 
-    async def feed(self, event: Event) -> None:
+    async def feed(self, event: E) -> None:
         """Queue an event, and wait until its effects are carried out.
 
         Raises:
@@ -60,7 +64,7 @@ class EventQueue:
     def empty(self) -> bool:
         return self._events.empty()
 
-    async def next(self) -> tuple[Event, Fed | None]:
+    async def next(self) -> tuple[E, Fed | None]:
         return await self._events.get()
 
     def end(self, under_way: list[Fed | None]) -> None:

@@ -6,8 +6,7 @@ and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from p2p_diloco.net.interface import Refusal
@@ -95,12 +94,12 @@ class Inbox:
         self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
-        with self._counted(sender):
+        with self.refusals.counted(sender, but=NOT_YET):  # one that came too early is no fault of its sender
             return self._read(sender, header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         handler = self.handler
-        with self._counted(sender):
+        with self.refusals.counted(sender, but=NOT_YET):  # one that came too early is no fault of its sender
             message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
@@ -119,13 +118,3 @@ class Inbox:
 
     def moving(self, peer: str) -> None:
         self.handler.moving(peer)
-
-    @contextmanager
-    def _counted(self, sender: str) -> Iterator[None]:
-        """If the block refuses a message, count the refusal. One that came too early is no fault of its sender."""
-        try:
-            yield
-        except Refusal as refusal:
-            if refusal.reason != NOT_YET:
-                self.refusals.count(sender, refusal.reason)
-            raise

@@ -6,9 +6,11 @@ Law: the table is bounded, and each peer in it gets one line in the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.status import clean
 
 PEERS_MAX = 256
@@ -45,6 +47,16 @@ class Refusals:
         self._of[peer] = Refused(1 if before is None else before.count + 1, why)
         if len(self._of) > PEERS_MAX:
             del self._of[next(iter(self._of))]
+
+    @contextmanager
+    def counted(self, peer: str, *, but: str = "") -> Iterator[None]:
+        """If the block refuses a message of a peer, count the refusal, unless `but` is its reason."""
+        try:
+            yield
+        except Refusal as refusal:
+            if refusal.reason != but:
+                self.count(peer, refusal.reason)
+            raise
 
     def newest(self, most: int) -> list[tuple[str, Refused]]:
         """The `most` peers whose messages were refused last, the newest last."""

@@ -1,0 +1,255 @@
+"""Incoming messages of `p2p_diloco.fragments`: decoded, checked, and fed to the node.
+
+Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
+values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from p2p_diloco.core.leases import WEIGHT_MIN, fault
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.events import Received
+from p2p_diloco.fragments.state import State, key_of
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_node import FragmentNode
+from p2p_diloco.node.headers import Folded, opened, unpack
+from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.refusals import Refusals
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+
+Key = tuple[str, type, int, int]
+
+
+class FragmentInbox:
+    """The `net.interface.Inbox` of a peer that is in the run."""
+
+    def __init__(
+        self,
+        run: Run,
+        node: FragmentNode,
+        signatures: Signatures,
+        refusals: Refusals,
+        proven: Callable[[Revision], bool],
+    ) -> None:
+        """`proven`: whether the run's founder has signed a revision."""
+        self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
+        self._proven = proven
+        self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
+        node.settled = self.unfold
+
+    def admit(self, sender: str, header: bytes) -> int:
+        with self._refusals.counted(sender):
+            return self._read(sender, header)[1]
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        with self._refusals.counted(sender):
+            message, expected = self._read(sender, header)
+            found = 0 if payload is None else payload.nbytes
+            if found != expected:
+                raise Refusal(f"the payload must have {expected} bytes, but {found} came")
+            if message is None:
+                assert payload is not None
+                message = unpack(payload, self._about(sender), self._node.rolls)
+            if isinstance(message, Folded):
+                self._keep(sender, message)
+                return
+            message = self._checked(sender, message, payload)
+        await self._node.events.feed(Received(sender, message))
+
+    def closed(self, peer: str) -> None:
+        self._node.closed(peer)
+
+    def moving(self, peer: str) -> None:
+        self._node.moving(peer)
+
+    # -- what is read
+
+    def _about(self, sender: str) -> About:
+        return About(sender, self._run.rules)
+
+    def _read(self, sender: str, header: bytes) -> tuple[m.Message | Folded | None, int]:
+        """Decode a header; returns the message and the length of its payload. The message is None if it is the
+        payload itself.
+
+        Raises:
+            Refusal: the message is refused.
+        """
+        body = opened(header, self._run.token)
+        if isinstance(body, int):
+            return None, body
+        message = unpack(body, self._about(sender), self._node.rolls)
+        if isinstance(message, Folded):
+            return message, 0
+        if why := misplaced(message, self._run.rules):
+            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        return message, self._node.work.nbytes(message)
+
+    def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
+        """Check a message that is complete; returns it with its payload and the hash of that.
+
+        Raises:
+            Refusal: the message is refused.
+        """
+        if isinstance(message, m.Slice | m.Mean | m.Part):
+            assert payload is not None
+            message = replace(message, payload=payload)
+            if isinstance(message, m.Slice | m.Mean):
+                message = replace(message, hash=hash_of(payload))
+        why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
+        if why := why or self._unsound(message):
+            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        if isinstance(message, m.Probe | m.ProbeAck) and not self._proven(message.summary.revision):
+            return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
+        return message
+
+    def _unsound(self, message: m.Message) -> str:
+        """Why a message's values or its revision can't be used; empty if they can."""
+        if not all(map(self._proven, _revisions(message))):
+            return "the run's founder has not signed its revision"
+        if not isinstance(message, m.Slice | m.Mean | m.Part):
+            return ""
+        place = self._run.layout.shards_of(message.fragment)[message.number]
+        codec, reply = self._run.codecs(place.index)
+        if isinstance(message, m.Slice):
+            return unfit(message.payload, codec, place.numel, MAGNITUDE_MAX)
+        if isinstance(message, m.Mean):
+            return unfit(message.payload, reply, place.numel)
+        return unfit(message.payload, "fp32", message.payload.nbytes // 4)
+
+    # -- what can't be read yet
+
+    def _keep(self, sender: str, folded: Folded) -> None:
+        """Keep a message until its roll is here. Each sender has equal room, and its oldest goes first."""
+        self._folded[sender, type(folded.body), folded.fragment, folded.base.epoch] = sender, folded
+        mine = [key for key in self._folded if key[0] == sender]
+        if len(mine) > 4 * self._run.rules.commits_kept:
+            del self._folded[min(mine, key=lambda key: key[3])]
+
+    def unfold(self) -> None:
+        """Feed what can be read now; drop what is older than the present state."""
+        for key, (sender, folded) in list(self._folded.items()):
+            present = self._node.replica.logs[folded.fragment].epoch
+            known = self._node.rolls.of(folded.fragment, folded.base) is not None
+            if not known and folded.base.epoch >= present:
+                continue
+            del self._folded[key]
+            if not known:
+                continue
+            try:
+                message = folded.read(self._about(sender), self._node.rolls)
+                assert not isinstance(message, Folded)
+                self._node.events.post(Received(sender, self._checked(sender, message, None)))
+            except Refusal as refusal:
+                self._refusals.count(sender, refusal.reason)
+
+
+def _revisions(message: m.Message) -> list[Revision]:
+    """Return the revisions that a message would bring into force."""
+    match message:
+        case m.Close(choice=m.Choice(revision=revision)) | m.Commit(choice=m.Choice(revision=revision)):
+            return [revision]
+        case m.Vote(served=served, commit=commit):
+            return [one for part in (served, commit) if part is not None for one in _revisions(part)]
+        case m.Head(state=State(revision=revision)):
+            return [revision]
+    return []
+
+
+# -- what can't belong to the run
+
+
+def misplaced(message: m.Message, rules: Rules) -> str:
+    """Why a message can't belong to the run; empty if it can. Each number by itself was checked when the message was
+    decoded; the core judges commits by the state before them."""
+    fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
+    if fragment is not None and not 0 <= fragment < fragments:
+        return f"the run has no fragment {fragment}"
+    slices = 0 if fragment is None else len(rules.fragments[fragment])
+    match message:
+        case m.Probe(summary) | m.ProbeAck(summary):
+            return _summary(summary, fragments)
+        case m.Ready():
+            return _ready(message, slices)
+        case m.Slice(number=number) | m.Mean(number=number) | m.Part(number=number):
+            return _numbers([number], slices)
+        case m.Want(numbers=numbers) | m.Ask(fragment=int(), numbers=numbers):
+            return _numbers(numbers, slices)
+        case m.Ask(numbers=numbers) if numbers:
+            return "it asks for slices of no fragment"
+        case m.Lack(missing=missing):
+            return _numbers([number for number, _ in missing], slices)
+        case m.Close():
+            return _close(message, slices)
+        case m.Vote(served=served, commit=commit):
+            for part in (served, commit):
+                if part is not None and (part.fragment, part.base) != (fragment, message.base):
+                    return "it tells of another round than its own"
+            if served is not None:
+                return "it tells of a Close without a choice" if served.choice is None else _close(served, slices)
+        case m.Told(versions=versions, links=links):
+            if len(versions) != fragments or len(links) != fragments:
+                return f"it lists {len(versions)} fragments, the run has {fragments}"
+            return next(filter(None, map(_links, versions, links)), "")
+        case m.Head(state=state, digests=digests):
+            if len(digests) not in (0, slices):
+                return f"it lists {len(digests)} slices, the fragment has {slices}"
+            return _state(state, slices)
+    return ""
+
+
+def _numbers(numbers: Sequence[int], slices: int) -> str:
+    wrong = next((number for number in numbers if not 0 <= number < slices), None)
+    return "" if wrong is None else f"the fragment has no slice {wrong}"
+
+
+def _summary(summary: m.Summary, fragments: int) -> str:
+    for listed in (summary.heads, summary.sent, summary.digests):
+        if len(listed) not in (0, fragments):
+            return f"it lists {len(listed)} fragments, the run has {fragments}"
+    if any(fragment >= fragments for fragment, _ in summary.awaits):
+        return "it awaits peers for a fragment that the run doesn't have"
+    if summary.role not in ("worker", "aggregator"):
+        return f"the role {summary.role!r} is unknown"
+    return ""
+
+
+def _ready(ready: m.Ready, slices: int) -> str:
+    if len(ready.hashes) != (slices if ready.weight else 0):
+        return f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}"
+    return "" if not ready.weight or ready.weight >= WEIGHT_MIN else "its weight is out of range"
+
+
+def _close(close: m.Close, slices: int) -> str:
+    if len(close.owners) != slices:
+        return f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}"
+    if close.choice is None:
+        return ""
+    faults = (_ready(ready, slices) for _, ready in close.choice.entries)
+    why = next(filter(None, faults), "")
+    return (
+        why if why or key_of(close.fragment, close.base, close.choice) == close.key else "its key is not its choice's"
+    )
+
+
+def _links(version: Version, links: m.Links) -> str:
+    epochs = [epoch for epoch, _ in links]
+    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
+        return "its links don't lead to its version"
+    return ""
+
+
+def _state(state: State, slices: int) -> str:
+    if len(state.hashes) not in (0, slices):
+        return f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices"
+    if not 0 <= state.paced[0] <= state.version.epoch:
+        return "its count of inner steps has values that can't be used"
+    return _links(state.version, state.links) or fault(state.tables)

@@ -1,0 +1,293 @@
+"""The loop of a node for `p2p_diloco.fragments`: an event in, its effects out, one after another.
+
+Law: the replica's state changes only here, by one event at a time. A message is sent by a task, which posts an event
+when it is done. Work on tensors is done one by one, while no event waits; the result of one is fed before the next
+begins. Digests are computed by threads, beside all else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from p2p_diloco.core.leases import WEIGHT_MIN, Use
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.node.events import EventQueue, Fed
+from p2p_diloco.node.forms import NOBODY, NOWHERE, About
+from p2p_diloco.node.headers import Rolls, pack
+from p2p_diloco.node.outbox import Outbox, Outcome
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.node.slice_work import SliceWork
+
+PROMPT_ROUNDS = 2
+"""While the means of so many rounds are on their way to a peer, further ones wait for the payloads of rounds."""
+
+Work = e.Average | e.Apply | e.Fill | e.Roll
+Told = e.Note | e.Died | e.Complaint
+
+log = logging.getLogger(__name__)
+
+
+class Trainer(Protocol):
+    """What the node says to its trainer."""
+
+    async def not_reading(self) -> None:
+        """Wait until the trainer is not reading θ, which is about to change."""
+
+    def load(self, effect: e.Load) -> None: ...
+    def sent(self, effect: e.Sent) -> None: ...
+    def release(self, effect: e.Release) -> None: ...
+    def ready(self) -> None: ...
+    def changed(self) -> None: ...
+    def finished(self) -> None: ...
+
+
+class FragmentNode:
+    """Connects a replica with its tensors, its messages and its trainer."""
+
+    def __init__(
+        self,
+        run: Run,
+        replica: Replica,
+        work: SliceWork,
+        outbox: Outbox,
+        trainer: Trainer,
+        signatures: Signatures,
+        tells: Callable[[Told], None],
+    ) -> None:
+        """`tells` gets what users should know, and faults of other peers."""
+        self.replica, self.work, self.events, self.rolls = replica, work, EventQueue[e.Event](), Rolls()
+        self.settled: Callable[[], None] = lambda: None
+        """Called after each event, at a moment when versions and tensors agree."""
+        self._run, self._outbox, self._trainer, self._signatures, self._tells = run, outbox, trainer, signatures, tells
+        self._loop = asyncio.get_running_loop()
+        self._due: deque[Work] = deque()
+        self._at_rest = asyncio.Event()  # set while versions and tensors agree
+        self._at_rest.set()
+        self._parts: set[tuple[str, int, int]] = set()  # (peer, fragment, number) that are queued or being sent
+        self._means = Counter[str]()  # to each peer, queued or being sent
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- events in
+
+    def closed(self, peer: str) -> None:
+        self.events.post(e.Closed(peer))
+
+    def moving(self, peer: str) -> None:
+        self.events.post(e.Moving(peer))
+
+    async def contribute(
+        self,
+        fragment: int,
+        delta: Tensor,
+        weight: float,
+        samples: int,
+        uses: tuple[Use, ...] = (),
+        oldest: tuple[ContributionId | None, Version] | None = None,
+    ) -> None:
+        """Encode a pseudo-gradient `delta` [numel], and hand it to the replica. An exchange that is taken up again has
+        the slices that it had, whatever `delta` is now: other peers may have some of them."""
+        own = self.replica.own
+        payloads = tuple(part.payload for part in own.parts.values())
+        if self._run.rules.asynchronous or (own.fragment, own.ready_base) != (fragment, self.work.versions[fragment]):
+            id = ContributionId(own.incarnation, own.sequence + 1)
+            payloads = ()
+            for place in self._run.layout.shards_of(fragment):
+                payload = self.work.encode(place.index, delta, id, weighs=weight > WEIGHT_MIN)
+                # a copy, because `delta` is written again for the next exchange, and these are sent until the commit
+                payloads = *payloads, memoryview(bytes(payload))
+                await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
+        hashes = tuple(map(hash_of, payloads))
+        await self.events.feed(e.Contribute(fragment, weight, samples, hashes, payloads, uses, oldest))
+
+    async def consume(self) -> None:
+        """Feed queued events to the replica, and carry out their effects, until cancelled."""
+        current: Fed | None = None
+        try:
+            self._arm()
+            while True:
+                event: e.Event | None
+                if self._due and self.events.empty:
+                    event = await self._computed(self._due.popleft())
+                else:
+                    event, current = await self.events.next()
+                if event is not None:
+                    await self._feed(event)
+                if current is not None and not current.done():
+                    current.set_result(None)
+                current = None
+                await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.events.end([current])
+
+    async def _feed(self, event: e.Event) -> None:
+        self._at_rest.clear()
+        effects = self.replica.handle(event, self._loop.time())
+        self._learn_rolls()
+        if isinstance(event, e.Found | e.Restore):
+            for begun in self.replica.logs:
+                self.work.hold(begun.fragment, begun.held.version)
+                self.look(begun.fragment)
+        log.debug("%s leads to %s", event, effects)
+        for effect in effects:
+            await self._carry_out(effect)
+        self._at_rest.set()
+        self.settled()
+        self._arm()
+
+    def _learn_rolls(self) -> None:
+        """Remember the rolls of states that messages may be about: the present ones, and those on their way."""
+        heads = (fetch.head for fetch in self.replica.fetching.fetches.values())
+        for state in (*(log.state for log in self.replica.logs), *heads):
+            if state is not None:
+                self.rolls.know(state)
+
+    def _arm(self) -> None:
+        """Set the timer for the replica's next Wakeup."""
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.replica.next_wakeup()
+        self._timer = self._loop.call_at(due, self.events.post, e.Wakeup()) if math.isfinite(due) else None
+
+    # -- effects out
+
+    async def _carry_out(self, effect: e.Effect) -> None:
+        match effect:
+            case e.Send(to, message):
+                self._send(to, message)
+            case e.Average() | e.Apply() | e.Fill() | e.Roll():
+                self._due.append(effect)
+            case e.Accept(proposals):
+                await self._trainer.not_reading()
+                self.work.accept(effect)
+                for fragment, _ in proposals:
+                    self.look(fragment)
+            case e.Keep(fragment):
+                self.work.keep(effect)
+                self.look(fragment)
+            case e.Load(fragments):
+                for loaded in fragments:
+                    await self._outbox.withdraw(loaded.fragment)  # slices for a round that is over
+                self._trainer.load(effect)
+            case e.Sent():
+                self._trainer.sent(effect)
+            case e.Release():
+                self._trainer.release(effect)
+            case e.Start():
+                self._trainer.ready()
+            case e.Changed():
+                self._trainer.changed()
+            case e.Finished():
+                self._trainer.finished()
+            case e.Note() | e.Died() | e.Complaint():
+                self._tells(effect)
+
+    async def _computed(self, effect: Work) -> e.Event | None:
+        """Carry out an effect on tensors; returns the resulting event."""
+        match effect:
+            case e.Average():
+                return self.work.average(effect)
+            case e.Apply():
+                return await self._applied(effect)
+            case e.Fill():
+                return self.work.fill(effect)
+            case e.Roll():
+                return self.work.roll(effect)
+
+    async def _applied(self, effect: e.Apply) -> e.Event | None:
+        """Make the outer step, unless the replica has gone over to another state meanwhile. Damage of the base is told,
+        and is repaired after the step: other peers have made theirs, and keep no base."""
+        fragment = effect.commit.fragment
+        replicated = self.replica.logs[fragment]
+        if replicated.phase is not Phase.APPLYING or replicated.round.working is not effect:
+            return None
+        if (damaged := self.work.damaged(fragment)) is not None:
+            self.events.post(damaged)
+        await self._trainer.not_reading()
+        self._at_rest.clear()
+        return self.work.apply(effect)
+
+    def look(self, fragment: int) -> None:
+        """Let a thread compute the digests of a fragment's present tensors, and tell the replica."""
+
+        def tell(done: asyncio.Future[e.Digested | None]) -> None:
+            if not done.cancelled() and (digested := done.result()) is not None:
+                self.events.post(digested)
+
+        self._loop.run_in_executor(None, self.work.digest, fragment).add_done_callback(tell)
+
+    # -- messages out
+
+    def _send(self, to: str, message: Message) -> None:
+        """Send a message. An event tells the replica whether it was delivered."""
+        part = (to, message.fragment, message.number) if isinstance(message, Part) else None
+
+        def answer(outcome: Outcome) -> None:
+            self._means[to] -= isinstance(message, Mean)
+            if part is not None:
+                self._parts.discard(part)
+            if outcome is None:
+                self.events.post(e.Delivered(to, message))
+                return
+            log.debug("sending a %s message to %s failed: %s", type(message).__name__, to, outcome)
+            # a passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link
+            gone = isinstance(outcome, Unreachable) and outcome.refused
+            self.events.post(e.SendFailed(to, message, gone))
+
+        if part is not None:
+            if part not in self._parts:  # the queued one will have the newest tensors
+                self._parts.add(part)
+                self._outbox.put_late(to, lambda: self._part(part[1], part[2]), answer)
+            return
+        header, body = self._packed(message)
+        payload = getattr(message, "payload", None) if body is None else memoryview(body)
+        if not isinstance(message, Mean):
+            self._outbox.put(to, header, payload, answer, message.fragment if isinstance(message, Slice) else None)
+            return
+        slices = len(self._run.rules.fragments[message.fragment])
+        self._means[to] += 1
+        if self._means[to] <= PROMPT_ROUNDS * slices:
+            self._outbox.put(to, header, payload, answer)
+            return
+
+        async def made() -> tuple[bytes, memoryview]:
+            return header, message.payload
+
+        kept = message.fragment, message.number, message.base.epoch % self._run.rules.commits_kept
+        self._outbox.put_late(to, made, answer, kept)
+
+    def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
+        """Sign and encode a message. Peers are named by their places in the roll of its base, which its receivers hold
+        or are about to. In asynchronous mode to be behind is usual, so names are spelled out."""
+        fragment, base = getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE)
+        roll = None if self._run.rules.asynchronous else self.rolls.of(fragment, base)
+        about = About(self.replica.me, self._run.rules, roll or NOBODY)
+        return pack(self._signatures.signed(message), about, self._run.token)
+
+    async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:
+        """Encode a slice's present tensors, when they can be sent: they may be newer than when they were asked for.
+
+        Raises:
+            Refusal: the tensors don't have their digest.
+        """
+        while not self._at_rest.is_set():
+            await self._at_rest.wait()
+        if (damaged := self.work.damaged(fragment, (number,))) is not None:
+            self.events.post(damaged)
+            raise Refusal(f"slice {number} of fragment {fragment} is corrupted in the sender's memory")
+        part = self.work.part(fragment, number)
+        return self._packed(part)[0], part.payload

@@ -1,0 +1,169 @@
+"""Nodes on the log of fragments: three real ones in one loop, over the in-memory swarm."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.run import Run
+from tests.net.memory import MemoryNetwork
+from tests.net.patience import run, until
+from tests.node.fragment_peers import Peer, reference, run_of
+
+
+@asynccontextmanager
+async def swarm(of: Run, names: str = "abc") -> AsyncIterator[list[Peer]]:
+    """These peers, who know each other; the first one founds the run. More may be appended."""
+    network = MemoryNetwork()
+    peers = [Peer(network, name, of) for name in names]
+    try:
+        peers[0].founds()
+        for peer in peers:
+            peer.meets(*(other for other in peers if other is not peer))
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.end()
+
+
+async def reach(peers: list[Peer], epoch: int) -> None:
+    """Let all trainers go on to this epoch, and wait until all peers are there."""
+    for peer in peers:
+        peer.limit = epoch
+
+    def there() -> bool:
+        for peer in peers:
+            peer.fails()
+        return all(peer.epochs == [epoch] * len(peer.epochs) for peer in peers)
+
+    await until(there, 60.0)
+
+
+def agree(peers: list[Peer], known: list[Peer] | None = None) -> None:
+    """All hold the same bits, and these are those of the reference. `known`: all peers that were counted ever."""
+    for peer in peers:
+        assert torch.equal(peer.theta, peers[0].theta)
+        assert [held.digest() for held in peer.work.state.slices] == [
+            held.digest() for held in peers[0].work.state.slices
+        ]
+        assert peer.dropped == 0
+    for fragment in range(len(peers[0].replica.logs)):
+        *_, theta = reference(known or peers, fragment)
+        assert torch.equal(peers[0].theta[peers[0].part(fragment)].double(), theta)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_three_nodes_make_the_same_steps_to_the_bit(fragments: int) -> None:
+    """Those of the reference, in each fragment; all count all from the second commit on, and nobody is refused."""
+
+    async def play() -> None:
+        async with swarm(run_of(fragments, start_peers=3)) as peers:
+            await reach(peers, 6)
+            agree(peers)
+            for commit in peers[0].work.commits:
+                assert [peer for peer, _ in commit.choice.entries] == ["a", "b", "c"]
+            assert [peer.refusals.newest(9) for peer in peers] == [[], [], []]
+
+    run(play())
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+def test_the_others_go_on_without_one_that_is_killed(which: str) -> None:
+    """In the middle of a round, whose slices it may own: the survivors close it, and hold the same bits."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=3)) as peers:
+            await reach(peers, 2)
+            leader = peers[0].replica.logs[0].held.plan.succession[0]
+            dead = next(peer for peer in peers if (peer.name == leader) == (which == "leader"))
+            left = [peer for peer in peers if peer is not dead]
+            for peer in peers:
+                peer.limit = 6
+            await until(lambda: any(peer.replica.own.sent() == (2,) for peer in left))
+            await dead.end(killed=True)
+            await reach(left, 6)
+            agree(left, peers)
+            assert [peer for peer, _ in left[0].work.commits[-1].choice.entries] == [peer.name for peer in left]
+
+    run(play())
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_one_that_joins_late_fetches_the_state_and_is_counted(fragments: int) -> None:
+    """It fetches while the others go on, rolls what it has forward, and holds the same bits."""
+
+    async def play() -> None:
+        async with swarm(run_of(fragments, start_peers=3)) as peers:
+            await reach(peers, 3)
+            late = Peer(peers[0].network, "d", peers[0].run)
+            peers.append(late)
+            late.meets(*peers[:3])
+            await reach(peers, 6)
+            await reach(peers, 8)
+            agree(peers)
+            for fragment in range(fragments):
+                last = [commit for commit in peers[0].work.commits if commit.fragment == fragment][-1]
+                assert [peer for peer, _ in last.choice.entries] == ["a", "b", "c", "d"]
+
+    run(play())
+
+
+def test_one_that_was_killed_comes_back() -> None:
+    """Under its own name, with nothing: it fetches, and is counted in its new life."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=3)) as peers:
+            await reach(peers, 2)
+            await peers[2].end(killed=True)
+            await reach(peers[:2], 4)
+            back = Peer(peers[0].network, "c", peers[0].run, life=2)
+            back.meets(*peers[:2])
+            peers.append(back)
+            present = [*peers[:2], back]
+            await reach(present, 6)
+            await reach(present, 7)
+            agree(present, peers)
+            assert [peer for peer, _ in back.work.commits[-1].choice.entries] == ["a", "b", "c"]
+
+    run(play())
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_damaged_memory_is_fetched_again(number: int) -> None:
+    """It is noticed before the next step, and repaired after it."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=3)) as peers:
+            await reach(peers, 2)
+            await until(lambda: all(2 in peer.replica.logs[0].digests for peer in peers))
+            peers[1].work.state.slices[number].theta[1] += 1.0
+            await reach(peers, 4)
+            await until(lambda: torch.equal(peers[1].theta, peers[0].theta))
+            agree(peers)
+            notes = [told.text for told in peers[1].told if getattr(told, "kind", "") == "repair"]
+            assert notes == ["1 slices of fragment 0 are fetched again"]
+            await reach(peers, 5)
+            agree(peers)
+
+    run(play())
+
+
+def test_damaged_memory_is_not_sent() -> None:
+    """The slice is refused, and repaired; then it is sent as all hold it."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=3)) as peers:
+            await reach(peers, 2)
+            await until(lambda: all(2 in peer.replica.logs[0].digests for peer in peers))
+            donor, intact = peers[1], peers[0].work.part(0, 1).payload
+            donor.work.state.slices[1].theta[1] += 1.0
+            with pytest.raises(Refusal, match="slice 1 of fragment 0 is corrupted in the sender's memory"):
+                await donor.node._part(0, 1)
+            await until(lambda: torch.equal(donor.theta, peers[0].theta))
+            assert (await donor.node._part(0, 1))[1] == intact
+
+    run(play())
