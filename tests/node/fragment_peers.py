@@ -45,13 +45,18 @@ def run_of(fragments: int = 1, **config: Any) -> Run:
 
 
 class Work(SliceWork):
-    """It remembers the commits that it applied."""
+    """It remembers the commits that it applied, and counts the steps of fetched slices."""
 
     commits: list[Commit]
+    rolls = 0
 
     def apply(self, effect: e.Apply) -> e.Applied:
         self.commits.append(effect.commit)
         return super().apply(effect)
+
+    def roll(self, effect: e.Roll) -> e.Rolled:
+        self.rolls += 1
+        return super().roll(effect)
 
 
 class Peer:

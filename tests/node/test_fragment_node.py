@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
+from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
 from tests.net.memory import MemoryNetwork
@@ -108,6 +111,67 @@ def test_one_that_joins_late_fetches_the_state_and_is_counted(fragments: int) ->
             for fragment in range(fragments):
                 last = [commit for commit in peers[0].work.commits if commit.fragment == fragment][-1]
                 assert [peer for peer, _ in last.choice.entries] == ["a", "b", "c", "d"]
+
+    run(play())
+
+
+def test_what_is_fetched_follows_the_rounds_that_go_on_meanwhile() -> None:
+    """Donors keep no past. What came early is rolled forward by the means of the rounds since, and isn't sent again."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=3)) as peers:
+            await reach(peers, 3)
+            held, sent = asyncio.Event(), list[int]()
+            for peer in peers:
+                delay_parts(peer, held, sent)
+            late = Peer(peers[0].network, "d", peers[0].run)
+            late.meets(*peers)
+            peers.append(late)
+            await until(lambda: any(fetch.staged for fetch in late.replica.fetching.fetches.values()))
+            await reach(peers[:3], 5)
+            fetch = late.replica.fetching.fetches[0]
+            await until(lambda: fetch.head is not None and fetch.head.version.epoch == 5 and not fetch.busy)
+            assert (late.work.rolls, fetch.staged[0][0].epoch) == (2, 5)
+            held.set()
+            await reach(peers, 7)
+            agree(peers)
+            assert sent.count(0) == 1
+
+    run(play())
+
+
+def delay_parts(peer: Peer, until_set: asyncio.Event, sent: list[int]) -> None:
+    """Let a donor send the first slice at once, and the others only then."""
+    plain = peer.node._part
+
+    async def part(fragment: int, number: int) -> tuple[bytes, memoryview]:
+        sent.append(number)
+        if number:
+            await until_set.wait()
+        return await plain(fragment, number)
+
+    peer.node._part = part  # type: ignore[method-assign]
+
+
+def test_a_message_that_names_peers_by_places_waits_for_its_roll() -> None:
+    """Once it can be read it is checked as any other, and a forged one is counted as its sender's."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=2), "ab") as (first, other):
+            await reach([first, other], 2)
+            late = Peer(first.network, "x", first.run)
+            state, inbox = first.replica.logs[0].held, late.transport._inbox
+            vote = m.Vote(0, state.version, 1, "b")
+            commit = replace(first.replica.logs[0].last[-1][0], base=state.version, seal=bytes(64))
+            for message in (vote, commit):
+                await inbox.deliver("a", first.node._packed(message)[0], None)
+            assert late.replica.logs[0].early == {}
+            late.node.rolls.know(state)
+            late.node.settled()
+            await until(lambda: late.replica.logs[0].early)
+            assert list(late.replica.logs[0].early.values()) == [vote]
+            assert "has not signed its commit" in late.refusals.newest(1)[0][1].why
+            await late.end()
 
     run(play())
 
