@@ -15,7 +15,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import run, until
-from tests.node.fragment_peers import Peer, reference, run_of
+from tests.node.fragment_peers import UNIT, Peer, reference, run_of
 
 
 @asynccontextmanager
@@ -231,3 +231,53 @@ def test_damaged_memory_is_not_sent() -> None:
             assert (await donor.node._part(0, 1))[1] == intact
 
     run(play())
+
+
+def test_an_exchange_that_is_taken_up_again_sends_what_it_sent() -> None:
+    """Other peers may have some of its slices already, so a part could be counted, whatever was trained since."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=2), "ab") as (first, other):
+            first.limit = 1
+            await until(lambda: first.given)
+            before = dict(first.given)
+            first.progress += UNIT
+            await first.node.contribute(0, first.progress, 1.0, 1)
+            assert first.given.keys() == before.keys()
+            assert all(torch.equal(first.given[id], delta) for id, delta in before.items())
+            await reach([first, other], 1)
+            agree([first, other])
+
+    run(play())
+
+
+def test_asynchronous_submissions_make_the_same_steps_to_the_bit() -> None:
+    """Each is a commit of its own, in the order of the log, on whichever base it was made. A late peer follows."""
+
+    async def play() -> None:
+        async with swarm(run_of(mode="async", start_peers=1)) as peers:
+            await until_quiet(peers, 6)
+            agree(peers)
+            late = Peer(peers[0].network, "d", peers[0].run)
+            peers.append(late)
+            late.meets(*peers[:3])
+            await until_quiet(peers, 12)
+            agree(peers)
+            counted = {peer for commit in peers[0].work.commits for peer, _ in commit.choice.entries}
+            assert counted == {"a", "b", "c", "d"}
+
+    run(play())
+
+
+async def until_quiet(peers: list[Peer], epoch: int) -> None:
+    """Let all trainers begin exchanges below this epoch, and wait until the last of these is over for all."""
+    for peer in peers:
+        peer.limit = epoch
+
+    def quiet() -> bool:
+        for peer in peers:
+            peer.fails()
+        ends = {peer.replica.logs[0].version for peer in peers}
+        return len(ends) == 1 and peers[0].epochs[0] >= epoch and not any(peer.replica.own.flying for peer in peers)
+
+    await until(quiet, 60.0)
