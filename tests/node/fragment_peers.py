@@ -165,7 +165,7 @@ class Peer:
         return load.due
 
 
-def reference(peers: Sequence[Peer], fragment: int = 0) -> Iterator[Tensor]:
+def reference(peers: Sequence[Peer], fragment: int = 0, momentum: float = MOMENTUM) -> Iterator[Tensor]:
     """θ of a fragment after each of its commits, by the books: the weighted mean of what the commit counts, then the
     step of SGD with Nesterov momentum, both in fp64."""
     given = {(peer.name, *key): delta.double() for peer in peers for key, delta in peer.given.items()}
@@ -178,6 +178,6 @@ def reference(peers: Sequence[Peer], fragment: int = 0) -> Iterator[Tensor]:
         mean = sum((delta * weight for delta, weight in entries), torch.zeros(())) / sum(
             weight for _, weight in entries
         )
-        moment = MOMENTUM * moment + mean
-        theta = theta - (mean + MOMENTUM * moment)
+        moment = momentum * moment + mean
+        theta = theta - (mean + momentum * moment)
         yield theta
