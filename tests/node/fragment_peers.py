@@ -175,6 +175,9 @@ def reference(peers: Sequence[Peer], fragment: int = 0, momentum: float = MOMENT
     theta = moment = torch.zeros(peers[0].part(fragment).stop - peers[0].part(fragment).start, dtype=torch.float64)
     for epoch in range(len(commits)):
         entries = [(given[peer, fragment, ready.id], ready.weight) for peer, ready in commits[epoch].choice.entries]
+        if not entries:  # asynchronous: the leader hands over, and tensors stay
+            yield theta
+            continue
         mean = sum((delta * weight for delta, weight in entries), torch.zeros(())) / sum(
             weight for _, weight in entries
         )
