@@ -233,11 +233,13 @@ def _close(close: m.Close, slices: int) -> str:
         return f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}"
     if close.choice is None:
         return ""
+    names = [peer for peer, _ in close.choice.entries]
+    if names != sorted(set(names)):
+        return "its contributions are not sorted, or one peer has two"
     faults = (_ready(ready, slices) for _, ready in close.choice.entries)
-    why = next(filter(None, faults), "")
-    return (
-        why if why or key_of(close.fragment, close.base, close.choice) == close.key else "its key is not its choice's"
-    )
+    if why := next(filter(None, faults), ""):
+        return why
+    return "" if key_of(close.fragment, close.base, close.choice) == close.key else "its key is not that of its choice"
 
 
 def _links(version: Version, links: m.Links) -> str:

@@ -242,7 +242,7 @@ def test_a_place_beyond_the_roll_is_refused() -> None:
 
 def test_what_cannot_belong_to_the_run_is_refused_with_a_reason() -> None:
     made, base = run(), run().state.version
-    close, commit, choice = made.close, made.commit, made.choice
+    close, choice = made.close, made.choice
     twice = replace(choice, entries=(choice.entries[0], *choice.entries))
     lacking = replace(choice, entries=((made.me, replace(ready(made.me, base), hashes=())),))
     head = m.Head(0, made.state)
@@ -260,11 +260,6 @@ def test_what_cannot_belong_to_the_run_is_refused_with_a_reason() -> None:
         (replace(close, choice=twice), "one peer has two"),
         (replace(close, choice=lacking), "the hashes of 0 slices"),
         (replace(close, choice=replace(choice, late=(made.me,))), "its key is not that of its choice"),
-        (replace(commit, choice=replace(commit.choice, term=1)), "its key is not that of its choice"),
-        (replace(commit, choice=_rootless(commit.choice)), "its key is not that of its choice"),
-        (replace(commit, choice=choice), "the hashes of their slices"),
-        (replace(commit, hashes=commit.hashes[:1]), "1 means"),
-        (replace(commit, version=base), "doesn't lead to the next version"),
         (m.Vote(1, base, 0, "a", close), "another round than its own"),
         (m.Vote(0, base, 0, "a", replace(close, choice=None)), "a Close without a choice"),
         (m.Vote(0, base, 0, "a", replace(close, key=hashed("x"))), "its key is not"),
