@@ -10,9 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.version import ContributionId
 from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import hash_of
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import run, until
 from tests.node.fragment_peers import UNIT, Peer, reference, run_of
@@ -229,6 +232,39 @@ def test_damaged_memory_is_not_sent() -> None:
                 await donor.node._part(0, 1)
             await until(lambda: torch.equal(donor.theta, peers[0].theta))
             assert (await donor.node._part(0, 1))[1] == intact
+
+    run(play())
+
+
+def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
+    """Values that are not finite, a payload of another length, a signature of another peer, a revision that nobody
+    signed; of a probe all but the revision is believed."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=2), "ab") as (first, other):
+            await reach([first, other], 1)
+            node, inbox, base = first.node, other.transport._inbox, first.replica.logs[0].held.version
+            good, wrong = memoryview(bytes(16)), memoryview(torch.full((4,), float("nan")).numpy().tobytes())
+            part = m.Slice(0, base, "a", ContributionId(1, 9), 0, "")
+            mean = m.Mean(0, base, "00" * 16, 0, hash_of(good), "b", seal=bytes(64))
+            asks: list[tuple[m.Message, memoryview | None, str]] = [
+                (part, wrong, "not finite or too large"), (part, good[:8], "must have 16 bytes, but 8 came"),
+                (m.Part(0, base, 0), memoryview(bytes(wrong) * 2), "not finite or too large"),
+                (mean, good, "b has not signed its mean"),
+                (m.Held(0, base), good, "must have 0 bytes"), (m.Want(0, base, m.What.MEANS, (6,)), None, "no slice 6"),
+            ]  # fmt: skip
+            for message, payload, why in asks:
+                with pytest.raises(Refusal, match=why):
+                    await inbox.deliver("a", node._packed(message)[0], payload)
+            assert "no slice 6" in other.refusals.newest(1)[0][1].why
+            inbox._proven = lambda revision: not revision.number
+            revised = m.Probe(replace(first.replica.roster.mine, revision=Revision(1, 0.5), bandwidth=7.0))
+            await inbox.deliver("a", node._packed(revised)[0], None)
+            known = other.replica.roster.summary("a")
+            assert (known.bandwidth, known.revision.number, other.replica.roster.mine.revision.number) == (7.0, 0, 0)
+            head = m.Head(0, replace(first.replica.logs[0].held, revision=Revision(1, 0.5)))
+            with pytest.raises(Refusal, match="founder has not signed its revision"):
+                await inbox.deliver("a", node._packed(head)[0], None)
 
     run(play())
 
