@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import claims
+from p2p_diloco.fragments import claims, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
 from p2p_diloco.fragments.fragment import FragmentLog
@@ -17,11 +18,13 @@ from p2p_diloco.fragments.messages import (
     Ask,
     Choice,
     Close,
+    Commit,
     Head,
     Held,
     Part,
     Probe,
     Ready,
+    Slice,
     Stale,
     Summary,
     Told,
@@ -200,6 +203,34 @@ def test_rounds_do_not_wait_for_one_that_is_ahead_and_not_believed() -> None:
     assert decided(told("a"), told("a"), told("a", "a2")) == ("", {"C"})
 
 
+def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
+    """However many are still behind: they tell nothing else. One that tells it alone could lie."""
+    assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
+
+
+def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
+    """Only the one with the greater commit answers the other's."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    commit, _ = replica.logs[0].last[-1]
+    less, more = (replace(commit, version=replace(commit.version, digest=digest)) for digest in ("", "z"))
+    assert [m for _, m in sent(replica.handle(e.Received("B", less), world.now), Commit)] == [commit]
+    assert not sent(replica.handle(e.Received("B", more), world.now), Commit)
+
+
+def test_a_leader_may_wait_for_its_own_trainer() -> None:
+    """As any other member may, which no round gives up before its time; but not in round after round."""
+    log = a_log("B", "A", "B")
+    summary = log.roster.summary("A")
+    assert summary is not None
+    log.round.holder = "A"
+    log.roster.summarized("A", replace(summary, sent=(2,), awaits=((0, ("A",)),)))
+    assert waits.excuses(log, "A") == ["A"]
+    log.misses["A"] = deque([True, True])
+    assert not waits.excuses(log, "A")
+
+
 # -- fetching
 
 
@@ -252,6 +283,31 @@ def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
     replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), world.now)
     replica.next_tick = world.now
     assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
+
+
+def test_a_repair_does_not_wait_for_donors_that_are_far_behind() -> None:
+    """B, which is behind, wants the very slice from A that A repairs: each would wait for the other for ever."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    state = replica.logs[0].held
+    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=(state.links[0],)))
+    replica.handle(e.Damaged(0, state.version, (1,)), world.now)
+    assert not [one for one in replica.fetching.tick(world.now + 1) if isinstance(one, e.Keep)]
+    assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.dead_after + 1)
+
+
+def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
+    """A goes over to B's lineage while B goes over to another one: nobody holds what A wants any more."""
+    world = World("AB")
+    world.reach(3)
+    replica = world.peers["A"].replica
+    replica.fetching.begin([0], ["B"], world.now, together=True)
+    replica.fetching.fetches[0].head = replica.logs[0].held
+    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=((2, "another"),)))
+    replica.fetching.tick(world.now)
+    assert not replica.fetching.fetches
+    assert replica.logs[0].phase is Phase.COLLECTING
 
 
 # -- asynchronous mode
@@ -341,6 +397,34 @@ def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
     own.going[-1] = "A"
     own.delivered("A", own.ready, world.now, ok=True)
     assert log.round.handed == ("A", world.now)
+
+
+def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
+    """The leader asks for a slice that was lost, by the version on which it was made."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    own, log = peer.replica.own, peer.replica.logs[0]
+    assert own.ready is not None
+    base = next(Version(0, 0, epoch, chain) for epoch, chain in log.held.links if epoch < log.epoch)
+    own.ready = replace(own.ready, base=base)
+    want = Want(0, base, What.SLICES, (1,))
+    effects = peer.replica.handle(e.Received(log.round.holder, want), world.now)
+    assert [message.number for _, message in sent(effects, Slice)] == [1]
+
+
+def test_slices_from_moving_donors_meet_at_one_version() -> None:
+    """Each slice takes as long as several commits, which only the named peers get: one that fetches asks for those that
+    it needs."""
+    world = World("ABCD", rules(mode="async", successors=1), trains_s=6.5)
+    world.reach(3)
+    slow = {"A": 3.0, "B": 6.0, "C": 4.0, "D": 5.0}
+    world.rules_of_net.append(
+        lambda sender, to, message: slow[to] if isinstance(message, Ask) and message.numbers else None
+    )
+    world.join("E")
+    assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
 
 
 def test_a_leader_that_was_away_may_claim_anew() -> None:

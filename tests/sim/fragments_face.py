@@ -335,7 +335,7 @@ class FragmentsFace(Replica):
         of = commit.fragment, commit.base, commit.version, tuple(counted)
         by = commit.choice.revision, state.buffered
         if self.rules.asynchronous:
-            strange = frozenset(self.roster.summaries().keys() - after.roll.keys())  # not counted yet: none is named
+            strange = frozenset(self.roster.summaries().keys() - state.roll.keys())  # not counted yet: none is named
             drafted(process.world, process, Step(*of, *by, commit.choice.successors, late=strange))
             return
         private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)
