@@ -37,7 +37,8 @@ class Delivered:
 @dataclass(frozen=True, slots=True)
 class SendFailed:
     """A message could not be delivered. ``gone`` is True if the dial was refused or a relay knows that the peer is
-    gone. It is False if no path to the peer was found, a deadline passed, or the receiver refused the message."""
+    gone. It is False if no path to the peer was found, a deadline passed, the receiver refused the message, or the peer
+    gave a sign of life after the message had been sent."""
 
     to: str
     message: Message
