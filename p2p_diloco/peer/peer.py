@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError, UsageError
-from p2p_diloco.interrupts import unwound_by_sigterm
+from p2p_diloco.interrupts import unwound_by_signals
 from p2p_diloco.net.invitation_used import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.claims import claimed, refuse_claimed
@@ -166,7 +166,7 @@ class Peer:
         keep_taken()  # before there are sockets to other processes
         atexit.register(self._end, _NOT_LEFT)
         try:
-            self._stack.enter_context(unwound_by_sigterm())
+            self._stack.enter_context(unwound_by_signals())
             self._stack.enter_context(claimed(self._model, self._optimizers))
             with meeting(group) as sockets:
                 if rank.index == 0:
