@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -97,9 +98,13 @@ def test_a_peer_trains_in_a_container(place: str, user: str, home: str) -> None:
 @pytest.mark.parametrize("user", ["", NOBODY])
 def test_a_tmp_that_cant_be_written_is_named_by_the_script_and_by_doctor(user: str) -> None:
     place = a_tmp("755") if user else a_tmp(only_read=True)
-    for command in (["-c", TRAINS], ["-m", "p2p_diloco", "doctor"]):
-        ended = in_place(place, *command, as_user=user, HOME="/nowhere")
-        assert ended.returncode == 1
-        said = ended.stdout + ended.stderr
-        assert "/tmp can't be written" in said
-        assert "docker run --tmpfs /tmp" in said
+    with socket.create_server(("127.0.0.1", 0)) as answers:
+        peer = f"/ip4/127.0.0.1/tcp/{answers.getsockname()[1]}/p2p/12D3KooWJ7XELPLGcjCsanCpFvdpDJFTopB9XdNAXfXeMrMAvkdW"
+        doctor = ["-m", "p2p_diloco", "doctor"]
+        for command in (["-c", TRAINS], doctor, [*doctor, "--initial-peers", peer]):
+            ended = in_place(place, *command, as_user=user, HOME="/nowhere")
+            assert ended.returncode == 1
+            said = ended.stdout + ended.stderr
+            assert "docker run --tmpfs /tmp" in said
+            assert said.count("/tmp can't be written") == 1
+            assert "Traceback" not in said or command[0] == "-c"
