@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -30,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's own, and end the process with the command line's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     make_usable()
+    if "error" in {
+        action for action, *_ in warnings.filters
+    }:  # for a program of the user's: libraries warn now and then
+        warnings.simplefilter("default")
     with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
     for number in ENDING:
