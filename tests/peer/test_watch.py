@@ -179,13 +179,13 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
     watch = Watch(model, optimizer, [wrapper] if where == "in a wrapper" else [])
     for _ in range(6):
         for _ in range(3):
-            optimizer.move(0.01)
+            optimizer.move(0.001)
             for own in wrapper.state.values():
-                own["slow"] += 0.01
+                own["slow"] += 0.001
             watch.step()
         with watch.merging(), torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(-0.005)
+                parameter.add_(-0.0005)
     name = "Wrapper" if where == "in a wrapper" else "Keeps"
     assert caplog.text.count(f"the optimizer {name} keeps weights of its own ('slow' in its state)") == (
         where != "nowhere"
