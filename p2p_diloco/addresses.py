@@ -151,6 +151,9 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
         value = next(pieces, None) if takes_value else ""
         if value is None:
             raise _unreadable(address, f"ends after /{protocol}", key, as_written)
+        if protocol == "ip6zone" or (protocol == "ip6" and "%" in value):
+            mend = "give an IPv4 address of that machine, or one of IPv6 that needs no zone"
+            raise _unreadable(address, "has a zone, which means another link on each machine", key, mend)
         # many networks (Docker's, for one) have names with underscores, which the package refuses
         read = value.replace("_", "a") if protocol in _NAMES else value
         if takes_value and not _is_multiaddr(f"/{protocol}/{read}"):

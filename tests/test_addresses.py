@@ -66,6 +66,8 @@ def test_dialable_addresses_are_accepted(address: str) -> None:
         (f"/tcp/1/p2p/{ID}", "names no host"),
         (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "names no port"),
         (f"/ip4/127.0.0.1/tpc/1/p2p/{ID}", "unknown part 'tpc'"),
+        (f"/ip6zone/eth0/ip6/fe80::1/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
+        (f"/ip6/fe80::1%eth0/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
     ],
 )
 def test_other_addresses_are_refused(address: str, wrong: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -184,6 +185,12 @@ class Misused(Exception):
             1,
             "a fault in p2p-diloco itself (RuntimeError: three lines long)",
         ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            ": the output can't be written (no space left on device)",
+        ),
+        (OSError(errno.EDQUOT, "Over quota", "/a/b"), 1, ": /a/b can't be written (over quota); make room there"),
         (Misused(), 2, ": No such option: --x\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
