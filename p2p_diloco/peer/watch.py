@@ -32,7 +32,7 @@ that happens to lead back."""
 IN_A_ROW = 3
 """So many merges in a row are undone before it is told: with few parameters, a step leads back by chance now and
 then."""
-CLOSE = 0.1
+CLOSE = 0.25
 """What an optimizer keeps for each parameter are weights if they are so near to the model's, as a share of the length
 of these. Moments are not."""
 MOVED = 2
