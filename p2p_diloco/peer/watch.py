@@ -184,7 +184,7 @@ class Watch:
                 )
 
     def _kept_values(self) -> dict[str, tuple[Tensor, bool]]:
-        """What the optimizer and its wrappers keep for each parameter, by its name in the state: the first value for
+        """What the optimizer and its wrappers keep for each parameter, by its name in the state: the first row for
         each parameter, and whether they are weights."""
         found: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for each in (*self._wrappers, self._optimizer):
@@ -196,7 +196,8 @@ class Watch:
                         found.setdefault(str(name), []).append((value, parameter))
         values: dict[str, tuple[Tensor, bool]] = {}
         for name, pairs in found.items():
-            kept, own = _first(value for value, _ in pairs), _first(parameter for _, parameter in pairs)
+            kept = _first((value for value, _ in pairs), rows=True)
+            own = _first((parameter for _, parameter in pairs), rows=True)
             values[name] = kept, _length(kept - own) < CLOSE * _length(own)
         return values
 
@@ -205,13 +206,14 @@ class Watch:
         return _first(self._entered.values())
 
 
-def _first(tensors: Iterable[Tensor]) -> Tensor:
-    """The first value that this process holds of each tensor."""
+def _first(tensors: Iterable[Tensor], *, rows: bool = False) -> Tensor:
+    """The first value that this process holds of each tensor, or its first row."""
     first: dict[torch.device, list[Tensor]] = {}
     for part in map(local_part, tensors):
         if part.numel():
-            first.setdefault(part.device, []).append(part[(0,) * part.dim()].to(torch.float32))
-    return torch.cat([torch.empty(0, device="cpu"), *(torch.stack(there).to("cpu") for there in first.values())])
+            there = part[(0,) * (part.dim() - rows)] if part.dim() else part
+            first.setdefault(part.device, []).append(there.reshape(-1).to(torch.float32))
+    return torch.cat([torch.empty(0, device="cpu"), *(torch.cat(values).to("cpu") for values in first.values())])
 
 
 def _is_alike(value: object, parameter: nn.Parameter) -> bool:
