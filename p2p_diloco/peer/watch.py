@@ -38,7 +38,7 @@ of these. Moments are not."""
 MOVED = 2
 """At so many merges in a row kept weights must have moved with the model's before it is told: the first weights, from
 which some optimizers measure distances, stay as they are."""
-LOOKS = 4
+LOOKS = 8
 """At so many merges it is looked for kept weights."""
 
 log = logging.getLogger("p2p_diloco")
@@ -71,7 +71,7 @@ class Watch:
         if self._before is None:
             self._before = before
             self._ordinary = _length(before - self._loaded) / max(1, self._steps)
-        self._look_for_weights()
+            self._look_for_weights()
         yield
         self._loaded, self._steps = self._sample(), 0
         self._rested = None if self._is_stepped else self._loaded  # after a step, a program may change the model once
