@@ -300,8 +300,8 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
 
 
 def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
-    delta, share = _delta(config, memory), config.local_share
-    return LocalModel(model, layout, memory.theta, memory.base, delta, share, rank, memory.delta)
+    delta = _delta(config, memory)
+    return LocalModel(model, layout, memory.theta, memory.base, delta, rank, memory.delta)
 
 
 def _watch(trainee: Trainee, own: LocalModel) -> Watch:
