@@ -83,7 +83,8 @@ def test_other_addresses_are_refused(address: str, wrong: str) -> None:
     ("address", "wrong"),
     [
         (f"/ip4/0.0.0.0/tcp/1/p2p/{ID}", "names a peer"),
-        ("/dns4/example.org/tcp/1", "no place to listen"),
+        ("/dns4/example.org/tcp/1", "names no IP address"),
+        ("/ip4/0.0.0.0", "names no port"),
         ("0.0.0.0:1", "is host:port"),
     ],
 )

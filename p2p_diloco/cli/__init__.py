@@ -32,10 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's own, and end the process with the command line's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     make_usable()
-    if "error" in {
-        action for action, *_ in warnings.filters
-    }:  # for a program of the user's: libraries warn now and then
-        warnings.simplefilter("default")
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")  # it was meant for the user's own program: libraries warn now and then
     with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
     for number in ENDING:
