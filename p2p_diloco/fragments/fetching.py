@@ -28,10 +28,11 @@ from .state import State, append, chain_at, is_sound
 class Fetch:
     """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
     by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
-    when; ``busy``: tensor work under way. ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that
-    was ever asked, because an answer may take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are
-    fetched, and rounds go on; ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in
-    asynchronous mode, the epochs (number -1) whose commit, and the slices whose mean after an epoch, was asked for."""
+    when; ``busy``: by slice, the version that tensor work under way leads to. ``asked``: by slice (-1: the head), whom,
+    and when; ``questions``: all that was ever asked, because an answer may take long; ``sources``: who sent each slice.
+    ``repair``: only ``numbers`` are fetched, and rounds go on; ``near_at``: when a donor last was at a version that can
+    be rolled. ``wanted``: in asynchronous mode, the epochs (number -1) whose commit, and the slices whose mean after an
+    epoch, was asked for."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -42,7 +43,7 @@ class Fetch:
     digests: tuple[str, ...] = ()
     path: dict[int, tuple[Commit, State, tuple[Mean, ...]]] = field(default_factory=dict)
     staged: dict[int, tuple[Version, float]] = field(default_factory=dict)
-    busy: set[int] = field(default_factory=set)
+    busy: dict[int, Version] = field(default_factory=dict)
     asked: dict[int, tuple[str, float]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
@@ -180,16 +181,16 @@ class Fetching:
         if (message.number, sender) not in fetch.questions:
             return [Complaint(sender, "its slice was not asked for")]
         fetch.asked.pop(message.number, None)
-        fetch.busy.add(message.number)
+        fetch.busy[message.number] = message.version
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
 
     def filled(self, done: Filled, now: float) -> list[Effect]:
         """Handle a staged slice. One at the head's own version must have the digest that the donor of the head told."""
         fetch = self.fetches.get(done.fragment)
-        if fetch is None or done.number not in fetch.busy:
+        if fetch is None or fetch.busy.get(done.number) != done.version:  # else it is of an earlier fetch
             return []
-        fetch.busy.discard(done.number)
+        del fetch.busy[done.number]
         source = fetch.sources.get(done.number, "")
         same = fetch.head is not None and fetch.head.version == done.version and bool(fetch.digests)
         if same and fetch.digests[done.number] != done.digest:
@@ -215,9 +216,9 @@ class Fetching:
     def rolled(self, done: Rolled, now: float) -> list[Effect]:
         """Handle a slice that was rolled forward."""
         fetch = self.fetches.get(done.fragment)
-        if fetch is None or done.number not in fetch.busy:
+        if fetch is None or fetch.busy.get(done.number) != done.version:
             return []
-        fetch.busy.discard(done.number)
+        del fetch.busy[done.number]
         fetch.staged[done.number] = done.version, now
         return self._go_on(fetch, now)
 
@@ -289,7 +290,7 @@ class Fetching:
             if not commit.hashes:  # it counts nothing: the tensors stay
                 fetch.staged[number] = commit.version, since
             elif mean is not None:
-                fetch.busy.add(number)
+                fetch.busy[number] = commit.version
                 yield Roll(commit, mean, before.buffered, len(before.plan.succession))
             elif now - since > self.rules.settle:
                 del fetch.staged[number]

@@ -35,7 +35,7 @@ from p2p_diloco.fragments.messages import (
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.fragments.roster import Roster
 from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of
+from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
 from tests.fragments.test_findings import a_ready, a_state, choice_of
 from tests.fragments.world import LOST, World, rules
 
@@ -100,6 +100,18 @@ def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
         ready = replace(a_ready(state), **lie)
         effects = world.peers[leader].replica.handle(e.Received(owner, ready), world.now)
         assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [owner]
+
+
+def test_a_close_with_another_number_of_slices_is_refused() -> None:
+    world = World("AB")
+    world.reach(2)
+    log = world.peers["B"].replica.logs[0]
+    ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
+    for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
+        choice = replace(choice_of(log.held), entries=entries)
+        held = 0, log.held.version, 0, "A", 0, key_of(0, log.held.version, choice)
+        effects = world.peers["B"].replica.handle(e.Received("A", Close(*held, choice, owners)), world.now)
+        assert [type(one) for one in effects] == [e.Complaint]
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
@@ -308,6 +320,20 @@ def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
     replica.fetching.tick(world.now)
     assert not replica.fetching.fetches
     assert replica.logs[0].phase is Phase.COLLECTING
+
+
+def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
+    """Else a slice would be rolled forward from a version that it doesn't have."""
+    world = World("AB")
+    world.reach(3)
+    replica = world.peers["A"].replica
+    replica.fetching.begin([0], ["B"], world.now, together=True)
+    fetch, here = replica.fetching.fetches[0], replica.logs[0].held.version
+    fetch.questions.add((0, "B"))
+    replica.fetching.part("B", Part(0, here, 0), world.now)
+    before = Version(0, 0, *replica.logs[0].held.links[-2])
+    replica.fetching.filled(e.Filled(0, before, 0, "x"), world.now)
+    assert (fetch.staged, fetch.busy) == ({}, {0: here})
 
 
 # -- asynchronous mode
