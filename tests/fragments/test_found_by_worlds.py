@@ -37,7 +37,7 @@ from p2p_diloco.fragments.roster import Roster
 from p2p_diloco.fragments.round import Phase
 from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
 from tests.fragments.test_findings import a_ready, a_state, choice_of
-from tests.fragments.world import LOST, World, rules
+from tests.fragments.world import LOST, Peer, World, rules
 
 
 def sent(effects: list[e.Effect], kind: type) -> list[Any]:
@@ -339,6 +339,13 @@ def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
 # -- asynchronous mode
 
 
+def submitter(world: World) -> Peer:
+    """Return a peer that does not lead, once its submission is out."""
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    return peer
+
+
 def asynchronous(names: str, **changes: Any) -> World:
     return World(names, rules(mode="async", successors=1, **changes))
 
@@ -390,8 +397,7 @@ def test_a_submission_that_became_too_old_while_it_waited_is_not_counted() -> No
 def test_a_refused_submission_is_said_to_the_user() -> None:
     world = asynchronous("ABC", max_staleness=2)
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     ready = peer.replica.own.ready
     assert ready is not None
     ahead = replace(ready.base, epoch=ready.base.epoch + 3)
@@ -405,8 +411,7 @@ def test_a_refused_submission_is_said_to_the_user() -> None:
 def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
     world = asynchronous("ABC")
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     assert world.run(20, lambda: not peer.replica.own.flying)
     assert peer.replica.logs[0].round.handed[0] == ""
 
@@ -415,8 +420,7 @@ def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
     """Else a peer that is behind never finds that its answer is late, and never asks."""
     world = asynchronous("ABC")
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     own, log = peer.replica.own, peer.replica.logs[0]
     assert own.ready is not None
     own.ready = replace(own.ready, base=Version(0, 0, 1, "earlier"))
@@ -429,8 +433,7 @@ def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
     """The leader asks for a slice that was lost, by the version on which it was made."""
     world = asynchronous("ABC")
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     own, log = peer.replica.own, peer.replica.logs[0]
     assert own.ready is not None
     base = next(Version(0, 0, epoch, chain) for epoch, chain in log.held.links if epoch < log.epoch)
