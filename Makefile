@@ -33,6 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in their own processes; a quarter of an hour and more
+	@$(BIN)/python -m compileall -qq p2p_diloco examples tests  # not once in each process, whatever PYTHONDONTWRITEBYTECODE says
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; two minutes

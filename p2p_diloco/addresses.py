@@ -43,17 +43,22 @@ def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
 
 
 def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
-    """Check an address to listen on, and return it. It must name a host and a port, and no peer. With port 0 the system
-    chooses a port.
+    """Check an address to listen on or to announce, and return it. It must name an IP address and a port, and no peer.
+    With port 0 the system chooses a port.
 
     Raises:
         AddressError: the address can't be read, or it names a peer.
     """
     parts = _parts(address, key)
     if any(protocol == "p2p" for protocol, _ in parts):
-        raise _unreadable(address, "names a peer", key, "leave out /p2p/...: this is where to listen")
-    if parts[0][0] not in ("ip4", "ip6") or not any(protocol in _PORTS for protocol, _ in parts):
-        raise _unreadable(address, "is no place to listen", key, "write it like /ip4/0.0.0.0/tcp/31337")
+        raise _unreadable(address, "names a peer", key, "leave out /p2p/...: it is this peer's own")
+    as_written = "write it like /ip4/198.51.100.7/tcp/31337"
+    if key == "host_maddrs":
+        as_written = "write it like /ip4/0.0.0.0/tcp/31337"
+    if parts[0][0] not in ("ip4", "ip6"):
+        raise _unreadable(address, "names no IP address", key, as_written)
+    if not any(protocol in _PORTS for protocol, _ in parts):
+        raise _unreadable(address, "names no port", key, as_written)
     return address
 
 
@@ -151,6 +156,9 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
         value = next(pieces, None) if takes_value else ""
         if value is None:
             raise _unreadable(address, f"ends after /{protocol}", key, as_written)
+        if protocol == "ip6zone" or (protocol == "ip6" and "%" in value):
+            mend = "give an IPv4 address of that machine, or one of IPv6 that needs no zone"
+            raise _unreadable(address, "has a zone, which means another link on each machine", key, mend)
         # many networks (Docker's, for one) have names with underscores, which the package refuses
         read = value.replace("_", "a") if protocol in _NAMES else value
         if takes_value and not _is_multiaddr(f"/{protocol}/{read}"):

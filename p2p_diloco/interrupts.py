@@ -9,10 +9,12 @@ exception, so the signal is sent again.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +22,11 @@ from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals of ^C, of `kill` and of a closed terminal."""
+UNWINDING = (signal.SIGTERM, signal.SIGHUP)
+"""Those that Python itself makes no exception of."""
+TWICE_S = 1.0
+"""A signal that comes again within this many seconds is the same one: a terminal and a service manager send it to all
+processes of a program, and `join` passes on what it gets."""
 EXECUTED = "<string>", "<module>"
 """File name and function name of a frame of code that `exec` runs."""
 AGAIN_S = 0.05
@@ -33,31 +40,37 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def unwound_by_sigterm() -> Iterator[None]:
-    """A context in which SIGTERM ends the program by `SystemExit`, with the status that it would have had, 143. So
-    `with` blocks and `finally` are left in order, where the signal would end the process at once. The second one does.
+def unwound_by_signals() -> Iterator[None]:
+    """A context in which each signal of `UNWINDING` ends the program by `SystemExit`, with the status that it would
+    have had, 143 or 129. So `with` blocks and `finally` are left in order, where the signal would end the process at
+    once. One that comes `TWICE_S` after the first does.
 
-    A handler that somebody else has set stays, and is not replaced; so does a signal that is ignored. A context that is
-    entered in another thread than the main thread has no effect.
+    A handler that somebody else has set stays, and is not replaced; so does a signal that is ignored, as SIGHUP under
+    `nohup`. A context that is entered in another thread than the main thread has no effect.
     """
-    here = os.getpid()
+    here, first_at = os.getpid(), math.inf
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != here:  # a forked process, such as a loader's worker, has nothing to leave
+        nonlocal first_at
+        forked = os.getpid() != here  # such a process, for instance a loader's worker, has nothing to leave
+        if forked or time.monotonic() - first_at >= TWICE_S:
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        sys.exit(128 + number)
+        if math.isinf(first_at):
+            first_at = time.monotonic()
+            sys.exit(128 + number)
 
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, handle)
+    if threading.current_thread() is threading.main_thread():
+        for number in UNWINDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handle)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if threading.current_thread() is threading.main_thread():
+            for number in UNWINDING:
+                if signal.getsignal(number) is handle:
+                    signal.signal(number, signal.SIG_DFL)
 
 
 class Interrupts:

@@ -184,7 +184,7 @@ def _from_variables(environment: Mapping[str, str]) -> dict[str, object]:
 
 def _from_file(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise _unreadable("--config", file, error, "name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -66,6 +66,8 @@ def test_dialable_addresses_are_accepted(address: str) -> None:
         (f"/tcp/1/p2p/{ID}", "names no host"),
         (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "names no port"),
         (f"/ip4/127.0.0.1/tpc/1/p2p/{ID}", "unknown part 'tpc'"),
+        (f"/ip6zone/eth0/ip6/fe80::1/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
+        (f"/ip6/fe80::1%eth0/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
     ],
 )
 def test_other_addresses_are_refused(address: str, wrong: str) -> None:
@@ -81,7 +83,8 @@ def test_other_addresses_are_refused(address: str, wrong: str) -> None:
     ("address", "wrong"),
     [
         (f"/ip4/0.0.0.0/tcp/1/p2p/{ID}", "names a peer"),
-        ("/dns4/example.org/tcp/1", "no place to listen"),
+        ("/dns4/example.org/tcp/1", "names no IP address"),
+        ("/ip4/0.0.0.0", "names no port"),
         ("0.0.0.0:1", "is host:port"),
     ],
 )

@@ -374,3 +374,10 @@ def test_addresses_may_be_objects(several: Any) -> None:
     assert PeerConfig(initial_peers=several([Multiaddr(ADDRESS)])).initial_peers == (ADDRESS,)
     with pytest.raises(AddressError, match="initial_peers=5 is no multiaddr"):
         PeerConfig(initial_peers=5)
+
+
+@pytest.mark.parametrize(("key", "value"), [("name", "Zo\udceb"), ("checkpoint_dir", Path("/c\udcff"))])
+def test_bytes_that_are_no_text_are_refused_in_one_sentence(key: str, value: object) -> None:
+    """From a command line or a path in another encoding; records, messages and files have UTF-8."""
+    with pytest.raises(ConfigError, match=rf"{key}='.*udc..' is no UTF-8 text in this locale; .*LC_ALL=C\.UTF-8"):
+        PeerConfig.model_validate({key: value})

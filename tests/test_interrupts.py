@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.interrupts import ENDING, Interrupts, unwound_by_sigterm
+from p2p_diloco.interrupts import ENDING, UNWINDING, Interrupts, unwound_by_signals
 
 each = pytest.mark.parametrize("number", ENDING)
 
@@ -172,7 +172,8 @@ def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, mod
 
 UNWOUND = """
 import multiprocessing, os, signal, sys, time
-from p2p_diloco.interrupts import unwound_by_sigterm
+import p2p_diloco.interrupts
+from p2p_diloco.interrupts import unwound_by_signals
 
 ready, begun = multiprocessing.Pipe(duplex=False)
 
@@ -180,7 +181,7 @@ def worker():
     begun.send("begun")
     time.sleep(60)
 
-with unwound_by_sigterm():
+with unwound_by_signals():
     child = multiprocessing.get_context("fork").Process(target=worker)
     child.start()
     ready.recv()
@@ -188,24 +189,27 @@ with unwound_by_sigterm():
     child.join(20)
     print(child.exitcode, flush=True)
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), int(sys.argv[1]))
         time.sleep(60)
     finally:
         print("left in order", flush=True)
-        if "twice" in sys.argv:
-            os.kill(os.getpid(), signal.SIGTERM)
+        for signal_again in sys.argv[2:]:
+            os.kill(os.getpid(), int(signal_again))
             print("went on", flush=True)
+            p2p_diloco.interrupts.TWICE_S = 0.0
 """
 
 
-@pytest.mark.parametrize(("words", "status"), [([], 143), (["twice"], -signal.SIGTERM)])
-def test_sigterm_unwinds_a_program_once(words: list[str], status: int) -> None:
-    """The program leaves its blocks, and ends with the status of the signal; the second one ends it at once. A forked
-    child ends by the signal."""
-    command = [sys.executable, "-c", UNWOUND, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split("\n")[:-1] == [str(-signal.SIGTERM), "left in order"]
-    assert done.returncode == status
+@pytest.mark.parametrize("number", UNWINDING)
+def test_a_signal_unwinds_a_program_once(number: signal.Signals) -> None:
+    """The program leaves its blocks, and ends with the status of the signal, also if it gets the signal twice, as from
+    a terminal and from `join`. A later one ends it at once. A forked child ends by the signal."""
+    for again, status in (([], 128 + number), ([number], 128 + number), ([number, number], -number)):
+        command = [sys.executable, "-c", UNWOUND, *(str(int(one)) for one in (number, *again))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        went_on = ["went on"] * min(1, len(again))
+        assert done.stdout.split("\n")[:-1] == [str(-signal.SIGTERM), "left in order", *went_on]
+        assert done.returncode == status
 
 
 def test_who_handles_sigterm_goes_on_doing_so() -> None:
@@ -213,14 +217,14 @@ def test_who_handles_sigterm_goes_on_doing_so() -> None:
     mine: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: mine.append(number))
     try:
-        with unwound_by_sigterm():
+        with unwound_by_signals():
             os.kill(os.getpid(), signal.SIGTERM)
         assert mine == [signal.SIGTERM]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with unwound_by_sigterm():
+        with unwound_by_signals():
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        with unwound_by_sigterm():
+        with unwound_by_signals():
             later = signal.signal(signal.SIGTERM, signal.SIG_IGN)
             assert callable(later)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
@@ -232,7 +236,7 @@ def test_another_thread_leaves_signals_alone() -> None:
     found: list[object] = []
 
     def enter() -> None:
-        with unwound_by_sigterm():
+        with unwound_by_signals():
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=enter)

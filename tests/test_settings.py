@@ -47,6 +47,12 @@ def test_flags_before_environment_before_file_before_default(file: Path) -> None
     assert peer.given == {"name": "from-env"}
 
 
+def test_a_file_of_windows_editors_is_read(file: Path) -> None:
+    """They begin UTF-8 with a mark."""
+    file.write_text("sync_every = 8", encoding="utf-8-sig")
+    assert read_settings({}, {}, file)[0].sync_every == 8
+
+
 def test_toml_has_its_own_kinds_of_values(file: Path) -> None:
     """Numbers, switches, lists and tables are written as TOML writes them."""
     file.write_text(f"sync_every = 8\nnesterov = false\ninitial_peers = ['{ADDRESS}']\n[outer_options]\n")

@@ -60,3 +60,11 @@ def test_a_peer_trains_without_standard_streams(tmp_path: Path, monkeypatch: pyt
     """Its channel to the node survives the start of the node, whose standard streams are others."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert said(TRAINS, (0,)) == "trained"
+
+
+def test_letters_that_an_encoding_lacks_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that prints a name, or lines of a table, would end with an error otherwise."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    shows = "from p2p_diloco.standard_streams import make_usable; make_usable(); print('Zo\\u00eb \\u2500')"
+    done = subprocess.run([sys.executable, "-c", shows], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "Zo? ?\n")

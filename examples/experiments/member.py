@@ -20,10 +20,10 @@ from p2p_diloco.core import events
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica, founding_meta
-from p2p_diloco.node.local_progress import LocalProgress
 from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.merging import blends_of, progress_of
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import WEIGHT_MIN
@@ -61,8 +61,8 @@ class Member:
         self.theta, base = torch.zeros(run.layout.numel), torch.zeros(run.layout.numel)
         delta = torch.zeros(run.layout.numel, dtype=codecs.written_in(run.config.codec, run.config.rounding))
         self.work = (LyingWork if self.lies else TensorWork)(run, self.theta, base)
-        self.local = LocalModel(learner.model, run.layout, self.theta, base, delta, run.config.local_share)
-        self.delta, self.progress = delta, LocalProgress(run.config, run.layout, self.work.bases)
+        self.local = LocalModel(learner.model, run.layout, self.theta, base, delta)
+        self.delta, self.progress = delta, progress_of(run.config, run.layout)
         self.submissions = SubmissionLog(run.config)
         self._planned = SimpleNamespace(step_time_s=0.0, trains_for_s=math.inf)
         self.rhythm = Rhythm(run.config, len(run.layout.fragments), self._planned, self._loop.time)  # type: ignore[arg-type]
@@ -71,9 +71,10 @@ class Member:
         self._ready, self._released, self._loaded = asyncio.Event(), self._loop.create_future(), asyncio.Event()
         self._load: events.Load | None = None
         self._weight: float | None = None
-        self._sent_samples = self._exchanges = self._steps = self._commits = 0
+        self._sent: Sequence[int] = ()  # the shards of the last exchange
+        self._sent_samples = self._steps = self._commits = 0
         self._flight: tuple[int, int] | None = None  # steps of the round that was sent; own steps at its sending
-        self._measures = self._changed = self.over = False
+        self._measures = self._landing = self._changed = self.over = False
         if founds:
             self.local.write_theta()
             meta = founding_meta(0, self.name, "worker")
@@ -136,21 +137,21 @@ class Member:
         """Merge what is newer; then, if an exchange is due, compute the pseudo-gradients of what is due."""
         for loaded in load.shards:
             self.work.merge(loaded.shard, loaded.carry, self.replica.own.counted(loaded.shard))
-        carries, trained = {loaded.shard: loaded.carry for loaded in load.shards}, (self._steps, self.learner.samples)
-        takes = self.progress.merge(carries, load.due, trained, afresh=False, ended=self.over)
+        bases, trained = self.work.bases, (self._steps, self.learner.samples)
+        carries = [(loaded.shard, loaded.carry) for loaded in load.shards]
+        told = {"carries": carries, "due": load.due, "gone": bases.gone, "lost": bases.lost, "ended": self.over}
+        blends = blends_of(self.progress, told, trained, self._sent if self._landing else ())
         self._weight, self._sent_samples = self.progress.weigh(load.due)
-        bases = self.work.bases
-        self.local.merge(takes, bases.kept)
-        bases.loaded(takes)
+        self.local.merge(blends, bases.kept)
+        bases.loaded(blends)
         if self._measures and load.due and not self.local.write_delta(load.due, bases.kept):
             raise Diverged
         self._load = load
         self._loaded.set()
 
     def _release(self, sent: bool) -> None:
-        self.progress.released(sent=sent)
         if sent and self.swarm.run.rules.asynchronous:
-            own, shards, roster = self.replica.own, self.progress.exchange.shards, self.replica.roster
+            own, shards, roster = self.replica.own, self._sent, self.replica.roster
             self.submissions.ended(own.behind(shards), own.uncounted(shards))
             self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
         if not self._released.done():
@@ -185,7 +186,7 @@ class Member:
     async def _merged(self, *, measures: bool = False, landing: bool = False) -> events.Load:
         """Merge all changed shards; return which are due next."""
         self._loaded.clear()
-        self._measures, self._changed = measures, False
+        self._measures, self._landing, self._changed = measures, landing, False
         self.feed(events.Merge())
         await self._loaded.wait()
         commits, self._commits = self._commits, sum(self.replica.roster.mine.epochs)
@@ -206,9 +207,9 @@ class Member:
     def _send(self, due: tuple[int, ...]) -> None:
         swarm, config = self.swarm, self.swarm.run.config
         assert self._weight is not None
-        self._exchanges += 1
         self._released = self._loop.create_future()
-        self.progress.send(self._exchanges, due, self._sent_samples)
+        self._sent = due
+        self.progress.send(due, self._sent_samples)
         if not config.overlap_steps and config.mode == "sync":
             self.work.bases.stand(due)
         weight = self._weight
@@ -232,6 +233,7 @@ class Member:
         self._flight = None
         if not sent:
             self.rhythm.unsent(steps)
+            self.progress.unsend(self._sent, self._sent_samples)
             return False
         await self._merged(landing=True)
         self.rhythm.waited(self._loop.time() - began)

@@ -25,9 +25,9 @@ from p2p_diloco import RunConfig
 from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.progress import LOAD
 from p2p_diloco.tensors.layout import specs_of
 
 LATENCY_S = 0.02
@@ -194,7 +194,7 @@ class Swarm:
 
     def _loss(self, peer: Member, windows: int) -> float:
         judge = LocalModel(self._judge, self.run.layout, peer.theta, peer.theta, peer.delta)
-        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), Take.DROP))
+        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), LOAD))
         return self.task.loss(self._judge, windows)
 
 

@@ -7,13 +7,15 @@ imports torch or hivemind until a command needs it.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from p2p_diloco.errors import P2PDilocoError, left_out
+from p2p_diloco.errors import P2PDilocoError, left_out, reason
 from p2p_diloco.interrupts import ENDING, Interrupts
 from p2p_diloco.standard_streams import make_usable
 
@@ -30,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line, by default this process's own, and end the process with the command line's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     make_usable()
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")  # it was meant for the user's own program: libraries warn now and then
     with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
     for number in ENDING:
@@ -60,6 +64,9 @@ def carry_out(arguments: Sequence[str]) -> int:
         if isinstance(error, ModuleNotFoundError) and (missing := left_out(error)) is not None:
             return _told(missing.sentence, missing.exit_code, "--debug" in ours)
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = error.filename or "the output"
+            return _told(f"{what} can't be written ({reason(error)}); make room there", 1, "--debug" in ours)
         return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
 
 

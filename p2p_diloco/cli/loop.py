@@ -8,6 +8,7 @@ effect.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from p2p_diloco.interrupts import ENDING
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -31,12 +33,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None
 
+        loop = asyncio.get_running_loop()
+
         def end(number: int) -> None:
             came.append(number)
+            loop.set_exception_handler(_tell_quietly)
             task.cancel()
 
         for number in handled:
-            asyncio.get_running_loop().add_signal_handler(number, end, number)
+            loop.add_signal_handler(number, end, number)
         return await work
 
     try:
@@ -46,3 +51,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             signal.signal(number, before[number])
         if came:
             signal.raise_signal(came[0])
+
+
+def _tell_quietly(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """^C in a terminal also ends libp2p's daemon, so the library's tasks that read from it fail while all ends."""
+    log.debug("%s", context["message"], exc_info=context.get("exception"))

@@ -69,6 +69,9 @@ class Settings(BaseModel):
         """Convert a text from a flag, a variable or a file to the type of the field. A text may stand for None, a list,
         a table or a path. Addresses may be objects of the multiaddr package."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
+        if isinstance(value, (str, Path)) and _has_bytes(str(value)):
+            key, mend = cast(str, info.field_name), "use a name in UTF-8, and a locale that has it (LC_ALL=C.UTF-8)"
+            raise ConfigError("is no UTF-8 text in this locale", key=key, value=ascii(str(value)), mend=mend)
         if not isinstance(value, str):
             return _plain(value, bare_type(annotation))
         if is_optional(annotation) and value.strip().lower() in ("", "none", "unset"):
@@ -133,6 +136,11 @@ def _plain(value: Any, kind: object) -> Any:
     if isinstance(value, bool) and kind in (int, float):
         raise PydanticKnownError("int_type" if kind is int else "float_type")
     return value
+
+
+def _has_bytes(text: str) -> bool:
+    """Whether a text from the command line or the file system has bytes that its encoding lacks (PEP 383)."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _table(key: str, text: str) -> object:

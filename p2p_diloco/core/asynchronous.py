@@ -323,7 +323,7 @@ class AsynchronousLog(ShardLog):
         effects = [*self.own.settle(state), *self.ask(), *self.take_kept()]
         stays = self.lead.target()[1] == self.me
         for peer, c in sorted(inbox.items()):
-            left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries the progress
+            left = not grown_from(state, c.base)  # made on a lineage that was left
             if not stays or left or settled(c, state.counted.get(peer)):
                 del inbox[peer]
                 effects += [] if peer == self.me or left else self._news(peer, c.base)

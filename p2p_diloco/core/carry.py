@@ -1,7 +1,7 @@
 """What happens to a trainer's local progress when a newer state is merged: one small state machine per shard.
 
-A shard's replicated state lists each peer's last counted contribution. Progress is carried into the next
-pseudo-gradient exactly if no contribution on that list contains it.
+A shard's replicated state lists each peer's last counted contribution. Progress that none of these contains is carried
+into the next pseudo-gradient, unless it is dropped (`Carry` says when).
 """
 
 from __future__ import annotations
@@ -38,34 +38,21 @@ class Carried:
         self.last, self.included = id, False
         return self.oldest
 
-    def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
+    def merge(self, version: Version, counted: ContributionId | None, *, kin: bool, given_up: bool) -> Carry:
         """Record that the trainer merges ``version``, and return what happens to its local progress. ``counted``: this
-        peer's last contribution that ``version`` counts, or None. ``given_up``: uncounted progress is dropped."""
+        peer's last contribution that ``version`` counts, or None. ``kin``: whether ``version`` descends from the base.
+        ``given_up``: uncounted progress is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
-            return Carry.KEEP
+            return Carry.KEEP if kin else Carry.LEFT
         mine = counted is not None and counted.incarnation in (self.oldest.incarnation, self.last.incarnation)
-        whole = mine and counted is not None and counted >= self.last
         part = mine and counted is not None and self.oldest <= counted < self.last
-        match self.included, whole:
-            case False, True:
-                self.included = True
-                return Carry.SUBTRACT
-            case True, True:
-                return Carry.KEEP
-            case True, False if part:
-                self._forget()  # inseparable from counted progress; steps made since the last contribution are kept
-                return Carry.KEEP
-            case True, False:
-                self.included = False
-                return Carry.RESTORE
-            case _:
-                if part or given_up:
-                    self._forget()
-                    return Carry.DROP
-                return Carry.KEEP
-
-    def _forget(self) -> None:
-        """Forget the contributions sent so far: their progress is no longer carried."""
+        if mine and counted is not None and counted >= self.last:
+            first, self.included = not self.included, True
+            return Carry.SINCE if not kin else Carry.SUBTRACT if first else Carry.KEEP
+        left = self.included or not kin
+        if not (left or part or given_up):
+            return Carry.KEEP
         self.last = self.oldest = None
         self.included, self.sends = False, 0
+        return Carry.LEFT if left else Carry.PART if part else Carry.OLD

@@ -123,9 +123,9 @@ class Contributing:
             own, news = log.own, log.version != carried.base or log.own.refusals > 0
             if log.state is not None and news and own.loads(log.state, carried.base):
                 carried.sends, own.refusals = carried.sends + own.refusals, 0
-                version, given_up = log.state.version, own.gives_up(carried)
-                carry = carried.merge(version, self.counted(log.shard), given_up=given_up)
-                loads.append(Loaded(log.shard, version, carry))
+                kin, given_up = not self._leaves_behind(log), own.gives_up(carried)
+                carry = carried.merge(log.state.version, self.counted(log.shard), kin=kin, given_up=given_up)
+                loads.append(Loaded(log.shard, log.state.version, carry))
         due = self.due()
         for shard in due:
             self.logs[shard].withdraw()

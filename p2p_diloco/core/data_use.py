@@ -1,31 +1,18 @@
 """Which positions of a data set are in a trainer's local progress, and which ones the trainer may still train on.
 
 Law: pure. A position is pending exactly if its sample is in the trainer's local progress of the ledger and not in the
-version that the trainer merged last. So a merge does with the pending positions what it does with the progress
-(`Fate`). A position that leaves the progress without being counted is in the stock again at once, because the stock is
-computed as the leased positions that are not pending.
+version that the trainer merged last. So a merge does with the pending positions what it does with the progress. A
+position that leaves the progress without being counted is in the stock again at once, because the stock is computed as
+the leased positions that are not pending.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from . import leases
 from .leases import DataSet, Tables, Use
 from .spans import Spans, minus, union, within
-
-
-class Fate(Enum):
-    """What a merge does with a trainer's local progress of the ledger. What was "sent": the part of the progress that
-    the trainer's last contribution contains."""
-
-    KEEP = "keep"  # all stays
-    COUNTED = "counted"  # what was sent is in the new version
-    RESTORED = "restored"  # what was sent was in the base, but is not in the new version
-    SENT = "sent"  # only what was sent stays; other progress is not known
-    COUNTED_ALONE = "counted alone"  # what was sent is in the new version, and all other progress is dropped
-    DROPPED = "dropped"  # all progress is dropped
 
 
 @dataclass(slots=True)
@@ -49,19 +36,17 @@ class DataUse:
         self.sent = self.pending
         return Use(self.data, self.pending, self.wants)
 
-    def merge(self, fate: Fate) -> None:
-        """Record what a merge has done with the local progress of the ledger."""
-        match fate:
-            case Fate.COUNTED:
-                self.pending = minus(self.pending, self.sent)
-            case Fate.RESTORED:
-                self.pending = union(self.pending, self.sent)
-            case Fate.SENT:
-                self.pending = self.sent
-            case Fate.COUNTED_ALONE:
-                self.pending = ()
-            case Fate.DROPPED:
-                self.pending = self.sent = ()
+    def count(self) -> None:
+        """Record that the last contribution is counted in the version that is merged."""
+        self.pending = minus(self.pending, self.sent)
+
+    def keep_sent(self) -> None:
+        """Record that only the last contribution's progress stays, because other progress is not known."""
+        self.pending = self.sent
+
+    def drop(self) -> None:
+        """Record that all progress of the ledger is dropped."""
+        self.pending = self.sent = ()
 
     def conflicts(self, tables: Tables) -> bool:
         """Whether no commit on these tables may count the pending positions, because one of them is used, or leased to

@@ -37,7 +37,8 @@ class Delivered:
 @dataclass(frozen=True, slots=True)
 class SendFailed:
     """A message could not be delivered. ``gone`` is True if the dial was refused or a relay knows that the peer is
-    gone. It is False if no path to the peer was found, a deadline passed, or the receiver refused the message."""
+    gone. It is False if no path to the peer was found, a deadline passed, the receiver refused the message, or the peer
+    gave a sign of life after the message had been sent."""
 
     to: str
     message: Message
@@ -300,13 +301,16 @@ class Accept:
 class Carry(Enum):
     """What happens to a shard's local progress (local − base) when the trainer merges a newer global value.
 
-    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending).
+    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending). The last
+    four are drops: local ← new.
     """
 
     KEEP = "keep"  # local ← new + (local − base)
     SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
-    RESTORE = "restore"  # local ← new + (local − base) − Δ: the contribution was in base, but new doesn't count it
-    DROP = "drop"  # local ← new: the uncounted progress can't be separated from counted progress, or is too old
+    LEFT = "left"  # base is of a lineage that has lost, and new doesn't count the contribution
+    SINCE = "since"  # base is of a lineage that has lost; the contribution is counted in new, what was made since isn't
+    PART = "part"  # only an older contribution is counted: the rest can't be separated from its progress
+    OLD = "old"  # the progress was sent too often, or refused too often, without being counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar, overload
 
+from .leases import Tables
 from .messages import State
 from .revision import FOUNDED, Revision
 from .rules import Rules
@@ -76,6 +77,12 @@ class Logs(Sequence[ShardLog]):
         return moved
 
     # -- all together
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the data that the run's peers share, as far as this replica knows them."""
+        state = self.look_at(self._rules.ledger).state
+        return () if state is None else state.tables
 
     def versions(self) -> tuple[Version | None, ...]:
         """Return the version of each shard; None where this replica holds no state."""

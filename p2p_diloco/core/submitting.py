@@ -62,13 +62,11 @@ class Submitting(Sending):
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
-        """Return the version that a new submission names as its base: the older one of ``base``, the trainer's base,
-        and ``oldest``, the base of the oldest progress that the submission carries. So old work can't pass as fresh.
-        (The trainer's base is the older one if this peer has left a lineage and returned to it.) Return None if the
-        present state does not descend from the trainer's base, or the run has ended."""
-        if base is None or state is None or final(state, self.rules) or not grown_from(state, base):
-            return None
-        return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
+        """Return the version that a new submission names as its base: ``oldest``, the base of the oldest progress that
+        the submission carries. So old work can't pass as fresh. Return None if the present state does not descend from
+        ``base``, the trainer's base, or the run has ended."""
+        leads_on = base is not None and grown_from(state, base) and not final(state, self.rules)
+        return oldest if leads_on else None
 
     def begin(self, mine: Contribution) -> None:
         """Begin to send a new submission."""

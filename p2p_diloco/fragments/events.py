@@ -55,7 +55,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone."""
+    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone; and the
+    peer has given no sign of life since the message was sent."""
 
     to: str
     message: Message

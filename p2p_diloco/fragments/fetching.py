@@ -18,7 +18,7 @@ from . import holding
 from .admission import objection
 from .events import Accept, Complaint, Effect, Fill, Filled, Keep, Note, Roll, Rolled, Send
 from .fragment import FragmentLog
-from .messages import Ask, Commit, Head, Mean, Part
+from .messages import Ask, Commit, Head, Mean, Part, Want, What
 from .roster import Roster
 from .round import Phase
 from .state import State, append, chain_at, is_sound
@@ -28,22 +28,26 @@ from .state import State, append, chain_at, is_sound
 class Fetch:
     """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
     by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
-    when; ``busy``: tensor work under way. ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that
-    was ever asked, because an answer may take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are
-    fetched, and rounds go on."""
+    when; ``busy``: by slice, the version that tensor work under way leads to. ``asked``: by slice (-1: the head), whom,
+    and when; ``questions``: all that was ever asked, because an answer may take long; ``sources``: who sent each slice.
+    ``repair``: only ``numbers`` are fetched, and rounds go on; ``near_at``: when a donor last was at a version that can
+    be rolled. ``wanted``: in asynchronous mode, the epochs (number -1) whose commit, and the slices whose mean after an
+    epoch, was asked for."""
 
     fragment: int
     donors: tuple[str, ...]
     numbers: tuple[int, ...]
+    near_at: float
     repair: bool = False
     head: State | None = None
     digests: tuple[str, ...] = ()
     path: dict[int, tuple[Commit, State, tuple[Mean, ...]]] = field(default_factory=dict)
     staged: dict[int, tuple[Version, float]] = field(default_factory=dict)
-    busy: set[int] = field(default_factory=set)
+    busy: dict[int, Version] = field(default_factory=dict)
     asked: dict[int, tuple[str, float]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
+    wanted: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def done(self) -> bool:
@@ -80,7 +84,7 @@ class Fetching:
         for fragment in fragments:
             log = self.logs[fragment]
             log.round.phase = Phase.FETCHING
-            self.fetches[fragment] = Fetch(fragment, tuple(donors), tuple(range(log.slices)))
+            self.fetches[fragment] = Fetch(fragment, tuple(donors), tuple(range(log.slices)), now)
             effects += self._ask(self.fetches[fragment], now)
         return effects
 
@@ -88,7 +92,7 @@ class Fetching:
         """Begin to fetch slices of the present version that are damaged here, beside the rounds."""
         if log.fragment in self.fetches or log.state is None:
             return []
-        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), repair=True, head=log.state)
+        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), now, repair=True, head=log.state)
         self.fetches[log.fragment] = fetch
         return [
             Note("repair", f"{len(numbers)} slices of fragment {log.fragment} are fetched again"),
@@ -99,8 +103,12 @@ class Fetching:
 
     def _able(self, fetch: Fetch, now: float) -> list[str]:
         """Return the donors that can be asked now, those that failed least first."""
-        known = [peer for peer in fetch.donors if self.roster.holds_state(peer)]
+        known = [peer for peer in fetch.donors if self.roster.holds_state(peer) and not self._has_left(fetch, peer)]
         near = [peer for peer in self.roster.holders() if self._is_near(fetch, peer)]
+        if near:
+            fetch.near_at = now
+        elif fetch.repair and now - fetch.near_at > self.rules.dead_after:
+            return []  # they may wait for this peer's own slices, which it doesn't send before the repair
         donors = near if near and not fetch.repair else known
         donors.sort(key=lambda peer: (self.failures.times(peer), peer))
         return [peer for peer in donors if not self.failures.lately(peer, now)] or donors
@@ -113,6 +121,14 @@ class Fetching:
         epoch, chain = summary.heads[fetch.fragment]
         known = chain_at(head.links, epoch) == chain if epoch <= head.version.epoch else peer in fetch.donors
         return known and epoch >= head.version.epoch - 1
+
+    def _has_left(self, fetch: Fetch, peer: str) -> bool:
+        """Whether the peer's Summary names another lineage than the head's: it has gone over to that meanwhile."""
+        summary, head = self.roster.summary(peer), fetch.head
+        if summary is None or not summary.heads or head is None:
+            return False
+        epoch, chain = summary.heads[fetch.fragment]
+        return epoch <= head.version.epoch and chain_at(head.links, epoch) not in (None, chain)
 
     def _ask(self, fetch: Fetch, now: float) -> list[Effect]:
         donors = self._able(fetch, now)
@@ -165,16 +181,16 @@ class Fetching:
         if (message.number, sender) not in fetch.questions:
             return [Complaint(sender, "its slice was not asked for")]
         fetch.asked.pop(message.number, None)
-        fetch.busy.add(message.number)
+        fetch.busy[message.number] = message.version
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
 
     def filled(self, done: Filled, now: float) -> list[Effect]:
         """Handle a staged slice. One at the head's own version must have the digest that the donor of the head told."""
         fetch = self.fetches.get(done.fragment)
-        if fetch is None or done.number not in fetch.busy:
+        if fetch is None or fetch.busy.get(done.number) != done.version:  # else it is of an earlier fetch
             return []
-        fetch.busy.discard(done.number)
+        del fetch.busy[done.number]
         source = fetch.sources.get(done.number, "")
         same = fetch.head is not None and fetch.head.version == done.version and bool(fetch.digests)
         if same and fetch.digests[done.number] != done.digest:
@@ -189,17 +205,20 @@ class Fetching:
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
             self._advance(fetch)
-            if done.version.epoch > fetch.head.version.epoch and -1 not in fetch.asked:
-                self._asks(fetch, source, (-1,), now)
-                effects.append(Send(source, Ask(fetch.fragment)))
+            if done.version.epoch > fetch.head.version.epoch:
+                wants = self._wants(fetch, -1, What.COMMIT, fetch.head.version)
+                if not wants and -1 not in fetch.asked:
+                    self._asks(fetch, source, (-1,), now)
+                    wants = [Send(source, Ask(fetch.fragment))]
+                effects += wants
         return effects + self._go_on(fetch, now)
 
     def rolled(self, done: Rolled, now: float) -> list[Effect]:
         """Handle a slice that was rolled forward."""
         fetch = self.fetches.get(done.fragment)
-        if fetch is None or done.number not in fetch.busy:
+        if fetch is None or fetch.busy.get(done.number) != done.version:
             return []
-        fetch.busy.discard(done.number)
+        del fetch.busy[done.number]
         fetch.staged[done.number] = done.version, now
         return self._go_on(fetch, now)
 
@@ -228,6 +247,16 @@ class Fetching:
         return self._go_on(fetch, now)
 
     # -- rolling forward
+
+    def _wants(self, fetch: Fetch, number: int, what: What, base: Version) -> list[Effect]:
+        """Ask once for a commit, or for a slice's mean of it. In asynchronous mode commits go to the named peers alone;
+        without them slices that come from moving donors would never meet at one version."""
+        if not self.rules.asynchronous or (number, base.epoch) in fetch.wanted:
+            return []
+        fetch.wanted.add((number, base.epoch))
+        numbers = () if number < 0 else (number,)
+        donors = {*fetch.sources.values()} if number < 0 else {fetch.sources[number]}
+        return [Send(donor, Want(fetch.fragment, base, what, numbers)) for donor in sorted(donors)]
 
     def _go_on(self, fetch: Fetch, now: float) -> list[Effect]:
         if not fetch.repair:
@@ -261,10 +290,12 @@ class Fetching:
             if not commit.hashes:  # it counts nothing: the tensors stay
                 fetch.staged[number] = commit.version, since
             elif mean is not None:
-                fetch.busy.add(number)
+                fetch.busy[number] = commit.version
                 yield Roll(commit, mean, before.buffered, len(before.plan.succession))
             elif now - since > self.rules.settle:
                 del fetch.staged[number]
+            else:
+                yield from self._wants(fetch, number, What.MEANS, version)
 
     def _mean(self, fetch: Fetch, commit: Commit, number: int, means: tuple[Mean, ...]) -> Mean | None:
         kept = (m for m in self.logs[fetch.fragment].early.values() if isinstance(m, Mean) and m.number == number)

@@ -21,6 +21,8 @@ from .state import relation
 
 ASKED_MAX = 16
 """So many live holders are asked, drawn by hash."""
+WITNESSES = 2
+"""So many peers that tell one newer state of the own lineage are believed, however many are behind. One could lie."""
 PATIENCE_MAX = 16
 """While nothing is believed, the time between two questions doubles up to so many times `Rules.settle`."""
 
@@ -149,8 +151,8 @@ class Lineage:
         kin = [peer for peer in kin if how[peer] != "held"]
         for_it = sum(not told[peer].fresh for peer in kin)
         others = [peer for peer in told if how[peer] == "held" and not told[peer].fresh]  # a third lineage is neither
-        if self.rules.asynchronous and how[teller] == "ahead":
-            against = 0  # others are behind as usual, this peer too
+        if how[teller] == "ahead" and (self.rules.asynchronous or for_it >= WITNESSES):
+            against = 0  # others are behind, this peer too: nobody tells anything else
         else:
             against = len(others) + (not any(log.fresh for log in self.logs))
         mine = model_of([log.held.version for log in self.logs])

@@ -22,9 +22,11 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
         close.choice is not None and key_of(log.fragment, close.base, close.choice) != close.key
     ):
         return [Complaint(sender, "its Close does not have the key of its choice")]
+    if len(close.owners) != log.slices:
+        return [Complaint(sender, "its Close has another number of slices")]
     for peer, ready in () if close.choice is None else close.choice.entries:
-        if why := unsigned(ready):
-            return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why}")]
+        if (why := unsigned(ready)) or len(ready.hashes) not in (0, log.slices):
+            return [Complaint(sender, f"its Close has an entry of {peer} that nobody signed: {why or 'its slices'}")]
     if (close.term, sender) != (round.term, round.holder):
         if close.term:
             round.refused[sender] = close.term

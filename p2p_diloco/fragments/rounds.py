@@ -42,6 +42,8 @@ class Rounds:
             case "ahead":
                 log.keep(sender, message)
                 return holding.missed(log, sender, message, now) if log.rules.asynchronous else []
+            case "ancestor" if isinstance(message, Want) and message.what in (What.READY, What.SLICES):
+                return self.exchange.wanted(log, sender, message)  # of a submission, which may be on an older version
             case "ancestor":
                 return self._older(log, sender, message)
         return []
@@ -96,7 +98,7 @@ class Rounds:
         asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what is What.COMMIT)
         if log.rules.asynchronous and isinstance(message, Commit) and message.version == commit.version:
             return [Send(sender, Held(log.fragment, commit.version))]  # the first one was lost
-        other = isinstance(message, Commit) and message.version != commit.version
+        other = isinstance(message, Commit) and message.version < commit.version  # else the two would answer for ever
         return [Send(sender, newer) for newer, _ in log.last[since[0] :]] if asks or other else []
 
     # -- what else happens

@@ -59,7 +59,7 @@ def _has_time(log: FragmentLog, since: float, now: float) -> bool:
 
 def excuses(log: FragmentLog, holder: str) -> list[str]:
     """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
-    hide behind a peer that has long sent."""
+    hide behind a peer that has long sent, nor behind its own trainer in round after round."""
     summary = log.roster.summary(holder)
     told = () if summary is None else dict(summary.awaits).get(log.fragment, ())
     return [peer for peer in told if _would_wait(log, holder, peer)]
@@ -67,7 +67,7 @@ def excuses(log: FragmentLog, holder: str) -> list[str]:
 
 def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
     round, summary = log.round, log.roster.summary(peer)
-    if summary is None or peer == holder:
+    if summary is None or (peer == holder and (log.rules.asynchronous or closing.misses_often(log, peer))):
         return False
     if log.rules.asynchronous:
         return peer != log.me

@@ -18,8 +18,10 @@ from p2p_diloco.core.version import Version
 CARRIED = {
     events.Carry.KEEP: "keeps its progress",
     events.Carry.SUBTRACT: "its contribution is counted",
-    events.Carry.RESTORE: "its contribution is no longer counted and is carried again",
-    events.Carry.DROP: "drops its progress",
+    events.Carry.LEFT: "drops its progress, because its lineage has lost",
+    events.Carry.SINCE: "drops what came after its contribution, because its lineage has lost",
+    events.Carry.PART: "drops its progress, because an older contribution is counted",
+    events.Carry.OLD: "drops its progress, because it was sent or refused too often",
 }
 
 

@@ -111,7 +111,8 @@ class Daemon:
     async def _watch(self, on_death: Callable[[str], None] | None) -> None:
         status = await self.p2p._child.wait()
         self._died = f"the libp2p daemon ended with status {status}"
-        log.error("%s, so other peers can't reach this peer any more", self._died)
+        level = logging.ERROR if status else logging.INFO  # 0: it was asked to end, as ^C in a terminal asks all
+        log.log(level, "%s, so other peers can't reach this peer any more", self._died)
         if on_death is not None:
             on_death(self._died)
 

@@ -110,10 +110,12 @@ log = logging.getLogger(__name__)
 
 
 class _Relay(logging.Handler):
-    """Passes Hivemind's warnings on to this package's log."""
+    """Passes Hivemind's warnings on to this package's log. What its daemon says of its own sockets when it is asked to
+    end is no fault."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log.log(record.levelno, "hivemind: %s", record.getMessage())
+        ends = "use of closed network connection" in record.getMessage()
+        log.log(logging.DEBUG if ends else record.levelno, "hivemind: %s", record.getMessage())
 
 
 def _restore_logging() -> None:

@@ -6,6 +6,7 @@ peers die would collect them without end.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -33,6 +34,12 @@ def check_writable(folder: Path = FOLDER) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            what, mend = (
+                f"no further file can be opened ({reason(error)})",
+                "allow more open files, e.g. ulimit -n 1024",
+            )
+            raise P2PDilocoError(what, mend=mend) from None
         mend = "let this user write there (docker run --tmpfs /tmp; in Kubernetes an emptyDir at /tmp)"
         what = f"{folder} can't be written ({reason(error)}), and libp2p's daemon has its sockets there"
         raise P2PDilocoError(what, mend=mend) from None

@@ -18,7 +18,6 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox`); `wire` encodes them, `misfit` checks them against the run
     trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
-    local_progress decides what becomes of the trainer's local progress at each merge
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT, `curves` its losses
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)

@@ -77,6 +77,7 @@ class Node:
     async def receive(self, sender: str, message: Message) -> None:
         """Feed a message from another peer to the replica; return when its effects are carried out. A contribution may
         have to wait first (`Backpressure`)."""
+        self._posting.heard(sender)
         if isinstance(message, Contribution):
             await self._backpressure.wait(message.shard)
         await self._events.feed(Received(sender, message))
@@ -86,6 +87,7 @@ class Node:
         self._events.post(Closed(peer))
 
     def moving(self, peer: str) -> None:
+        self._posting.heard(peer)
         self._events.post(Moving(peer))
 
     async def consume(self) -> None:
@@ -132,11 +134,9 @@ class Node:
         """Set the timer for the replica's next Wakeup. Nothing is done if a Wakeup is queued already, or if the timer
         is set for that time already, which is so after most events."""
         due = self._replica.next_wakeup()
-        if self._waking:
+        if self._waking or (self._timer is not None and self._wakes_at == due):
             return
         if self._timer is not None:
-            if self._wakes_at == due:
-                return
             self._timer.cancel()
         self._wakes_at = due
         self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None

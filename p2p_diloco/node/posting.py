@@ -38,9 +38,15 @@ class Posting:
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that are queued or being sent
         self._under_way = Counter[str]()  # commits to each peer that are queued or being sent
         self._expelled_by: set[str] = set()  # peers that have expelled this one
+        self._heard = Counter[str]()  # signs of life of each peer
+
+    def heard(self, peer: str) -> None:
+        """Note a sign of life: a message of this peer has come, or a transfer with it makes progress."""
+        self._heard[peer] += 1
 
     def send(self, to: str, message: Message) -> None:
         """Send a message. An event tells the replica whether it was delivered."""
+        heard = self._heard[to]
 
         def answer(outcome: Outcome) -> None:
             if isinstance(message, Commit):
@@ -54,8 +60,9 @@ class Posting:
             if isinstance(outcome, Refusal) and outcome.reason.startswith(EXPELLED) and to not in self._expelled_by:
                 self._expelled_by.add(to)
                 self._event_log.note("expelled", f"{to} refuses this peer's messages: {outcome.reason}")
-            # A passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link.
-            gone = isinstance(outcome, Unreachable) and outcome.refused
+            # A passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link. Nor
+            # does a dial prove it that began before the peer's last sign of life: the peer or its relay was not ready.
+            gone = isinstance(outcome, Unreachable) and outcome.refused and self._heard[to] == heard
             self._events.post(SendFailed(to, message, gone))
 
         match message:

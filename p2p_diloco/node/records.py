@@ -15,6 +15,7 @@ from hashlib import blake2b
 
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records, Transport
+from p2p_diloco.net.streams import stop
 from p2p_diloco.node.status import PeerStatus
 
 BUCKETS = 4
@@ -88,27 +89,40 @@ async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
 
 async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus], news: asyncio.Event) -> None:
     """Keep this peer's record in the DHT up to date, until cancelled. `news`: is set when there is something that
-    observers should see soon."""
+    observers should see soon. News doesn't wait until an earlier record is stored, because a member of the DHT that has
+    frozen holds that up for seconds, and the news may be its death."""
     published: PeerStatus | None = None
-    while True:
-        record = describe()
-        if published is None or record.time - published.time >= PUBLISH_AT_LEAST_EVERY_S or _changed(record, published):
-            try:
-                taken = await dht.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
-            except Exception:  # a failed record must not end the run
-                log.warning("this peer's record can't be stored in the DHT; trying again", exc_info=True)
-            else:
-                log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
-            published = record
-        with contextlib.suppress(asyncio.TimeoutError):
-            await within(PUBLISH_EVERY_S, news.wait())
-            await asyncio.sleep(NEWS_AFTER_S)
-            news.clear()
+    storing, is_news = set[asyncio.Task[None]](), False
+    try:
+        while True:
+            storing = {task for task in storing if not task.done()}
+            record = describe()
+            if (is_news or not storing) and (published is None or _is_due(record, published)):
+                storing.add(asyncio.create_task(_store(dht, run_id, record)))
+                published = record
+            is_news = False
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(PUBLISH_EVERY_S, news.wait())
+                await asyncio.sleep(NEWS_AFTER_S)
+                news.clear()
+                is_news = True
+    finally:
+        await stop(*storing)
 
 
-def _changed(record: PeerStatus, published: PeerStatus) -> bool:
-    """Whether two records differ in any field other than their time."""
-    return dataclasses.replace(record, time=published.time) != published
+async def _store(dht: Records, run_id: str, record: PeerStatus) -> None:
+    try:
+        taken = await dht.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
+    except Exception:  # a failed record must not end the run
+        log.warning("this peer's record can't be stored in the DHT; trying again", exc_info=True)
+    else:
+        log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
+
+
+def _is_due(record: PeerStatus, published: PeerStatus) -> bool:
+    """Whether a record differs from the published one in any field other than their time, or is much newer."""
+    changed = dataclasses.replace(record, time=published.time) != published
+    return changed or record.time - published.time >= PUBLISH_AT_LEAST_EVERY_S
 
 
 async def look_around(

@@ -18,7 +18,6 @@ from p2p_diloco.core import leases
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.curves import Point
-from p2p_diloco.node.data_side import tables_of
 from p2p_diloco.node.status import (
     REFUSED_MAX,
     Buffered,
@@ -93,7 +92,7 @@ class Reporter:
             sync_every=self._trainer.sync_every,
             submissions=submissions.told if asynchronous else None,
             buffered=self._buffered(aggregates),
-            data=tuple(_progress(table) for table in tables_of(replica)),
+            data=tuple(_progress(table) for table in replica.logs.tables),
             addresses=tuple(common.transport.addresses()),
             refused=tuple(self._refused()),
             doubt=common.event_log.named(self._audits.doubt),

@@ -13,15 +13,16 @@ import time
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
+from p2p_diloco.core.leases import Use
+from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.data_side import DataSide
 from p2p_diloco.node.door import Door
 from p2p_diloco.node.ledger import CODEC
-from p2p_diloco.node.local_progress import LocalProgress, Take
+from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import PARAMETER
@@ -61,10 +62,9 @@ class TrainerSide:
         self._every = run.config.sync_every  # the run's H, by the state that the trainer has merged
         self._whole = -1, ""  # epoch and digest of the newest state that had one epoch in all shards; -1: none yet
         self._merging: Message | None = None  # the open request; None: the trainer doesn't wait for its answer
-        self._progress = LocalProgress(run.config, run.layout, work.bases)
+        self._exchange: Message = {}  # the trainer's request for its latest exchange
         self._not_reading = asyncio.Event()
         self._not_reading.set()
-        self._data = DataSide(common.replica)
         self._door = Door(common.fetching)
 
     @property
@@ -86,7 +86,6 @@ class TrainerSide:
             match message:
                 case {"kind": "merge", "measures": measures}:
                     self._merging = message
-                    self._data.stepped(message["data"])
                     if measures:
                         await self._mended()
                     await self._events.feed(Merge())
@@ -95,10 +94,9 @@ class TrainerSide:
                 case {"kind": "read", "n": n}:
                     self._not_reading.clear()
                     self._channel.send("readable", n=n, kept=[] if self._asynchronous else sorted(self._bases.kept))
-                case {"kind": "have read", "loaded": loaded, "torn": torn}:
+                case {"kind": "have read", "loaded": loaded}:
                     if self._replica.training.merging is not None:
                         self._merging = None
-                    self._progress.torn |= torn
                     self._bases.loaded(loaded)
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
@@ -110,9 +108,8 @@ class TrainerSide:
                     self._describing.card = card
                 case {"kind": "nudge", "goal": goal}:
                     self._nudge_others(goal)
-                case {"kind": "data", "n": n, "data": data}:
-                    self._data.register(**data)
-                    self._channel.send("data", n=n, data=self._data.told())
+                case {"kind": "data", "n": n}:
+                    self._channel.send("data", n=n, **self._data())
                 case {"kind": "door", "n": n}:
                     self._channel.send("door", n=n, path=await self._door.open())
 
@@ -139,10 +136,9 @@ class TrainerSide:
 
     async def _contribute(self, message: Message) -> None:
         self._ledger.begin()
-        self.sync_every = message["every"]
+        self.sync_every, self._exchange = message["every"], message
         shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
-        self._progress.send(message["n"], shards, message["samples"])
         if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
             self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
@@ -154,7 +150,18 @@ class TrainerSide:
                 payloads.append(self._work.encode(shard, sent, id, weighs=weighs))
             await asyncio.sleep(0)  # as above
         weight, samples = message["weight"], message["samples"]
-        await self._events.feed(Contribute(shards, weight, samples, tuple(payloads), self._data.send(shards)))
+        uses = tuple(from_plain(Use, use) for use in message["uses"])
+        await self._events.feed(Contribute(shards, weight, samples, tuple(payloads), uses))
+
+    def _data(self) -> dict[str, Any]:
+        replica = self._replica
+        return {
+            "me": replica.me,
+            "life": life_of(replica.own.incarnation),
+            "ledger": replica.rules.ledger,
+            "tables": to_plain(replica.logs.tables),
+            "ended": replica.finished,
+        }
 
     def _told(self) -> dict[str, Any]:
         replica = self._replica
@@ -202,11 +209,11 @@ class TrainerSide:
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
-        replica, progress, due = self._replica, self._progress, effect.due
+        replica, bases = self._replica, self._bases
         for loaded in effect.shards:
             self._work.merge(loaded.shard, loaded.carry, replica.own.counted(loaded.shard))
-        takes = self._takes(effect, afresh=asked["afresh"])
-        weight, samples = progress.weigh(due)
+        # what is under way may be counted by the present tables before it is merged
+        tells_data = asked["data"] and replica.own.flight is None and replica.has_state
         epoch, digest = replica.own.merged
         if (every := self._sync_every_now()) != self._every:
             self._every = every
@@ -214,11 +221,11 @@ class TrainerSide:
         self._channel.send(
             "load",
             n=asked["n"],
-            takes=[[shard, take.value] for shard, take in takes.items()],
-            kept=sorted(self._bases.kept),
-            due=list(due),
-            weight=weight,
-            samples=samples,
+            carries=[[loaded.shard, loaded.carry.value] for loaded in effect.shards],
+            kept=sorted(bases.kept),
+            gone=sorted(bases.gone),
+            lost=sorted(bases.lost),
+            due=list(effect.due),
             ended=bool(self._shared.finished),
             commits=self._commits,
             commit_steps=replica.steps,
@@ -227,34 +234,17 @@ class TrainerSide:
             digest=digest,
             trained=replica.own.merged_samples,
             workers=replica.workers(),
-            counted=progress.counted,
-            settled=progress.settled,
-            dropped_samples=progress.dropped_samples,
-            data=self._data.told(),
+            tables=to_plain(replica.logs.tables) if tells_data else None,
         )
 
-    def _takes(self, effect: Load, *, afresh: bool) -> dict[int, Take]:
-        """Choose what the trainer does with each shard. If, by the new state, other peers have got data that the
-        trainer has already used, the trainer drops all progress that no commit has counted."""
-        carries, ledger = {loaded.shard: loaded.carry for loaded in effect.shards}, self._replica.rules.ledger
-        trained, ended = (self._shared.steps, self._shared.samples), bool(self._shared.finished)
-        takes = self._progress.merge(carries, effect.due, trained, afresh=afresh, ended=ended)
-        lost = self._data.merge(carries.get(ledger), takes.get(ledger))
-        if not lost or ended:
-            return takes
-        what = "the progress of this peer is dropped: other peers have got %d of its samples, as if it had died"
-        log.warning(what, lost)
-        return self._progress.merge({}, effect.due, trained, afresh=True, ended=ended)
-
     def release(self, effect: Release) -> None:
-        self._progress.released(sent=effect.sent)
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
-        self._channel.send("release", n=self._progress.exchange.n, sent=effect.sent, **spent, **outcome)
+        self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
         """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        submissions, replica, shards = self.submissions, self._replica, self._progress.exchange.shards
+        submissions, replica, shards = self.submissions, self._replica, self._exchange["shards"]
         log.info("%s", submissions.ended(replica.own.behind(shards), replica.own.uncounted(shards)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)

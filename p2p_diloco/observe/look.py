@@ -5,6 +5,7 @@ Law: only reads, in client mode, and stores nothing. An observer takes no messag
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -42,8 +43,9 @@ async def observer(initial_peers: Sequence[str], invitation: Invitation | None =
 
 async def look(dht: Records, run_id: str) -> Snapshot:
     """Make a snapshot of a run from its present DHT records. Records that can't be fetched are left out."""
-    peers = await read_peers(dht, run_id)
-    return snapshot(run_id, await run_record(dht, run_id), peers.values(), time.time())
+    # at once: a member of the DHT that has frozen holds up each question for seconds
+    peers, record = await asyncio.gather(read_peers(dht, run_id), run_record(dht, run_id))
+    return snapshot(run_id, record, peers.values(), time.time())
 
 
 async def run_record(dht: Records, run_id: str) -> RunRecord | None:

@@ -10,6 +10,7 @@ a process of its own, does everything that concerns other peers.
     hook         the work at each `optimizer.step()`
     rhythm       when the next exchange is due
     merging      merges newer global values into the model
+    progress     what became of the local progress: what was sent, counted and dropped
     times        sums of time by part; `metrics`: all counters
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
@@ -18,7 +19,8 @@ a process of its own, does everything that concerns other peers.
     ranks        detects which processes are one peer; `meeting` connects them
     rank0        rank 0 of these processes
     rank_n       another rank; `rank_link` is their connection, `far` the values of a rank on another host
-    shard        this peer's part of a shared data set, in an `order`; `supply`: all of these parts
+    shard        this peer's part of a shared data set, in an `order`; `supply`: all of these parts,
+                 and which positions are in the local progress
     refilling    gets more data for a peer that has none left; `slices` come from data nodes
     sinks        what else gets the trainer's reports
     inner        the inner optimizers' state on disk

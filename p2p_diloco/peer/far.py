@@ -13,15 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank_n import Rank0Client
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import as_bytes, tensor_over
 
 PIECE_BYTES = 8 << 20
 """The most bytes of values in a message."""
-_READS_SENT = (Take.SUBTRACT, Take.RESTORE, Take.SENT)
 
 Range = tuple[int, int]
 """Elements of the flat vector: start, stop."""
@@ -44,18 +43,16 @@ class FarModel:
         self._own.write_theta()
         self._give("theta", self._theta, self._own.ranges(self._own.shards, spoken=True))
 
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load new global values, as `LocalModel.merge` does. If a take needs the Δ of a parameter that several ranks
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
+        """Load new global values, as `LocalModel.merge` does. If that needs the Δ of a parameter that several ranks
         hold, and another rank has written it, that Δ comes from rank 0, too."""
-        del kept  # `base` of this rank has the loaded values of every shard in `takes`
-        changed = self._own.ranges(takes)
+        del kept  # `base` of this rank has the loaded values of every shard in `blends`
+        changed = self._own.ranges(blends)
         _copy(self._theta, self._base, changed)
         self._get("theta", self._theta, changed)
-        sent = [shard for shard, take in takes.items() if take in _READS_SENT]
+        sent = [shard for shard, blend in blends.items() if blend.reads_sent]
         self._get("delta", self._delta, self._own.ranges(sent, spoken=False))
-        self._own.merge(takes, takes.keys())
-        forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
-        self._give("delta", self._delta, self._own.ranges(forgotten, spoken=True))
+        self._own.merge(blends, blends.keys())
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
         """Compute this rank's pseudo-gradients, and write them into the peer's memory. Returns whether they may be

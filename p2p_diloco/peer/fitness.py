@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.buffers import can_be_written
 from p2p_diloco.tensors.layout import plain_name, trainable
 
 SHOWN = 3
@@ -53,7 +54,7 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     if sparse := [name for name, parameter in named.items() if parameter.layout is not torch.strided]:
         mend = "make it dense; an embedding's gradients may be sparse"
         raise ConfigError("is a sparse tensor, which shards can't hold", key="model", value=few(sparse), mend=mend)
-    if fixed := [name for name, parameter in named.items() if not _can_be_written(parameter)]:
+    if fixed := [name for name, parameter in named.items() if not can_be_written(parameter)]:
         mend = "make it outside of torch.inference_mode(), and clone() what was expanded"
         raise ConfigError("can't be changed in place by any step", key="model", value=few(fixed), mend=mend)
     if left := [name for name, parameter in named.items() if id(parameter) not in held]:
@@ -106,13 +107,6 @@ def warn_of_others(model: nn.Module, optimizer: Optimizer) -> None:
 def stepped(optimizer: Optimizer) -> list[nn.Parameter]:
     """The parameters that an optimizer trains."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _can_be_written(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is no tensor of inference mode, and each of its elements has memory of its own."""
-    if parameter.is_inference():
-        return False
-    return all(stride or size < 2 for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
 
 
 def fits(dtype: torch.dtype) -> bool:

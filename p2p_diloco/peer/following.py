@@ -10,10 +10,10 @@ from torch import Tensor
 from p2p_diloco import errors
 from p2p_diloco.errors import NodeDied
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.node_client import NodeClient
+from p2p_diloco.peer.progress import LOAD
 
 
 class Following:
@@ -50,5 +50,5 @@ class Following:
         return self._parameters.global_values()
 
     def _load(self, told: Message) -> None:
-        self._parameters.merge(dict.fromkeys(self._parameters.shards, Take.DROP))
+        self._parameters.merge(dict.fromkeys(self._parameters.shards, LOAD))
         self.standing = Standing(told["epoch"], told["digest"], told["finished"])

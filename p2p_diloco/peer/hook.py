@@ -22,7 +22,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
-from p2p_diloco.peer.merging import Due, Flight, Merger
+from p2p_diloco.peer.merging import Due, Flight, Merger, progress_of
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.patience import Patience
@@ -55,7 +55,8 @@ class Hook:
         self._times = Times(node.memory, clock)
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
         self.supply = Supply()
-        self.merger = Merger(node, local, self._times, self._rhythm, self.supply)
+        progress = progress_of(config, layout)
+        self.merger = Merger(node, local, self._times, self._rhythm, self.supply, progress)
         self._staleness = self._refused = self._pauses = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
@@ -64,12 +65,12 @@ class Hook:
     @property
     def standing(self) -> Standing:
         """The trainer's present position in the run, and its counters."""
-        memory, merger = self._memory, self.merger
+        memory, merger, progress = self._memory, self.merger, self.merger.progress
         totals: dict[str, Any] = {
-            "sync_count": merger.counted,
+            "sync_count": progress.counted,
             "sent_count": self._times.exchanges,
             "local_step": memory.steps,
-            "dropped_samples": merger.dropped_samples,
+            "dropped_samples": progress.dropped_samples,
             **self._times.totals(),
         }
         return Standing(
@@ -224,8 +225,12 @@ class Hook:
             mend = "call peer.report(samples=...) before optimizer.step()"
             raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
         values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
-        request, interval = self._node.request("contribute", shards=due.shards, **values), self._rhythm.interval
-        return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began, interval)
+        uses = self.supply.send(due.shards)
+        # first: an interrupt after the request would leave a contribution that the record doesn't know
+        self.merger.progress.send(due.shards, due.samples)
+        request = self._node.request("contribute", shards=due.shards, uses=uses, **values)
+        interval, stood_s = self._rhythm.interval, self._times.waiting_s - began
+        return Flight(request, due.shards, due.samples, self._memory.steps, self._rhythm.sent(), stood_s, interval)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
@@ -234,9 +239,10 @@ class Hook:
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
             self._rhythm.unsent(flight.steps)
+            self.merger.progress.unsend(flight.shards, flight.samples)
             return False
         self._diverged = False
-        with self.merger.merged(landing=True):
+        with self.merger.merged(landed=flight.shards):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
@@ -277,8 +283,6 @@ class Hook:
             mend = "lower the learning rate, clip gradients or check the data, and start this peer again"
             text = "training has diverged: twice in a row the model's parameters were not finite or too large"
             raise P2PDilocoError(text, mend=mend)
-        text = "this round's local progress is not finite or too large: it is dropped, and the global model is loaded"
-        log.warning(text)
         self._diverged = True
-        with self.merger.merged(afresh=True):
+        with self.merger.merged(unsound=True):
             pass

@@ -79,7 +79,11 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 **rest,
             }:
                 kinds: Any = rest.get("kinds", [None] * len(states))  # older versions saved none
-                for optimizer, saved, kind in zip(optimizers, states, kinds, strict=True):
+                if len(states) != len(optimizers):
+                    text = "the inner optimizers start without a saved state: there are %d, and it is of %d"
+                    log.warning(text, len(optimizers), len(states))
+                    states = []
+                for optimizer, saved, kind in zip(optimizers, states, kinds, strict=False):
                     _load(optimizer, saved, kind)
                 torch.set_rng_state(rng)
                 restore_random_states(states_of_devices)

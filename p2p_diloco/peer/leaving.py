@@ -12,7 +12,7 @@ import signal
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
-from p2p_diloco.interrupts import exit_code
+from p2p_diloco.interrupts import UNWINDING, exit_code
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.rank0 import Rank0Hook
 from p2p_diloco.peer.rank_n import RankNHook
@@ -33,8 +33,8 @@ def broken_off(error: BaseException | None) -> str:
             return ""
         case SystemExit(code=None | 0):
             return ""
-        case SystemExit(code=code) if code == 128 + signal.SIGTERM:
-            return "SIGTERM ended training"
+        case SystemExit(code=int(code)) if code - 128 in UNWINDING:
+            return f"{signal.Signals(code - 128).name} ended training"
         case P2PDilocoError():
             return "an error ended training"
         case KeyboardInterrupt():

@@ -20,17 +20,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.local_buffers import LocalBuffers
+from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 from p2p_diloco.tensors.raw import magnitude
-
-_READS_NO_LOCAL = (Take.DROP, Take.FORGET, Take.SENT)
-"""Takes for which the model's values are only written, so they need not come over from a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Local(Protocol):
         """Do the same as `LocalModel.write_theta`. Each method below does the same as the method of that name in
         `LocalModel`."""
 
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None: ...
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None: ...
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool: ...
 
@@ -84,12 +81,10 @@ class LocalModel:
         theta: Tensor,
         base: Tensor,
         delta: Tensor,
-        local_share: float = 0.0,
         rank: Rank = ALONE,
         values: Tensor | None = None,
     ) -> None:
         self._layout, self._theta, self._base, self._delta = layout, theta, base, delta
-        self._local_share = local_share
         self._all = extents_of(model, layout, rank)
         self._held = [extent for extent in self._all if extent.numel]  # a rank may hold no row of a small parameter
         self._starts = [extent.start for extent in self._held]
@@ -112,52 +107,45 @@ class LocalModel:
             self._buffers.write_theta()
 
     @torch.no_grad()
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load the new θ of the shards in `takes`. The `Take` of a shard says what becomes of the local progress in
-        this shard."""
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
+        """Load the new θ of the shards in `blends`. The `Blend` of a shard says what becomes of the local progress in
+        it."""
         if self._sharded is not None:
             reshard(self._sharded)
-        with self.merging() if takes else nullcontext():
-            self._merge(takes, kept)
+        with self.merging() if blends else nullcontext():
+            self._merge(blends, kept)
 
-    def _merge(self, takes: Mapping[int, Take], kept: Collection[int]) -> None:
-        parameters, buffers = self._apart(takes)
-        self._buffers.merge({shard: takes[shard] for shard in buffers}, kept)
-        takes = {shard: takes[shard] for shard in parameters}
-        forgotten = [shard for shard, take in takes.items() if take is Take.FORGET]
-        unread = {shard for shard, take in takes.items() if take in _READS_NO_LOCAL}
+    def _merge(self, blends: Mapping[int, Blend], kept: Collection[int]) -> None:
+        parameters, buffers = self._apart(blends)
+        self._buffers.merge({shard: blends[shard] for shard in buffers}, kept)
+        blends = {shard: blends[shard] for shard in parameters}
+        # values that are only written need not come over from a device
+        unread = {shard for shard, blend in blends.items() if not blend.reads_local}
         for whole, where in self._through(unread, store=True):
-            sent, ranges = takes[where.shard] is Take.SENT, (self._theta[where.place], self._delta[where.place])
+            ranges = self._theta[where.place], self._delta[where.place]
             for values, theta, delta in flats.blocks(whole, *ranges, size=flats.UNDIVIDED):
-                if sent:
+                if blends[where.shard].reads_sent:
                     torch.sub(theta, delta, out=values)
                 else:
                     values.copy_(theta)
-        for start, stop in self.ranges(forgotten):
-            for delta in torch.split(self._delta[start:stop], flats.UNDIVIDED):
-                delta.zero_()
-        for values, span in _cut(self._through(takes.keys() - unread, fetch=True, store=True)):
-            self._take(values, span, takes[span.shard], kept)
+        for values, span in _cut(self._through(blends.keys() - unread, fetch=True, store=True)):
+            self._blend(values, span, blends[span.shard], kept)
 
-    def _take(self, values: Tensor, span: Span, take: Take, kept: Collection[int]) -> None:
-        """Replace the values by the new ones that `take` asks for, which reads them. Sums are fp32, whatever the
-        values' dtype."""
-        theta, delta = self._theta[span.place], self._delta[span.place]
+    def _blend(self, values: Tensor, span: Span, blend: Blend, kept: Collection[int]) -> None:
+        """Replace the values by the new ones, which depend on them. Sums are fp32, whatever the values' dtype."""
+        theta = self._theta[span.place]
         local = values.to(torch.float32)  # without a copy if they are fp32
-        if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
-            torch.lerp(theta, local, self._local_share, out=local)
+        if blend.anchor is Anchor.NEW:  # Streaming DiLoCo, arXiv 2501.18512
+            torch.lerp(theta, local, blend.keep, out=local)
         else:
-            local.sub_(self._anchor(span, kept).to(values.dtype))  # in the dtype in which it was loaded
-            match take:
-                case Take.SUBTRACT:
-                    local.add_(delta)
-                case Take.RESTORE:
-                    local.sub_(delta)
+            local.sub_(self._loaded_in(span, kept).to(values.dtype))  # in the dtype in which it was loaded
+            if blend.reads_sent:
+                local.add_(self._delta[span.place])
             local.add_(theta)
         if local is not values:
             values.copy_(local)
 
-    def _anchor(self, span: Span, kept: Collection[int]) -> Tensor:
+    def _loaded_in(self, span: Span, kept: Collection[int]) -> Tensor:
         """The global values of this span that the model loaded last."""
         return (self._base if span.shard in kept else self._theta)[span.place]
 
@@ -171,7 +159,7 @@ class LocalModel:
         sound = True
         for values, span in self._through(parameters, fetch=True, spoken=True):
             written = self._delta[span.place]
-            flats.pseudo_gradient(self._anchor(span, kept), values, written)
+            flats.pseudo_gradient(self._loaded_in(span, kept), values, written)
             # at once, while most are still in the cache; NaN compares as false
             for part in torch.split(written, flats.UNDIVIDED):
                 sound = magnitude(part) <= MAGNITUDE_MAX and sound

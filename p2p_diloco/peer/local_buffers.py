@@ -5,7 +5,7 @@ values themselves (`tensors.running`); rank 0's are the peer's. A buffer is look
 model may replace it. A value that isn't finite, or is too large to be sent, stays at this peer: the global value is
 sent and loaded in its place.
 
-    mean        local ← θ + progress, which is local − base, plus or minus Δ as the `Take` says (`node.local_progress`)
+    mean        local ← θ + progress, which is measured as the `Blend` says (`progress`)
     greatest    local ← max(θ, local) if local has progress, else θ
 
 So a mean keeps what it gained since it was sent. But two progresses may add up to more than there is: a variance that
@@ -21,12 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.node.local_progress import Take
+from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.tensors.layout import GREATEST, Layout, ParamSpec, kind_of, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
-
-_BARE = (Take.DROP, Take.FORGET)
-"""Takes that load θ as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +70,29 @@ class LocalBuffers:
         that are to be sent."""
         for shard in shards:
             start, stop = self._span(shard)
-            anchor, local = self._anchor(shard, kept), self._locals(shard)
-            loaded = self._as_loaded(shard, anchor)
+            exact, local = self._loaded(shard, kept), self._locals(shard)
+            loaded = self._as_loaded(shard, exact)
             local = torch.where(_is_sound(local), local, loaded)
             self._sent[start - self._first : stop - self._first] = loaded - local
             if speaks:  # values that were only rounded when they were loaded are sent as they were
-                self._values[start:stop] = torch.where(local == loaded, anchor, local)
+                self._values[start:stop] = torch.where(local == loaded, exact, local)
 
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int]) -> None:
-        """Load the new θ of these shards. The `Take` of a shard says what becomes of the local progress in it."""
-        for shard, take in takes.items():
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int]) -> None:
+        """Load the new θ of these shards. The `Blend` of a shard says what becomes of the local progress in it."""
+        for shard, blend in blends.items():
             start, stop = self._span(shard)
-            new = self._theta[start:stop]
-            if take not in _BARE:
-                new = self._with_progress(shard, take, kept)
-            if take is Take.FORGET:
-                self._sent[start - self._first : stop - self._first] = 0.0
-            self._load(shard, new)
+            self._load(shard, self._with_progress(shard, blend, kept) if blend.keep else self._theta[start:stop])
 
-    def _with_progress(self, shard: int, take: Take, kept: Collection[int]) -> Tensor:
+    def _with_progress(self, shard: int, blend: Blend, kept: Collection[int]) -> Tensor:
         start, stop = self._span(shard)
         theta, sent = self._theta[start:stop], self._sent[start - self._first : stop - self._first]
         local = self._locals(shard)
-        if take is Take.SENT:
+        if blend.anchor is Anchor.GONE:
             progress = -sent
         else:
-            progress = local - self._as_loaded(shard, self._anchor(shard, kept))
-            if take is not Take.KEEP:
-                progress = progress + sent if take is Take.SUBTRACT else progress - sent
+            progress = local - self._as_loaded(shard, self._loaded(shard, kept))
+            if blend.reads_sent:
+                progress = progress + sent
         if self._layout.shards[shard].kind == GREATEST:
             return torch.where(progress == 0, theta, torch.maximum(theta, local))
         new = theta + progress
@@ -112,7 +104,7 @@ class LocalBuffers:
         device."""
         if self._last is not None:
             return {name: values.clone() for name, values in self._last.items()}
-        flat = torch.cat([self._anchor(shard, kept) for shard in self._shards] or [torch.empty(0, device="cpu")])
+        flat = torch.cat([self._loaded(shard, kept) for shard in self._shards] or [torch.empty(0, device="cpu")])
         found = {}
         for place in self._places:
             buffer = self._buffer(place.spec)
@@ -135,7 +127,7 @@ class LocalBuffers:
         place = self._layout.shards[shard]
         return place.start, place.stop
 
-    def _anchor(self, shard: int, kept: Collection[int]) -> Tensor:
+    def _loaded(self, shard: int, kept: Collection[int]) -> Tensor:
         """The global values of a shard that the model loaded last."""
         start, stop = self._span(shard)
         return (self._base if shard in kept else self._theta)[start:stop]

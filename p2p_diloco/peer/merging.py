@@ -1,21 +1,47 @@
 """Merges newer global values into the model.
 
-Law: the node decides what to do with each shard and which shards are due; `local` carries it out.
+Law: the node says what newer states count and which shards are due, `progress` computes what to do with each shard,
+and `local` carries it out.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Carry
+from p2p_diloco.core.leases import Tables
+from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import MERGE
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.node_client import NodeClient
+from p2p_diloco.peer.progress import Blend, Drop, LocalProgress, Made, outcome_of
 from p2p_diloco.peer.rhythm import Rhythm
-from p2p_diloco.peer.supply import Supply
+from p2p_diloco.peer.supply import Supply, tables_of
 from p2p_diloco.peer.times import Times
+from p2p_diloco.tensors.layout import PARAMETER, Layout
+
+log = logging.getLogger("p2p_diloco")
+
+
+def progress_of(config: RunConfig, layout: Layout) -> LocalProgress:
+    """Make the record of a trainer that has made no step yet."""
+    mix = config.local_share if config.merge == "mix" else None
+    mixes = [mix if shard.kind == PARAMETER else None for shard in layout.shards]
+    return LocalProgress([shard.numel / layout.numel for shard in layout.shards], mixes, config.weighting)
+
+
+def blends_of(
+    progress: LocalProgress, load: Message, trained: Made, landed: Collection[int] = (), *, unsound: bool = False
+) -> dict[int, Blend]:
+    """Compute what a merge does with each shard, from the node's answer `load`. The rest as in `progress.merge`."""
+    outcomes = {shard: outcome_of(Carry(carry)) for shard, carry in load["carries"]}
+    told = {name: load[name] for name in ("due", "gone", "lost", "ended")}
+    return progress.merge(outcomes, trained, landed=landed, unsound=unsound, **told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +58,14 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way. `request`: the number of its request; `at_step`: the inner step after which it was sent;
-    `steps`: the inner steps since the previous sending; `stood_s`: the seconds for which training stood still for this
-    exchange before it was sent; `interval`: the inner steps of a whole round (`Rhythm.interval`)."""
+    """An exchange under way. `request`: the number of its request; `shards`, `samples`: as in `Due`; `at_step`: the
+    inner step after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for
+    which training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
+    (`Rhythm.interval`)."""
 
     request: int
+    shards: Sequence[int]
+    samples: int
     at_step: int
     steps: int
     stood_s: float
@@ -47,17 +76,15 @@ class Merger:
     """Carries out one trainer's merges. `epoch`, `digest`: those of the last merged state; `commits`: its number of
     commits, over all fragments."""
 
-    def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm, supply: Supply) -> None:
+    def __init__(
+        self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm, supply: Supply, progress: LocalProgress
+    ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._times, self._rhythm, self._supply = times, rhythm, supply
+        self.progress = progress
         self.epoch, self.digest, self.commits = 0, "", 0
         self.commit_steps = 0
         """How many inner steps a peer has made up to the merged state, if it always makes H."""
-        self.counted = self.dropped_samples = 0
-        """`counted`: the number of this trainer's exchanges that commits have counted in every shard.
-        `dropped_samples`: the number of samples whose progress was given up."""
-        self.settled = 0
-        """The number of this trainer's steps whose progress was counted in every shard, or given up."""
         self.trained, self.workers = 0, 1
         """`trained`: the samples that the merged state counts. `workers`: the number of live peers that train."""
         self._seen = -1
@@ -82,7 +109,7 @@ class Merger:
     def uncounted(self) -> int:
         """The number of inner steps whose progress no merged commit has counted. 0 after the run's end, because no more
         steps are counted then."""
-        return 0 if self.over else self._memory.steps - self.settled
+        return 0 if self.over else self._memory.steps - self.progress.settled
 
     @contextmanager
     def reading(self) -> Iterator[list[int]]:
@@ -93,7 +120,7 @@ class Merger:
             try:
                 yield kept
             finally:
-                self._node.tell("have read", loaded=[], torn=False)
+                self._node.tell("have read", loaded=[])
 
     def keep_values(self) -> None:
         """Keep a copy of the global parameters, which stays after the node's end."""
@@ -101,33 +128,53 @@ class Merger:
             self._local.keep_values(kept)
 
     @contextmanager
-    def merged(self, *, afresh: bool = False, landing: bool = False, measures: bool = False) -> Iterator[Due]:
+    def merged(self, *, unsound: bool = False, landed: Collection[int] = (), measures: bool = False) -> Iterator[Due]:
         """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
         block the node changes neither θ nor the bases.
 
-        `afresh`: load all global parameters, and drop all local progress. `landing`: this merge brings the result of
-        this trainer's exchange. `measures`: in the block, pseudo-gradients will be computed from the bases.
+        `unsound`: the local values are not finite or too large: load all global parameters. `landed`: the
+        shards of this trainer's exchange, if this merge brings its result. `measures`: in the block, pseudo-gradients
+        will be computed from the bases.
         """
         loaded: set[int] = set()
         torn = True  # until this merge is complete
         try:
             with self._times.part(MERGE):
                 self._seen = self._memory.changed
-                data = self._supply.say(self._rhythm.sync_every)
-                load = self._node.ask("merge", "load", measures=measures, afresh=afresh, data=data)
-                takes = {shard: Take(take) for shard, take in load["takes"]}
-                self._local.merge(takes, load["kept"])
-                loaded.update(takes)
+                data = self._supply.gather(self._rhythm.sync_every)
+                load = self._node.ask("merge", "load", measures=measures, data=data)
+                tables = None if load["tables"] is None else tables_of(load["tables"])
+                blends = self._blends(load, tables, landed, unsound=unsound)
+                self._local.merge(blends, load["kept"])
+                loaded.update(blends)
                 torn = False
-            if load["commits"] != self.commits and not landing:
+            if load["commits"] != self.commits and not landed:
                 self._rhythm.next_round()  # a round closed without this peer
             self._rhythm.follow(load["every"])
-            self._supply.hear(load["data"])
+            if tables is not None:
+                self._supply.hear(tables, ended=load["ended"])
             self.epoch, self.digest, self.commits = load["epoch"], load["digest"], load["commits"]
             self.commit_steps = load["commit_steps"]
-            self.counted, self.dropped_samples = load["counted"], load["dropped_samples"]
-            self.settled = load["settled"]
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]
-            yield Due(load["due"], set(load["kept"]) - loaded, load["weight"], load["samples"])
+            yield Due(load["due"], set(load["kept"]) - loaded, *self.progress.weigh(load["due"]))
         finally:
-            self._node.tell("have read", loaded=sorted(loaded), torn=torn)
+            self.progress.torn |= torn
+            self._node.tell("have read", loaded=sorted(loaded))
+
+    def _blends(
+        self, load: Message, tables: Tables | None, landed: Collection[int], *, unsound: bool
+    ) -> dict[int, Blend]:
+        """Compute what a merge does with each shard. What is dropped is logged. `tables`: of the state's data."""
+        progress, before = self.progress, dict(self.progress.dropped)
+        blends = blends_of(progress, load, (self._memory.steps, self._memory.samples), landed, unsound=unsound)
+        self._supply.merge(blends)
+        if tables is not None and self._supply.conflicts(tables):
+            blends = progress.drop(Drop.DATA)
+            self._supply.merge(blends)
+        for why, samples in progress.dropped.items():
+            if samples > before[why] or (unsound and why is Drop.UNSOUND):
+                level = logging.INFO if why is Drop.ENDED else logging.WARNING
+                count = math.ceil(samples - before[why])
+                of = f"{count:,} sample{'' if count == 1 else 's'}"
+                log.log(level, "the progress of %s is dropped: %s", of, why.value)
+        return blends

@@ -77,8 +77,7 @@ class Metrics:
     reconnections: int = 0
     """Links that broke."""
     dropped_samples: int = _total()
-    """Samples whose progress was given up: it could not be separated from counted progress, or was sent again too
-    often."""
+    """Samples whose progress was dropped or mixed away. The log says why."""
 
     @property
     def encode_time_s(self) -> float:

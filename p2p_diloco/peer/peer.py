@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError, UsageError
-from p2p_diloco.interrupts import unwound_by_sigterm
+from p2p_diloco.interrupts import unwound_by_signals
 from p2p_diloco.net.invitation_used import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.claims import claimed, refuse_claimed
@@ -122,6 +122,7 @@ class Peer:
             raise UsageError(wrong, key="run_id", value=self._local_config.run_id, mend=mend)
         self._given, self._model = model, bare(model)
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
+        self._wrappers = _wrappers_of_last(optimizer)
         refuse_claimed(self._model, self._optimizers)  # now, while the variable may still hold the other peer
         self._owner = os.getpid()
         self._session: Session | None = None
@@ -148,6 +149,14 @@ class Peer:
             return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
+    def __deepcopy__(self, memo: object) -> Peer:
+        """A copy of a model or a trainer that holds this peer holds the same peer."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        mend = "keep it out of what is pickled or sent to another process, or hand on the value that is needed there"
+        raise UsageError("a peer takes part in its run from this process alone", mend=mend)
+
     # -- entering and leaving
 
     def __enter__(self) -> Peer:
@@ -162,11 +171,11 @@ class Peer:
         if group is None:
             refuse_further_ranks(os.environ)
         rank = ALONE if group is None else group.rank
-        trainee = Trainee(self._asked, self._local_config, self._model, self._optimizers, rank)
+        trainee = Trainee(self._asked, self._local_config, self._model, self._optimizers, rank, self._wrappers)
         keep_taken()  # before there are sockets to other processes
         atexit.register(self._end, _NOT_LEFT)
         try:
-            self._stack.enter_context(unwound_by_sigterm())
+            self._stack.enter_context(unwound_by_signals())
             self._stack.enter_context(claimed(self._model, self._optimizers))
             with meeting(group) as sockets:
                 if rank.index == 0:
@@ -433,6 +442,14 @@ def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> 
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")
     return [_innermost(one) for one in found]
+
+
+def _wrappers_of_last(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[object]:
+    """The wrappers of the optimizer whose steps count, from the outermost."""
+    chain = [optimizer[-1] if isinstance(optimizer, (list, tuple)) else optimizer]
+    while (inner := getattr(chain[-1], "optimizer", None)) is not None:
+        chain.append(inner)
+    return chain[:-1]
 
 
 def _innermost(optimizer: OptimizerOrWrapper) -> Optimizer:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.far import packed, unpack
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
 RANK_S = 600.0
@@ -134,11 +134,11 @@ class Rank0Model:
         """Let every rank copy its parameters into θ, as `LocalModel.write_theta` does."""
         self._ranks.together("write theta", self._own.write_theta)
 
-    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
+    def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
         """Let every rank load new global values, as `LocalModel.merge` does."""
-        if takes:
-            told = [[shard, take.value] for shard, take in takes.items()]
-            self._ranks.together("merge", lambda: self._own.merge(takes, kept), takes=told, kept=list(kept))
+        if blends:
+            told = [[shard, blend.anchor.value, blend.keep] for shard, blend in blends.items()]
+            self._ranks.together("merge", lambda: self._own.merge(blends, kept), blends=told, kept=list(kept))
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
         """Let every rank write its pseudo-gradients, as `LocalModel.write_delta` does. Returns whether those of all

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Standing
+from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.peer.rank_link import LEAVING, RankLink
 
 WAIT_S = 60.0
@@ -136,8 +136,8 @@ class RankNHook:
         match message:
             case {"kind": "write theta"}:
                 self._local.write_theta()
-            case {"kind": "merge", "takes": takes, "kept": kept}:
-                self._local.merge({shard: Take(take) for shard, take in takes}, kept)
+            case {"kind": "merge", "blends": blends, "kept": kept}:
+                self._local.merge({shard: Blend(Anchor(anchor), keep) for shard, anchor, keep in blends}, kept)
             case {"kind": "write delta", "shards": shards, "kept": kept}:
                 return {"sound": self._local.write_delta(shards, kept)}
             case {"kind": "read", "kept": kept}:

@@ -7,7 +7,6 @@ grow, up to a bound. Ends when all data is used or the run has ended.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -43,9 +42,7 @@ def open_shard(session: Session, data: DataSet, dataset: Dataset[Any], run_id: s
         raise ConfigError("is one data set too many", key="name", value=data.name, mend=mend)
     refill = Refill(hook, node.client, session.config, len(session.plan.fragments))
     shard = Shard(data, dataset, f"{run_id}/{data.name}", refill)
-    told = node.client.ask("data", "data", data=asdict(data))["data"]
-    shard.hear(next(one for one in told if one["name"] == data.name))
-    shards[data.name] = shard
+    hook.supply.add(shard, node.client.ask("data", "data"))
     return shard
 
 

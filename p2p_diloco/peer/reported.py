@@ -15,8 +15,8 @@ SAMPLES_MAX = 2**53
 """A float holds every whole number up to this one."""
 
 
-def number(key: str, value: Any) -> float | None:
-    """A reported loss as a float; None if it is None.
+def number(key: str, value: Any, mend: str = "report e.g. loss.item()") -> float | None:
+    """A reported number as a float; None if it is None.
 
     Raises:
         ConfigError: the value is not one real number.
@@ -26,7 +26,7 @@ def number(key: str, value: Any) -> float | None:
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # each library has its own
-        raise ConfigError("is not one number", key=key, value=_short(value), mend="report e.g. loss.item()") from None
+        raise ConfigError("is not one number", key=key, value=_short(value), mend=mend) from None
 
 
 def samples_of(value: Any) -> int | None:
@@ -35,11 +35,11 @@ def samples_of(value: Any) -> int | None:
     Raises:
         ConfigError: the value is not a whole number that samples can have.
     """
-    found = number("samples", value)
+    mend = "report how many samples the step was trained on"
+    found = number("samples", value, mend)
     if found is None:
         return None
     if not (0 <= found <= SAMPLES_MAX and found.is_integer()):
-        mend = "report how many samples the step was trained on"
         raise ConfigError("must be a whole number, 0 or more", key="samples", value=_short(value), mend=mend)
     return int(found)
 

@@ -58,13 +58,14 @@ log = logging.getLogger("p2p_diloco")
 @dataclass(frozen=True)
 class Trainee:
     """The arguments of a peer: its settings, its model and the model's optimizers. An aggregator has no model and no
-    optimizer, an observer no optimizer."""
+    optimizer, an observer no optimizer. `wrappers`: those of the last optimizer, from the outermost."""
 
     asked: RunConfig
     local: PeerConfig
     model: nn.Module | None
     optimizers: Sequence[Optimizer]
     rank: Rank
+    wrappers: Sequence[object] = ()
 
 
 AnyHook = Hook | Rank0Hook | RankNHook
@@ -299,14 +300,14 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
 
 
 def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
-    delta, share = _delta(config, memory), config.local_share
-    return LocalModel(model, layout, memory.theta, memory.base, delta, share, rank, memory.delta)
+    delta = _delta(config, memory)
+    return LocalModel(model, layout, memory.theta, memory.base, delta, rank, memory.delta)
 
 
 def _watch(trainee: Trainee, own: LocalModel) -> Watch:
     """Make the watch of this process, which is told of each merge."""
     assert trainee.model is not None, "a peer with an optimizer has a model"
-    watch = Watch(trainee.model, trainee.optimizers[-1])
+    watch = Watch(trainee.model, trainee.optimizers[-1], trainee.wrappers)
     own.merging = watch.merging
     return watch
 

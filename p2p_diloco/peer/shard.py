@@ -1,7 +1,7 @@
 """`Shard`: this peer's part of a data set that all peers share, as training code sees it.
 
-Law: on the training thread only. A position is first in the stock, which the node tells at each merge; then drawn by
-the DataLoader; then delivered to the training loop; then part of a step. The node hears of a position only after its
+Law: on the training thread only. A position is first in the stock, which `supply` tells at each merge; then drawn by
+the DataLoader; then delivered to the training loop; then part of a step. `supply` hears of a position only after its
 step. A position that was drawn and not delivered may be drawn again.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet
+from p2p_diloco.core import leases
+from p2p_diloco.core.leases import EPOCHS_MAX, LENGTH_MAX, WANTS_MAX, DataSet, Lease, Table
 from p2p_diloco.core.spans import Spans, length, minus, taken, union, within
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.order import Numbers, Ordered, indices
@@ -73,7 +74,7 @@ class Shard:
 
     def again(self, data: DataSet, dataset: Dataset[Any]) -> Shard:
         """Return this shard for a further call of `peer.shard`. A new one would not know which positions were used in
-        steps that the node has not heard of yet.
+        steps since the last merge.
 
         Raises:
             ConfigError: `data` is not what was given before.
@@ -207,32 +208,21 @@ class Shard:
             self._stepped = union(self._stepped, spans)
 
     def say(self, sync_every: int) -> tuple[Spans, int]:
-        """What the node is told with a merge request: (the positions that steps have used since the last request, the
-        number of positions that this peer wants to hold). A peer wants those of 2 · `sync_every` steps; outside of a
-        loop it wants none, because others may have to wait until it has used all that it holds."""
+        """What `supply` is told before a merge: (the positions that steps have used since the last one, the number of
+        positions that this peer wants to hold). A peer wants those of 2 · `sync_every` steps; outside of a loop it
+        wants none, because others may have to wait until it has used all that it holds."""
         spans, self._stepped = self._stepped, ()
         wants = 2 * max(1, sync_every) * max(self.batch_size, self.per_step)
         return spans, min(WANTS_MAX, wants) if self._looping else 0
 
-    def hear(self, told: Mapping[str, Any]) -> None:
-        """Take over what the node tells at the end of a merge.
-
-        Raises:
-            ConfigError: the run's data set of this name is another one.
-        """
-        theirs, data = told["theirs"], self.data
-        if told["full"]:
-            what = f"is one too many: the run has the data sets {', '.join(map(repr, told['full']))}"
-            raise ConfigError(what, key="name", value=data.name, mend="use one of these")
-        mine = [data.length, data.epochs, data.fingerprint]
-        for key, own, run in zip(("length", "epochs", "fingerprint"), mine, theirs or mine, strict=True):
-            if own != run:
-                where = f"{run!r} in the run's data set {data.name!r}"
-                raise ConfigError(f"is {where}", key=key, value=own, mend=f"give {run!r}, or another name")
-        self.stock = tuple((start, stop) for start, stop in told["stock"])
-        self.complete, self.used, self.left = told["complete"], told["used"], told["left"]
-        self.epoch = told["lowest"] // data.length
-        self.mark = told["next"], told["used"], told["freed"]
+    def hear(self, table: Table, stock: Spans) -> None:
+        """Take over the data set's table at the end of a merge, and the positions that this peer may train on."""
+        new, freed = leases.ungranted(table), leases.freed(table)
+        self.stock = stock
+        self.complete, self.used = leases.complete(table), leases.used_count(table)
+        self.left = None if new is None else new + freed
+        self.epoch = leases.lowest(table) // self.data.length
+        self.mark = table.next, self.used, freed
         self._tell_ahead()
 
 
@@ -280,21 +270,19 @@ class Alone:
     has trained on."""
 
     def __init__(self, data: DataSet) -> None:
-        self._data, self._next, self._used = data, 0, 0
+        self._data, self._next = data, 0
         self._leased: Spans = ()
 
     def __call__(self, shard: Shard) -> bool:
         """Get more stock for the shard. Returns False if there will be none."""
         spans, wants = shard.say(PART)
-        self._leased, self._used = minus(self._leased, spans), self._used + length(spans)
+        self._leased = minus(self._leased, spans)
         end, before = self._data.end, self._next
         if not minus(shard.free, spans):
             self._next = before + wants if end is None else min(end, before + wants)
         self._leased = union(self._leased, ((before, self._next),) if before < self._next else ())
-        lowest = self._leased[0][0] if self._leased else self._next
-        told = {"stock": self._leased, "complete": self._used == end, "used": self._used, "lowest": lowest}
-        left = None if end is None else end - self._next
-        shard.hear({**told, "next": self._next, "freed": 0, "left": left, "theirs": None, "full": []})
+        table = Table(self._data, self._next, tuple(Lease("", 0, start, stop, 0) for start, stop in self._leased))
+        shard.hear(table, self._leased)
         if not shard.free and shard.unstepped:
             shard.rest()
         return bool(shard.free)

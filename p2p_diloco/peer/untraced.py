@@ -27,5 +27,7 @@ def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[
             return
         call()
 
+    if not getattr(type(optimizer).step, "hooked", False):  # a wrapper may not have called torch's own __init__
+        Optimizer.__setstate__(optimizer, {"defaults": getattr(optimizer, "defaults", {})})
     untraced = torch.compiler.disable(stepped)  # type: ignore[no-untyped-call]
     return optimizer.register_step_post_hook(untraced).remove

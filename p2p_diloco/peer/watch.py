@@ -2,14 +2,15 @@
 
 Law: reads names and a few values; changes nothing. A model that has been changed since the run was entered ends the
 step with an error, before any exchange. Training that never reaches the hook causes a warning, and so does an optimizer
-that undoes a merge.
+that undoes a merge, or keeps weights that no merge reaches.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,14 @@ that happens to lead back."""
 IN_A_ROW = 3
 """So many merges in a row are undone before it is told: with few parameters, a step leads back by chance now and
 then."""
+CLOSE = 0.25
+"""What an optimizer keeps for each parameter are weights if they are so near to the model's, as a share of the length
+of these. Moments are not."""
+MOVED = 2
+"""At so many merges in a row kept weights must have moved with the model's before it is told: the first weights, from
+which some optimizers measure distances, stay as they are."""
+LOOKS = 8
+"""At so many merges it is looked for kept weights."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -38,8 +47,9 @@ log = logging.getLogger("p2p_diloco")
 class Watch:
     """Watches one peer's model and the optimizer whose steps are counted."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, model: nn.Module, optimizer: Optimizer, wrappers: Sequence[object] = ()) -> None:
+        """`wrappers`: those in which the optimizer was given. Some, such as Lookahead, have a state of their own."""
+        self._model, self._optimizer, self._wrappers = model, optimizer, wrappers
         self._entered = trainable(model)
         self._shapes = [parameter.shape for parameter in self._entered.values()]
         self._checked, self._held = self._outline(), len(stepped(optimizer))
@@ -50,7 +60,9 @@ class Watch:
         self._asked = 0  # since the last step
         self._rested: Tensor | None = self._loaded  # at some time since the last step; None: it was not looked since
         self._undone = 0  # merges in a row
-        self._is_stepped = self._is_told = False
+        self._looks = 0  # for kept weights
+        self._kept: dict[str, tuple[Tensor, int]] = {}  # each, and at how many merges in a row it had moved
+        self._is_stepped = self._is_told = self._is_told_of_weights = False
 
     @contextmanager
     def merging(self) -> Iterator[None]:
@@ -59,9 +71,10 @@ class Watch:
         if self._before is None:
             self._before = before
             self._ordinary = _length(before - self._loaded) / max(1, self._steps)
+            self._look_for_weights()
         yield
         self._loaded, self._steps = self._sample(), 0
-        self._rested = self._loaded
+        self._rested = None if self._is_stepped else self._loaded  # after a step, a program may change the model once
 
     def step(self) -> None:
         """Called at each step, before any exchange.
@@ -78,7 +91,7 @@ class Watch:
             self._held = held
             warn_of_others(self._model, self._optimizer)
         self._is_stepped, self._rested, self._asked = True, None, 0
-        if self._before is not None and self._undone < IN_A_ROW:
+        if self._before is not None and not self._is_told_of_weights:
             self._look_whether_undone(self._before)
         self._before = None
         self._steps += 1
@@ -141,7 +154,8 @@ class Watch:
         made = _length(now - self._loaded)
         is_undone = _length(now - before) < NEAR * made and made > LONG * self._ordinary
         self._undone = self._undone + 1 if is_undone else 0
-        if self._undone == IN_A_ROW:
+        if self._undone == IN_A_ROW or (is_undone and any(are for _, are in self._kept_values().values())):
+            self._is_told_of_weights = True
             log.warning(
                 "step() of the optimizer %s undoes each merge: it seems to keep the weights elsewhere, too (fp32 "
                 "masters, offloaded weights), so this peer gets nothing from the others; use an optimizer that reads "
@@ -149,14 +163,64 @@ class Watch:
                 type(self._optimizer).__name__,
             )
 
+    def _look_for_weights(self) -> None:
+        """Warn, once, if the optimizer keeps weights that move with the model's: slow ones, or those between which it
+        takes a mean."""
+        if self._looks == LOOKS or self._is_told_of_weights:
+            return
+        self._looks += 1
+        for name, (kept, are_weights) in self._kept_values().items():
+            before, moved = self._kept.get(name, (kept, 0))
+            moved = moved + 1 if are_weights and not torch.equal(kept, before) else 0
+            self._kept[name] = kept, moved
+            if moved == MOVED and not self._is_told_of_weights:
+                self._is_told_of_weights = True
+                log.warning(
+                    "the optimizer %s keeps weights of its own (%r in its state), which no merge reaches: it draws the "
+                    "model back to them, so this peer gets less from the others; use an optimizer that keeps none, as "
+                    "the run's outer step averages already",
+                    type((*self._wrappers, self._optimizer)[0]).__name__,
+                    name,
+                )
+
+    def _kept_values(self) -> dict[str, tuple[Tensor, bool]]:
+        """What the optimizer and its wrappers keep for each parameter, by its name in the state: the first row for
+        each parameter, and whether they are weights."""
+        found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for each in (*self._wrappers, self._optimizer):
+            state: Any = getattr(each, "state", None)
+            for parameter in self._entered.values() if isinstance(state, Mapping) else ():
+                entry = state.get(parameter)
+                for name, value in entry.items() if isinstance(entry, Mapping) else ():
+                    if _is_alike(value, parameter):
+                        found.setdefault(str(name), []).append((value, parameter))
+        values: dict[str, tuple[Tensor, bool]] = {}
+        for name, pairs in found.items():
+            kept = _first((value for value, _ in pairs), rows=True)
+            own = _first((parameter for _, parameter in pairs), rows=True)
+            values[name] = kept, _length(kept - own) < CLOSE * _length(own)
+        return values
+
     def _sample(self) -> Tensor:
         """The first value that this process holds of each trainable parameter."""
-        parts = (local_part(parameter) for parameter in self._entered.values())
-        first: dict[torch.device, list[Tensor]] = {}
-        for part in parts:
-            if part.numel():
-                first.setdefault(part.device, []).append(part[(0,) * part.dim()].to(torch.float32))
-        return torch.cat([torch.empty(0, device="cpu"), *(torch.stack(there).to("cpu") for there in first.values())])
+        return _first(self._entered.values())
+
+
+def _first(tensors: Iterable[Tensor], *, rows: bool = False) -> Tensor:
+    """The first value that this process holds of each tensor, or its first row."""
+    first: dict[torch.device, list[Tensor]] = {}
+    for part in map(local_part, tensors):
+        if part.numel():
+            there = part[(0,) * (part.dim() - rows)] if part.dim() else part
+            first.setdefault(part.device, []).append(there.reshape(-1).to(torch.float32))
+    return torch.cat([torch.empty(0, device="cpu"), *(torch.cat(values).to("cpu") for values in first.values())])
+
+
+def _is_alike(value: object, parameter: nn.Parameter) -> bool:
+    """Whether an entry of an optimizer's state could be weights of this parameter."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.is_floating_point() and value.shape == parameter.shape
 
 
 def _length(values: Tensor) -> float:

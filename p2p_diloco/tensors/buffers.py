@@ -10,7 +10,7 @@ of int64. All others stay local:
     bool, complex, fp64, other integers             masks, and codes of quantised weights
     of a module with buffers of other integers      scales and zero points of quantised weights
     a DTensor, or without values (meta device)      no process has all of its values
-    sparse                                          most of its elements have no place of their own
+    sparse, expanded, of inference mode             its elements can't be changed in place
     values that are not finite or above 2³⁰;        fp32, or a sum of them, would not hold them: masks of -inf, hashes,
     for int64 above 2²⁴                             seeds
 """
@@ -43,7 +43,7 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in model.named_buffers():
         module, _, _ = name.rpartition(".")
         fits = buffer.dtype in (*MEANS, *COUNTERS) and buffer.layout is torch.strided
-        fits = fits and not hasattr(buffer, "placements") and not buffer.is_meta
+        fits = fits and not hasattr(buffer, "placements") and not buffer.is_meta and can_be_written(buffer)
         if fits and name in saved and buffer.numel() and not _is_quantised(model.get_submodule(module)):
             yield plain_name(name), buffer
 
@@ -51,6 +51,13 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
     """Return the specs of the buffers in `exchanged(model)`, in the same order."""
     return tuple(ParamSpec.of(name, buffer) for name, buffer in exchanged(model).items())
+
+
+def can_be_written(tensor: Tensor) -> bool:
+    """Whether a dense tensor is none of inference mode, and each of its elements has memory of its own."""
+    if tensor.is_inference():
+        return False
+    return all(stride or size < 2 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _is_quantised(module: nn.Module) -> bool:

@@ -2,14 +2,14 @@
 
 Law: let r be the residual, Δ a pseudo-gradient, and q the values decoded from the bytes of Δ + r, which were sent. Once
 the contribution is counted, the trainer subtracts Δ from its progress, and r becomes r + Δ − q. Until then r stays,
-because the next Δ includes this one. If the lineage that counted the contribution loses to a lineage that did not, the
-change of r is undone. So at any time
+because the next Δ includes this one. So at any time
 
     decoded and counted + r + uncounted progress = all progress − dropped progress
 
-on every aggregator. The residuals with and without the last contribution are both kept, so that switching between them
-is exact. If a contribution was dropped for its age, its Δ − q is kept: a lineage that counts the contribution may still
-win, and then Δ and r were both delivered.
+on every aggregator. If the lineage that counted the contribution loses to one that did not, Δ is dropped, and the
+change of r is undone: the residual without the last contribution is kept, so that this is exact. If a contribution is
+dropped before any state counts it, or so, its Δ − q is kept: a lineage that counts it may still win, and then Δ and r
+were both delivered.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from p2p_diloco.tensors.flat import blocks
 
 @dataclass(slots=True)
 class GivenUp:
-    """Contributions `first` to `last`, which were all sent with the same residual and were dropped for their age. If
-    one of them is counted later, `gain`, which is Δ − q of the last one, is added to the residual."""
+    """Contributions `first` to `last`, which were all sent with the same residual and were dropped while no state
+    counted them. If one of them is counted later, `gain`, which is Δ − q of the last one, is added to the residual."""
 
     first: ContributionId
     last: ContributionId
@@ -56,7 +56,7 @@ class Feedback:
             numel, device="cpu"
         )  # the residual for the other fate (counted or not) of the last contribution
         self._counted = True  # whether the last contribution is counted
-        self._apart = True  # whether the last contribution was sent without the residual
+        self._apart = True  # whether the last contribution was sent without the residual, or was dropped
         self._oldest: ContributionId | None = None  # first contribution that included the present residual
         self._newest: ContributionId | None = None  # last contribution that included the present residual
         self._given_up: GivenUp | None = None
@@ -92,25 +92,25 @@ class Feedback:
         """Update the residual when the trainer merges the shard with this `carry`. `counted`: this peer's last
         contribution that the merged state counts.
 
-        DROP has two causes. Either the progress is uncounted and too old: then r was not delivered, unless another
-        lineage counts it later. Or a contribution older than the last one is counted: r was delivered with it and must
-        not be sent twice. The error of that older contribution is not known; it is nearly the error of the last
-        contribution, which is used instead.
+        If the progress is dropped, r was not delivered, unless a lineage counts it later. But if a contribution older
+        than the last one is counted, r was delivered with it and must not be sent twice. The error of that older
+        contribution is not known; it is nearly the error of the last contribution, which is used instead.
         """
         if (given_up := self._given_up) is not None and given_up.follow(counted):
             for residual in (self.residual, self._other):  # later contributions included r, too
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
         match carry:
-            case Carry.SUBTRACT | Carry.RESTORE:
-                if not self._apart:
+            case Carry.SUBTRACT | Carry.SINCE:
+                if not (self._counted or self._apart):
                     self._turn()
-                self._counted = carry is Carry.SUBTRACT
-            case Carry.DROP:
-                if self._rode_in(counted):
-                    self._turn()
-                elif self._oldest is not None and self._newest is not None:
-                    self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
                 self._counted = True
+            case Carry.LEFT | Carry.PART | Carry.OLD:
+                rode = self._rode_in(counted)
+                if (self._counted and not self._apart) is not rode:
+                    self._turn()
+                if not rode and self._oldest is not None and self._newest is not None:
+                    self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
+                self._oldest, self._counted, self._apart = None, True, True
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
         """Whether the contribution `counted` included the present residual: it did if it is `_oldest` or later."""

@@ -49,7 +49,10 @@ def _sample(tensor: Tensor) -> bytes:
     count = min(SAMPLED, tensor.numel())
     places = torch.linspace(0, tensor.numel() - 1, count, dtype=torch.float64, device="cpu").long().to(tensor.device)
     try:
-        values = torch.take(tensor.detach(), places).to("cpu", torch.float32).to(torch.bfloat16)
+        values = torch.take(tensor.detach(), places).to("cpu")
+        if values.is_complex():
+            values = torch.view_as_real(values)
+        values = values.flatten().to(torch.float32).to(torch.bfloat16)
     except (NotImplementedError, RuntimeError, TypeError):  # a quantised tensor: only its name and shape are compared
         return b""
     return bytes(values.view(torch.uint8).tolist())

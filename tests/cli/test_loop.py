@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import signal
 from collections.abc import Iterator
 from types import FrameType
@@ -59,6 +61,29 @@ def test_a_signal_breaks_no_callback_off(received: list[int], number: signal.Sig
     assert done == ["a callback of another", "closed"]
     assert received == [number]
     assert handlers() == before
+
+
+def test_what_fails_after_a_signal_is_not_told_with_a_traceback(
+    received: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """^C in a terminal ends the daemon, too, from which tasks of the library read."""
+
+    async def reads() -> None:
+        raise ConnectionResetError("gone")
+
+    async def work() -> None:
+        try:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            beside = asyncio.create_task(reads())
+            await asyncio.sleep(0)
+            del beside
+            gc.collect()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work())
+    assert [each for each in caplog.records if each.levelno > logging.DEBUG] == []
 
 
 def test_a_second_signal_ends_the_closing_too(received: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -184,6 +185,12 @@ class Misused(Exception):
             1,
             "a fault in p2p-diloco itself (RuntimeError: three lines long)",
         ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            ": the output can't be written (no space left on device)",
+        ),
+        (OSError(errno.EDQUOT, "Over quota", "/a/b"), 1, ": /a/b can't be written (over quota); make room there"),
         (Misused(), 2, ": No such option: --x\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
@@ -351,3 +358,11 @@ def test_an_invitation_among_the_arguments_is_warned_of(capsys: pytest.CaptureFi
     assert "other users of this machine can read --invite" in capsys.readouterr().err
     assert carry_out(["join", "--invite", "there-is-none.invite"]) == 3
     assert "other users" not in capsys.readouterr().err
+
+
+def test_filters_that_make_warnings_errors_are_not_for_commands() -> None:
+    """A bootstrap ended: Hivemind, which it loads, warns. They are for the programs of users."""
+    warns = "import warnings; from p2p_diloco import cli; cli.carry_out = lambda _: warnings.warn('old') or 0"
+    command = [sys.executable, "-W", "error", "-c", f"{warns}; cli.main([])"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, "UserWarning: old" in done.stderr) == (0, True)

@@ -57,7 +57,7 @@ def test_an_uncounted_contribution_rides_in_the_next_one(peer: Any, life: int) -
     send = b.contribute()[-1]
     assert (send.message.id, send.message.oldest) == (ContributionId(life, 2), ContributionId(life, 1))
     moves_on(b)
-    assert b.feed(Merge())[0].shards == (Loaded(0, b.version(3), Carry.DROP),)
+    assert b.feed(Merge())[0].shards == (Loaded(0, b.version(3), Carry.OLD),)
 
 
 @pytest.mark.parametrize("group", ["a", "ab"])
@@ -69,7 +69,7 @@ def test_uncounted_progress_is_dropped_after_carry_rounds_more_sendings(peer: An
         b.contribute()
         moves_on(b, plan=b.plan(group))
         carries.append(b.feed(Merge())[0].shards[0].carry)
-    assert carries == [Carry.KEEP, Carry.KEEP, Carry.DROP] * 2
+    assert carries == [Carry.KEEP, Carry.KEEP, Carry.OLD] * 2
 
 
 def test_many_epochs_missed_at_once_are_one_miss(peer: Any) -> None:

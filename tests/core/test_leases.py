@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.data_use import DataUse, Fate
+from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.leases import DataSet, Lease, Table, Tables, Use, after
 from p2p_diloco.core.spans import length, minus, taken, within
 
@@ -50,7 +50,7 @@ class History:
                 self.seen[name] = self.tables
                 if use.conflicts(self.tables):
                     self.conflicts += 1
-                    use.merge(Fate.DROPPED)
+                    use.drop()
             first, _ = taken(use.stock(self.seen[name]), self.rng.choice([0, 3, 10]))
             use.stepped(first)
             said = use.send()
@@ -67,7 +67,7 @@ class History:
                 for x in range(start, stop):
                     assert x not in self.used, f"{x} was used by {self.used[x]}, now by {name}"
                     self.used[x] = name
-            self.peers[name].merge(Fate.COUNTED)
+            self.peers[name].count()
             self.seen[name] = self.tables
         if self.tables:
             check(self.tables[0])
@@ -223,29 +223,8 @@ def test_what_is_left_in_many_parts_can_be_used() -> None:
         said = one.send()
         assert not leases.objection(tables, "a", 1, (said,))
         tables = after(tables, [("a", 1, (said,))], (), epoch, RECALL)
-        one.merge(Fate.COUNTED)
+        one.count()
     assert leases.complete(tables[0])
-
-
-def test_pending_follows_the_progress() -> None:
-    """Each fate of the local progress is that of its positions."""
-    one = DataUse(DATA, "a", 1)
-    one.stepped(((0, 10),))
-    assert one.send().used == ((0, 10),)
-    one.stepped(((10, 15),))
-    one.merge(Fate.COUNTED)
-    assert one.pending == ((10, 15),)
-    one.merge(Fate.RESTORED)
-    assert one.pending == ((0, 15),)
-    one.merge(Fate.SENT)
-    assert one.pending == ((0, 10),)
-    one.merge(Fate.COUNTED_ALONE)
-    assert not one.pending
-    one.merge(Fate.RESTORED)
-    assert one.pending == ((0, 10),)
-    one.merge(Fate.DROPPED)
-    one.merge(Fate.RESTORED)
-    assert not one.pending
 
 
 def test_stock_is_what_is_held_and_not_pending() -> None:
@@ -254,6 +233,6 @@ def test_stock_is_what_is_held_and_not_pending() -> None:
     one = DataUse(DATA, "a", 1)
     one.stepped(((0, 4),))
     assert one.stock(tables) == ((4, 10),)
-    one.merge(Fate.DROPPED)
+    one.drop()
     assert one.stock(tables) == ((0, 10),)
     assert within(minus(((0, 10),), ()), one.stock(tables))

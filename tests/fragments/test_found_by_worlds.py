@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import claims
+from p2p_diloco.fragments import claims, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
 from p2p_diloco.fragments.fragment import FragmentLog
@@ -17,11 +18,13 @@ from p2p_diloco.fragments.messages import (
     Ask,
     Choice,
     Close,
+    Commit,
     Head,
     Held,
     Part,
     Probe,
     Ready,
+    Slice,
     Stale,
     Summary,
     Told,
@@ -32,9 +35,9 @@ from p2p_diloco.fragments.messages import (
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.fragments.roster import Roster
 from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of
+from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
 from tests.fragments.test_findings import a_ready, a_state, choice_of
-from tests.fragments.world import LOST, World, rules
+from tests.fragments.world import LOST, Peer, World, rules
 
 
 def sent(effects: list[e.Effect], kind: type) -> list[Any]:
@@ -97,6 +100,18 @@ def test_a_close_with_entries_that_nobody_signed_is_refused() -> None:
         ready = replace(a_ready(state), **lie)
         effects = world.peers[leader].replica.handle(e.Received(owner, ready), world.now)
         assert [one.peer for one in effects if isinstance(one, e.Complaint)] == [owner]
+
+
+def test_a_close_with_another_number_of_slices_is_refused() -> None:
+    world = World("AB")
+    world.reach(2)
+    log = world.peers["B"].replica.logs[0]
+    ready = rooted(replace(a_ready(log.held, life=3), hashes=("h",)))
+    for owners, entries in ((("B",), ()), (("B",) * log.slices, (("A", ready),))):
+        choice = replace(choice_of(log.held), entries=entries)
+        held = 0, log.held.version, 0, "A", 0, key_of(0, log.held.version, choice)
+        effects = world.peers["B"].replica.handle(e.Received("A", Close(*held, choice, owners)), world.now)
+        assert [type(one) for one in effects] == [e.Complaint]
 
 
 def test_a_step_is_told_how_many_peers_train() -> None:
@@ -200,6 +215,34 @@ def test_rounds_do_not_wait_for_one_that_is_ahead_and_not_believed() -> None:
     assert decided(told("a"), told("a"), told("a", "a2")) == ("", {"C"})
 
 
+def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
+    """However many are still behind: they tell nothing else. One that tells it alone could lie."""
+    assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
+
+
+def test_two_that_are_on_two_lineages_do_not_answer_each_other_for_ever() -> None:
+    """Only the one with the greater commit answers the other's."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    commit, _ = replica.logs[0].last[-1]
+    less, more = (replace(commit, version=replace(commit.version, digest=digest)) for digest in ("", "z"))
+    assert [m for _, m in sent(replica.handle(e.Received("B", less), world.now), Commit)] == [commit]
+    assert not sent(replica.handle(e.Received("B", more), world.now), Commit)
+
+
+def test_a_leader_may_wait_for_its_own_trainer() -> None:
+    """As any other member may, which no round gives up before its time; but not in round after round."""
+    log = a_log("B", "A", "B")
+    summary = log.roster.summary("A")
+    assert summary is not None
+    log.round.holder = "A"
+    log.roster.summarized("A", replace(summary, sent=(2,), awaits=((0, ("A",)),)))
+    assert waits.excuses(log, "A") == ["A"]
+    log.misses["A"] = deque([True, True])
+    assert not waits.excuses(log, "A")
+
+
 # -- fetching
 
 
@@ -254,7 +297,53 @@ def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
     assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
 
 
+def test_a_repair_does_not_wait_for_donors_that_are_far_behind() -> None:
+    """B, which is behind, wants the very slice from A that A repairs: each would wait for the other for ever."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    state = replica.logs[0].held
+    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=(state.links[0],)))
+    replica.handle(e.Damaged(0, state.version, (1,)), world.now)
+    assert not [one for one in replica.fetching.tick(world.now + 1) if isinstance(one, e.Keep)]
+    assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.dead_after + 1)
+
+
+def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
+    """A goes over to B's lineage while B goes over to another one: nobody holds what A wants any more."""
+    world = World("AB")
+    world.reach(3)
+    replica = world.peers["A"].replica
+    replica.fetching.begin([0], ["B"], world.now, together=True)
+    replica.fetching.fetches[0].head = replica.logs[0].held
+    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=((2, "another"),)))
+    replica.fetching.tick(world.now)
+    assert not replica.fetching.fetches
+    assert replica.logs[0].phase is Phase.COLLECTING
+
+
+def test_the_answer_to_an_earlier_fetch_is_not_taken_for_a_later_one() -> None:
+    """Else a slice would be rolled forward from a version that it doesn't have."""
+    world = World("AB")
+    world.reach(3)
+    replica = world.peers["A"].replica
+    replica.fetching.begin([0], ["B"], world.now, together=True)
+    fetch, here = replica.fetching.fetches[0], replica.logs[0].held.version
+    fetch.questions.add((0, "B"))
+    replica.fetching.part("B", Part(0, here, 0), world.now)
+    before = Version(0, 0, *replica.logs[0].held.links[-2])
+    replica.fetching.filled(e.Filled(0, before, 0, "x"), world.now)
+    assert (fetch.staged, fetch.busy) == ({}, {0: here})
+
+
 # -- asynchronous mode
+
+
+def submitter(world: World) -> Peer:
+    """Return a peer that does not lead, once its submission is out."""
+    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
+    assert world.run(20, lambda: peer.replica.own.flying)
+    return peer
 
 
 def asynchronous(names: str, **changes: Any) -> World:
@@ -308,8 +397,7 @@ def test_a_submission_that_became_too_old_while_it_waited_is_not_counted() -> No
 def test_a_refused_submission_is_said_to_the_user() -> None:
     world = asynchronous("ABC", max_staleness=2)
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     ready = peer.replica.own.ready
     assert ready is not None
     ahead = replace(ready.base, epoch=ready.base.epoch + 3)
@@ -323,8 +411,7 @@ def test_a_refused_submission_is_said_to_the_user() -> None:
 def test_after_its_answer_a_submitter_waits_for_nobody() -> None:
     world = asynchronous("ABC")
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     assert world.run(20, lambda: not peer.replica.own.flying)
     assert peer.replica.logs[0].round.handed[0] == ""
 
@@ -333,14 +420,40 @@ def test_a_submission_on_an_earlier_version_is_waited_for_too() -> None:
     """Else a peer that is behind never finds that its answer is late, and never asks."""
     world = asynchronous("ABC")
     world.reach(3)
-    peer = next(peer for peer in world.peers.values() if peer.name != peer.state().plan.succession[0])
-    assert world.run(20, lambda: peer.replica.own.flying)
+    peer = submitter(world)
     own, log = peer.replica.own, peer.replica.logs[0]
     assert own.ready is not None
     own.ready = replace(own.ready, base=Version(0, 0, 1, "earlier"))
     own.going[-1] = "A"
     own.delivered("A", own.ready, world.now, ok=True)
     assert log.round.handed == ("A", world.now)
+
+
+def test_a_submission_on_an_earlier_version_is_sent_again() -> None:
+    """The leader asks for a slice that was lost, by the version on which it was made."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    peer = submitter(world)
+    own, log = peer.replica.own, peer.replica.logs[0]
+    assert own.ready is not None
+    base = next(Version(0, 0, epoch, chain) for epoch, chain in log.held.links if epoch < log.epoch)
+    own.ready = replace(own.ready, base=base)
+    want = Want(0, base, What.SLICES, (1,))
+    effects = peer.replica.handle(e.Received(log.round.holder, want), world.now)
+    assert [message.number for _, message in sent(effects, Slice)] == [1]
+
+
+def test_slices_from_moving_donors_meet_at_one_version() -> None:
+    """Each slice takes as long as several commits, which only the named peers get: one that fetches asks for those that
+    it needs."""
+    world = World("ABCD", rules(mode="async", successors=1), trains_s=6.5)
+    world.reach(3)
+    slow = {"A": 3.0, "B": 6.0, "C": 4.0, "D": 5.0}
+    world.rules_of_net.append(
+        lambda sender, to, message: slow[to] if isinstance(message, Ask) and message.numbers else None
+    )
+    world.join("E")
+    assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
 
 
 def test_a_leader_that_was_away_may_claim_anew() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -92,6 +93,17 @@ async def test_the_daemons_death_is_reported() -> None:
     started = time.monotonic()
     await transport.close()
     assert time.monotonic() - started < AT_ONCE_S
+
+
+@awaited
+async def test_a_daemon_that_was_asked_to_end_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """^C in a terminal, and a service that is stopped, ask each of its processes. The node is told all the same."""
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    transport = await join(on_daemon_death=reasons.put_nowait)
+    os.kill(transport._dht.daemon.p2p._child.pid, signal.SIGTERM)
+    assert "daemon" in await asyncio.wait_for(reasons.get(), AT_ONCE_S)
+    await transport.close()
+    assert "daemon ended" not in "".join(each.getMessage() for each in caplog.records if each.levelno > logging.INFO)
 
 
 @awaited

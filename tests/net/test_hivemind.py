@@ -219,6 +219,8 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
         "logging.basicConfig(format='%(name)s|%(message)s', level=logging.DEBUG)\n"
         "logging.getLogger('hivemind.dht.node').warning('careful')\n"
         "logging.getLogger('hivemind.dht.node').info('chatter')\n"
+        "logging.getLogger('p2p_diloco').setLevel(logging.INFO)\n"
+        "logging.getLogger('hivemind.p2p').error('accept unix x.sock: use of closed network connection')\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
@@ -226,6 +228,7 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind_library|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
+    assert "x.sock" not in result.stderr
 
 
 def test_hivemind_is_imported_where_no_lock_of_processes_can_be_made() -> None:

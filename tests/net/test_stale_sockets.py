@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -62,3 +63,13 @@ def test_a_folder_that_can_not_be_written_is_named_with_the_mend(tmp_path: Path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(P2PDilocoError, match=r"absent can't be written \(no such .*; let this user write there"):
         check_writable(tmp_path / "absent")
+
+
+def test_too_few_open_files_are_not_taken_for_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # the standard streams
+    try:
+        with pytest.raises(P2PDilocoError, match=r"no further file .*\(too many open files\); .*ulimit -n"):
+            check_writable(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

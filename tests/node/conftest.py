@@ -121,8 +121,8 @@ class MemoryPeer:
         await self.hear("ready")
 
     async def merge(self, *, measures: bool = False) -> Message:
-        load = await self.ask("merge", "load", measures=measures, afresh=False, data={})
-        self.tell("have read", loaded=[shard for shard, _ in load["takes"]], torn=False)
+        load = await self.ask("merge", "load", measures=measures, data=False)
+        self.tell("have read", loaded=[*(shard for shard, _ in load["carries"]), *load["lost"]])
         return load
 
     async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
@@ -130,7 +130,9 @@ class MemoryPeer:
         self.memory.steps += 1
         due = (await self.merge(measures=True))["due"]
         self.memory.delta.fill_(delta)
-        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands, every=1)
+        release = await self.ask(
+            "contribute", "release", shards=due, weight=weight, samples=1, stands=stands, every=1, uses=[]
+        )
         await self.merge()
         return release
 

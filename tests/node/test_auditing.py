@@ -19,6 +19,7 @@ from p2p_diloco.core.messages import Contribution
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
+from p2p_diloco.node.cases import Case
 from p2p_diloco.node.wire import Accusation, Audit, Copy
 from tests.net.memory import MemoryNetwork
 
@@ -74,6 +75,14 @@ async def rounds(peers: Peers, count: int) -> None:
     """Let these peers exchange `count` times."""
     for _ in range(count):
         await asyncio.wait_for(asyncio.gather(*(peer.exchange(1.0) for peer in peers.values())), 60.0)
+
+
+async def commits_of(peers: Peers, audits: Audits, aggregator: str, count: int = 1) -> list[Case]:
+    """The first commits of an aggregator that a peer keeps, after as many exchanges as it takes: on a busy machine
+    others may aggregate in its place."""
+    while len(found := [case for case in audits._cases if case.aggregator == aggregator]) < count:
+        await rounds(peers, 1)
+    return found[:count]
 
 
 @contextlib.asynccontextmanager
@@ -255,10 +264,8 @@ async def test_an_accusation_must_name_a_commit_that_the_aggregator_made(
     peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
-    while all(case.aggregator != "b" for case in a._cases):  # on a busy machine b may have aggregated nothing yet
-        await rounds(peers, 1)
+    (case,) = await commits_of(peers, a, "b")
     with silent(a):
-        case = next(case for case in a._cases if case.aggregator == "b")
         a._cases._cases.clear()
         crowd = tuple(replace(case.counted[0], peer=f"p{n}") for n in range(STRANGERS_MAX + 8))
         with pytest.raises(Refusal, match="more peers than"):
@@ -286,7 +293,7 @@ async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, 
     peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a, c = auditors["a"], auditors["c"]
-    case = next(case for case in c._cases if case.aggregator == "b")
+    (case,) = await commits_of(peers, c, "b")
     a._cases._cases.clear()
     a.accused("c", accusation(case))
     assert "b" in a._verdicts._claims["c"]
@@ -437,7 +444,7 @@ async def test_commits_that_waited_for_long_are_not_audited(memory_peer: Any, qu
     peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
-    case = next(case for case in a._cases if case.aggregator == "b")
+    (case,) = await commits_of(peers, a, "b")
     case.since -= 1.1 * a._wait_s
     a._begin(case)
     await until(lambda: case.over)
@@ -491,7 +498,7 @@ async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_s
     peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
-    case = next(case for case in a._cases if case.aggregator == "b")
+    (case,) = await commits_of(peers, a, "b")
     copy = Copy(case.shard, case.digest, "b", memoryview(bytes(case.nbytes // 2)))
     assert not a.expects(copy)
     assert not a.expects(replace(copy, digest="another"))
@@ -509,9 +516,9 @@ async def test_one_peer_makes_others_audit_one_commit_at_a_time(memory_peer: Any
     peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 2)
     a = auditors["a"]
+    first, second = await commits_of(peers, a, "b", 2)
     with silent(a):
         a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
-        first, second = [case for case in a._cases if case.aggregator == "b"][:2]
         a.asked("c", Audit(first.shard, first.digest))
         with pytest.raises(Refusal, match="another commit"):
             a.asked("c", Audit(second.shard, second.digest))
@@ -529,9 +536,9 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
     peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     await rounds(peers, 8)
     a = auditors["a"]
+    cases = await commits_of(peers, a, "b", FAVOURS_AT_ONCE + 1)
     with silent(a):
         a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
-        cases = [case for case in a._cases if case.aggregator == "b"][: FAVOURS_AT_ONCE + 1]
         for case in cases[:FAVOURS_AT_ONCE]:
             a.asked("c", Audit(case.shard, case.digest))
             case.askers.clear()
@@ -554,7 +561,7 @@ async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any,
         answered(Unreachable("the link broke"))
 
     a._outbox.put = put
-    own = next(case for case in a._cases if case.aggregator == "a" and not case.missing())
+    (own,) = await commits_of(peers, a, "a")
     for _ in range(3 * FAVOURS_AT_ONCE):
         a.asked("b", Audit(own.shard, own.digest))
     assert sent == ["b"] * (1 + FAVOURS_AT_ONCE) * len(own.counted)

@@ -99,15 +99,15 @@ async def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[s
     peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
     await peer.enter(theta=5.0)
     first = await peer.merge()
-    assert (first["kept"], first["takes"]) == ([], [[0, "sent"]])
+    assert (first["kept"], first["gone"], first["carries"]) == ([], [0], [[0, "keep"]])
     await peer.exchange(1.0, stands=stands)
     loads = [message for message in peer.said if message["kind"] == "load"]
-    assert loads[-1]["takes"]
-    assert loads[-1]["kept"] == ([] if stands else [0])
+    assert loads[-1]["carries"]
+    assert (loads[-1]["kept"], loads[-1]["gone"]) == (([], [0]) if stands else ([0], []))
     assert peer.memory.theta.tolist() != [5.0, 5.0]
     assert peer.memory.base.tolist() == ([0.0, 0.0] if stands else [5.0, 5.0])
     later = await peer.merge()
-    assert (later["kept"], later["takes"]) == ([], [])
+    assert (later["kept"], later["gone"], later["carries"]) == ([], [], [])
     await peer.stop()
 
 
@@ -117,8 +117,8 @@ async def test_reading_theta_does_not_count_as_loading(memory_peer: Any, quick: 
     peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
     await peer.enter()
     await peer.ask("read", "readable")
-    peer.tell("have read", loaded=[], torn=False)
-    assert (await peer.merge())["takes"] == [[0, "sent"]]
+    peer.tell("have read", loaded=[])
+    assert (await peer.merge())["gone"] == [0]
     await peer.stop()
 
 
@@ -136,7 +136,7 @@ async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: An
     assert b.memory.theta.tolist() != true  # nothing is measured
     load = await b.merge(measures=True)
     assert b.memory.theta.tolist() == true
-    assert (load["kept"], load["takes"], load["due"]) == ([], [], [0])
+    assert (load["kept"], load["lost"], load["carries"], load["due"]) == ([], [], [], [0])
     for peer in (a, b):
         await peer.stop()
 
@@ -156,7 +156,7 @@ async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
     while b.memory.theta.tolist() != a.memory.theta.tolist():
         await asyncio.sleep(0.02)
     load = await b.merge(measures=True)
-    assert (load["kept"], load["takes"]) == ([], [[0, "forget"]])
+    assert (load["kept"], load["lost"]) == ([], [0])
     assert not b.memory.base.any()
     for peer in (a, b):
         await peer.stop()

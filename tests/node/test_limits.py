@@ -18,7 +18,9 @@ SENT = {"a": (1.0, 20.0), "b": (1.0, 20.0), "liar": (-1000.0, 1500.0)}
 async def exchange(peer: Any, delta: float, weight: float) -> None:
     due = (await peer.merge())["due"]
     peer.memory.delta.fill_(delta)
-    release = await peer.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=True, every=1)
+    release = await peer.ask(
+        "contribute", "release", shards=due, weight=weight, samples=1, stands=True, every=1, uses=[]
+    )
     assert release["sent"]
     await peer.merge()
 

@@ -216,6 +216,28 @@ def test_every_message_is_answered(failure: Exception, gone: bool, caplog: pytes
     assert ("could not be sent" in caplog.text) == isinstance(failure, RuntimeError)
 
 
+@pytest.mark.parametrize("sign", ["message", "transfer"])
+def test_a_refused_dial_that_began_before_a_sign_of_life_is_no_proof_of_death(sign: str) -> None:
+    """A peer that has come up meanwhile is alive. A later dial that is refused proves that it is gone."""
+
+    async def test(table: Table) -> None:
+        table.wires.failure = Unreachable("refused", refused=True)
+        table.wires.gate.clear()
+        await table.carry_out(Send("b", Leave(1)), Send("c", Leave(1)))
+        while table.wires.under_way < 2:
+            await asyncio.sleep(0.001)
+        if sign == "message":
+            await table.node.receive("b", Leave(1))
+        else:
+            table.node.moving("b")
+        table.wires.gate.set()
+        assert {f.to: f.gone for f in await table.answered(SendFailed, 2)} == {"b": False, "c": True}
+        await table.carry_out(Send("b", Leave(1)))
+        assert (await table.answered(SendFailed, 3))[-1] == SendFailed("b", Leave(1), gone=True)
+
+    at_table(test)
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("ahead_s", [0.02, 0.0])
 def test_it_wakes_as_soon_as_the_replica_asks(run: Callable[..., Any], ahead_s: float) -> None:

@@ -173,6 +173,39 @@ def test_an_event_is_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @awaited
+async def test_news_is_published_while_an_earlier_record_is_still_being_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of the DHT that doesn't answer holds one store up. What changes without an event waits for its end."""
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.01)
+    monkeypatch.setattr(records, "NEWS_AFTER_S", 0.0)
+    stored, described, news, answers = list[int](), list[int](), asyncio.Event(), asyncio.Event()
+    peer = MemoryNetwork().join("a", Inbox())
+
+    async def store(key: str, subkey: str, value: bytes, ttl_s: float) -> bool:
+        stored.append(PeerStatus.unpack(value).step or 0)
+        return await answers.wait()
+
+    def describe() -> PeerStatus:
+        described.append(len(described))
+        return dataclasses.replace(RECORD, peer_id="a", time=time.time(), step=described[-1])
+
+    monkeypatch.setattr(peer, "store", store)
+    publishing = asyncio.create_task(publish(peer, "r", describe, news))
+    while len(described) < 5:
+        await asyncio.sleep(0.01)
+    assert stored == [0]
+    news.set()
+    while len(stored) < 2:
+        await asyncio.sleep(0.01)
+    assert stored[1] >= 5
+    answers.set()
+    while len(stored) < 3:
+        await asyncio.sleep(0.01)
+    publishing.cancel()
+    assert (await asyncio.wait({publishing}, timeout=20.0))[0]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@awaited
 async def test_publishing_ends_when_it_is_cancelled_at_the_moment_of_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Python 3.12, `asyncio.wait_for` loses a cancellation that comes at the moment of its result."""
     monkeypatch.setattr(records, "NEWS_AFTER_S", 0.0)

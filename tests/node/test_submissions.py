@@ -77,7 +77,7 @@ async def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> 
     for _ in range(3):
         release = await other.exchange(1.0)
     assert release["staleness"] <= 1  # one that counts nothing may have named a successor
-    assert (await one.merge())["takes"] == []
+    assert (await one.merge())["carries"] == []
     assert [peer.memory.changed for peer in peers] == before
     release = await one.exchange(1.0)
     assert release["staleness"] == 3
@@ -95,18 +95,20 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
     one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
     for _ in range(3):
         await other.exchange(1.0)
-    takes = []
+    carries = []
     for delta in (100.0, 1000.0, 1.0):
         due = (await one.merge())["due"]
         one.memory.delta.fill_(delta)
-        release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1)
+        release = await one.ask(
+            "contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
+        )
         one.memory.steps += 1
-        takes.append([take for _, take in (await one.merge())["takes"]])
+        carries.append([carry for _, carry in (await one.merge())["carries"]])
         assert release["sent"]
     assert (
         caplog.text.count("not counted in 1 of its 1 shards: the submission was further behind than max_staleness") == 2
     )
-    assert takes == [["keep"], ["drop"], ["subtract"]]
+    assert carries == [["keep"], ["old"], ["subtract"]]
     assert release["refused"] == 2
     assert one.memory.theta.tolist() == [-4.0] * 4
     await stopped(peers)
@@ -158,7 +160,7 @@ async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatc
     due = (await one.merge())["due"]
     one.memory.stands_since = time.monotonic() + 1.0
     one.memory.stands = 1
-    one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
+    one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1, uses=[])
     told = await one.hear("waiting")
     assert time.monotonic() >= one.memory.stands_since + 0.2
     assert told["text"] == (

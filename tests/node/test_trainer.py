@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core import leases
+from p2p_diloco.core.leases import DataSet, Table, Use
 from p2p_diloco.core.logs import Logs
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.node.records import read_peers
+from p2p_diloco.node.status import DataProgress
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -23,36 +29,40 @@ async def test_a_merge_that_was_broken_off_while_its_answer_waited(
     await peer.merge()
     with monkeypatch.context() as uneven:
         uneven.setattr(Logs, "uneven", lambda logs: {0: (1, 2)})
-        peer.tell("merge", n=70, measures=False, afresh=False, data={})
-        peer.tell("have read", loaded=[], torn=True)
+        peer.tell("merge", n=70, measures=False, data=False)
+        peer.tell("have read", loaded=[])
         await asyncio.sleep(4 * quick["heartbeat_interval"])
     assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
     assert all(message.get("n") != 70 for message in peer.said)
     _, again, *_ = [message for message in peer.said if message["kind"] == "load"]
-    assert again["takes"] == [[0, "forget"], [1, "forget"]]  # the late answer was taken for merged by the log
+    assert again["carries"] == []  # the late answer was taken for merged by the log; the trainer loads all by itself
     await peer.stop()
 
 
 @awaited
-async def test_the_answer_to_a_merge_weighs_what_is_due_and_counts_what_was_sent(
-    memory_peer: type[Any], quick: dict[str, Any]
-) -> None:
-    """By the trainer's steps, which the node sees in the shared memory."""
-    peer = memory_peer(MemoryNetwork(), "a", quick)
+async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+    """At its start, and with each merge that asks for them while nothing is under way; they say what its contributions
+    have claimed. The peer's status has the progress of the data."""
+    network = MemoryNetwork()
+    peer, watcher = memory_peer(network, "a", quick), network.join("w", Inbox())
     await peer.enter()
-    await peer.merge()
-    peer.memory.steps, peer.memory.samples = 3, 12
-    load = await peer.merge()
-    assert (load["weight"], load["samples"], load["counted"]) == (3.0, 12, 0)
-    peer.memory.delta.fill_(1.0)
-    sending = {"shards": load["due"], "weight": load["weight"], "samples": load["samples"], "every": 1}
-    assert (await peer.ask("contribute", "release", stands=True, **sending))["sent"]
-    load = await peer.merge()
-    assert load["takes"] == [[0, "drop"]]  # nothing was trained since, so nothing is left of it
-    assert (load["counted"], load["dropped_samples"]) == (1, 0)
-    peer.memory.steps, peer.memory.samples = 5, 19
-    load = await peer.merge()
-    assert (load["weight"], load["samples"], load["counted"]) == (2.0, 7, 1)
+    told = await peer.ask("data", "data")
+    assert (told["me"], told["tables"], told["ended"]) == ("a", [], False)
+    due = (await peer.merge())["due"]
+    assert (await peer.merge())["tables"] is None
+    data = DataSet("train", 100)
+    asked = {"shards": due, "weight": 1.0, "samples": 1, "stands": True, "every": 1}
+    release = await peer.ask("contribute", "release", **asked, uses=[to_plain(Use(data, (), 20))])
+    assert release["sent"]
+    load = await peer.ask("merge", "load", measures=False, data=True)
+    (table,) = (from_plain(Table, one) for one in load["tables"])
+    assert (table.data, leases.held(table, "a", told["life"])) == (data, ((0, 20),))
+    peer.tell("have read", loaded=due)
+    status = None
+    while status is None or not status.data:
+        await asyncio.sleep(0.05)
+        status = (await read_peers(watcher, "r")).get("a")
+    assert status.data == (DataProgress("train", 100, 0, 0, 20),)
     await peer.stop()
 
 
@@ -68,12 +78,12 @@ async def test_theta_stays_while_one_reading_follows_another(memory_peer: type[A
     await one.ask("read", "readable")
     submitting = asyncio.create_task(two.exchange(1.0))
     await asyncio.sleep(0.5)  # its commit has come by then
-    one.tell("have read", loaded=[], torn=False)
+    one.tell("have read", loaded=[])
     await one.ask("read", "readable")
     before = one.memory.theta.clone()
     await asyncio.sleep(0.2)
     assert one.memory.theta.equal(before)
-    one.tell("have read", loaded=[], torn=False)
+    one.tell("have read", loaded=[])
     assert (await submitting)["sent"]
     while one.memory.theta.equal(before):
         await asyncio.sleep(0.01)

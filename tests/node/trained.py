@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from p2p_diloco.node.local_progress import Take
+from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.local import LocalModel, with_global_values
+from p2p_diloco.peer.merging import blends_of, progress_of
+from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import Layout
 
@@ -20,27 +22,28 @@ class Trained:
         """`peer`: a MemoryPeer of this model."""
         self.peer, self.model, self._step = peer, model, step
         self.local: LocalModel
+        self.progress: LocalProgress
 
     async def enter(self) -> None:
         peer, memory = self.peer, self.peer.memory
         await peer.start()
         run = await peer.hear("run")
-        layout, codec = Layout.from_wire(run["layout"]), run["config"]["codec"]
-        delta = memory.delta_in(written_in(codec, "nearest"))
-        share = peer.setup.asked.local_share
-        self.local = LocalModel(self.model, layout, memory.theta, memory.base, delta, share, values=memory.delta)
+        layout, config = Layout.from_wire(run["layout"]), RunConfig.from_wire(run["config"])
+        delta = memory.delta_in(written_in(config.codec, "nearest"))
+        self.local = LocalModel(self.model, layout, memory.theta, memory.base, delta, values=memory.delta)
+        self.progress = progress_of(config, layout)
         self.local.write_theta()
         peer.tell("theta")
         await peer.hear("ready")
         await self.merge()
 
-    async def merge(self, *, sends: bool = False) -> Any:
-        load = await self.peer.ask("merge", "load", measures=sends, afresh=False, data={})
-        takes = {shard: Take(take) for shard, take in load["takes"]}
-        self.local.merge(takes, load["kept"])
+    async def merge(self, landed: Sequence[int] = (), *, sends: bool = False) -> Any:
+        load, memory = await self.peer.ask("merge", "load", measures=sends, data=False), self.peer.memory
+        blends = blends_of(self.progress, load, (memory.steps, memory.samples), landed)
+        self.local.merge(blends, load["kept"])
         if sends:
-            self.local.write_delta(load["due"], set(load["kept"]) - takes.keys())
-        self.peer.tell("have read", loaded=list(takes), torn=False)
+            self.local.write_delta(load["due"], set(load["kept"]) - blends.keys())
+        self.peer.tell("have read", loaded=list(blends))
         return load
 
     def train(self, steps: int) -> None:
@@ -52,15 +55,17 @@ class Trained:
         """Train and send the fragment that is due. Train `later` more steps, then wait for the result and merge it."""
         self.train(steps)
         load = await self.merge(sends=True)
-        asked = {"shards": load["due"], "weight": load["weight"], "samples": steps, "stands": not later, "every": 1}
-        self.peer.tell("contribute", n=1000, **asked)
+        weight, _ = self.progress.weigh(load["due"])
+        asked = {"weight": weight, "samples": steps, "stands": not later, "every": 1, "uses": []}
+        self.peer.tell("contribute", n=1000, shards=load["due"], **asked)
+        self.progress.send(load["due"], steps)
         self.train(later)
         assert (await self.peer.hear("release"))["sent"]
-        await self.merge()
+        await self.merge(load["due"])
 
     async def state(self) -> dict[str, Tensor]:
         """Its global state_dict."""
         answer = await self.peer.ask("read", "readable")
         state = with_global_values(self.model, self.local.global_values(answer["kept"]))
-        self.peer.tell("have read", loaded=[], torn=False)
+        self.peer.tell("have read", loaded=[])
         return state

@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Carry
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.local_progress import LocalProgress
 from p2p_diloco.node.shared import SharedMemory, create
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
@@ -47,11 +45,11 @@ class ScriptedNode:
         self.every = 1  # H of the state
         self.steps_before = 0  # inner steps of the run beyond those that epochs of the present H have
         self.fresh: dict[int, str] = {}
+        self.tables: list[Any] | None = None
 
     def begin(self, config: RunConfig, layout: Layout) -> None:
         self.layout, self.epochs, self.every = layout, [0] * len(layout.fragments), config.sync_every
         self.bases = Bases(layout, self.memory.theta, self.memory.base)
-        self.progress = LocalProgress(config, layout, self.bases)
 
     def turn(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -59,7 +57,6 @@ class ScriptedNode:
     def tell(self, kind: str, **values: Any) -> None:
         self.log.append((kind, values))
         if kind == "have read":
-            self.progress.torn |= values["torn"]
             self.bases.loaded(values["loaded"])
 
     def overwrite(self, theta: Any) -> None:
@@ -68,9 +65,7 @@ class ScriptedNode:
             self.bases.before(shard.index, "old", "new", lambda: "old")
         self.memory.theta.copy_(torch.as_tensor(theta))
 
-    def ask(
-        self, kind: str, answer: str, *, measures: bool = False, afresh: bool = False, data: Any = None
-    ) -> dict[str, Any]:
+    def ask(self, kind: str, answer: str, *, measures: bool = False, data: bool = False) -> dict[str, Any]:
         if (kind, answer) == ("read", "readable"):
             self.log.append((kind, {}))
             return {"kind": answer, "kept": sorted(self.bases.kept)}
@@ -79,22 +74,16 @@ class ScriptedNode:
         self.log.append((kind, {}))
         due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
         shards = [] if self.memory.finished else [s.index for s in self.layout.shards_of(due)]
-        carries, self.fresh = {s: Carry(carry) for s, carry in self.fresh.items()}, {}
-        trained, ended = (self.memory.steps, self.memory.samples), bool(self.memory.finished)
-        takes = self.progress.merge(carries, shards, trained, afresh=afresh, ended=ended)
-        weight, samples = self.progress.weigh(shards)
-        answer = {"takes": [[s, take.value] for s, take in takes.items()], "kept": sorted(self.bases.kept)}
-        answer |= {"due": shards, "weight": weight, "samples": samples, "ended": ended}
+        carries, self.fresh = [[shard, carry] for shard, carry in self.fresh.items()], {}
+        bases = {name: sorted(getattr(self.bases, name)) for name in ("kept", "gone", "lost")}
+        told = {"carries": carries, "due": shards, "ended": bool(self.memory.finished), "tables": self.tables}
         counts = {"commits": sum(self.epochs), "epoch": min(self.epochs), "digest": f"d{sum(self.epochs)}"}
         counts |= {"trained": self.counted, "workers": self.workers}
-        counts |= {"counted": self.progress.counted, "dropped_samples": self.progress.dropped_samples}
         steps = self.steps_before + sum(self.epochs) * (self.every // len(self.epochs))
-        counts |= {"settled": self.progress.settled, "every": self.every, "commit_steps": steps}
-        return {"kind": "load", "data": [], **answer, **counts}
+        return {"kind": "load", **told, **bases, **counts, "every": self.every, "commit_steps": steps}
 
     def request(self, kind: str, **values: Any) -> int:
         self.log.append((kind, values))
-        self.progress.send(len(self.log), tuple(values["shards"]), values["samples"])
         return len(self.log)
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> dict[str, Any] | None:
@@ -111,7 +100,6 @@ class ScriptedNode:
             self.memory.changed = self.memory.changed + 1
         if sent is None:
             return None
-        self.progress.released(sent=sent)
         spent = {"stood": self.stood, "hidden": self.hidden}
         return {"kind": "release", "n": n, "sent": sent, **spent, **self.asynchronous}
 
@@ -138,7 +126,7 @@ def hooked(
     node = ScriptedNode(layout.numel)
     node.begin(config, layout)
     memory = node.memory
-    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta, config.local_share)
+    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta)
     local.write_theta()
     node.bases.loaded(range(len(layout.shards)))
     return Hook(node, local, config, layout, 5.0, clock), node, model  # type: ignore[arg-type]

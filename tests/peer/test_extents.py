@@ -16,15 +16,18 @@ from torch import Tensor, distributed, nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import far
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
 from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.progress import LOAD, Anchor, Blend
 from p2p_diloco.peer.ranks import group_of
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
+
+BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+"""One of each kind."""
 
 tensor = pytest.importorskip("torch.distributed.tensor")
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -163,7 +166,7 @@ def test_the_ranks_are_one_model_to_the_bit(
     assert torch.equal(theta, begun)
     everything = range(len(layout.shards))
     for local in (one, *(local for _, _, local in ranks)):
-        local.merge(dict.fromkeys(everything, Take.SENT))  # as every trainer begins
+        local.merge(dict.fromkeys(everything, Blend(Anchor.GONE)))  # as every trainer begins
     bases.loaded(everything)
     for _ in range(data.draw(st.integers(1, 3))):
         with torch.no_grad():
@@ -188,26 +191,15 @@ def test_the_ranks_are_one_model_to_the_bit(
             for name, value in local.global_values(kept).items():
                 rows = rows_of(len(known[name]), rank, copied) if is_sharded(value) else slice(None)
                 assert torch.equal(local_part(value), known[name][rows])
-        takes = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Take)))
+        blends = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(BLENDS)))
         for local in (one, *(local for _, _, local in ranks)):
-            local.merge(takes, bases.kept)
+            local.merge(blends, bases.kept)
         assert torch.equal(mine, theirs)
-        bases.loaded(takes)
+        bases.loaded(blends)
         for name, p in model.named_parameters():
             for rank, part, _ in ranks:
                 own = part.get_parameter(name)
                 assert torch.equal(local_part(own), p[rows_of(len(p), rank, copied)] if is_sharded(own) else p)
-
-
-def test_a_far_rank_forgets_in_rank_0s_memory_too() -> None:
-    """What it has sent of a shard is forgotten for all: another far rank with the same rows may ask for it."""
-    values = {"w": torch.zeros(4, 1)}
-    layout = Layout.build(specs_of(alone(values)))
-    theta, sent, own = torch.zeros(4), torch.ones(4), torch.zeros(3, 4)
-    with as_rank(1, 2):
-        local = LocalModel(sharded(values, Rank(1, 2)), layout, *own, rank=Rank(1, 2))
-    FarModel(local, Served(theta=theta, delta=sent), *own).merge({0: Take.FORGET})  # type: ignore[arg-type]
-    assert sent.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_a_far_rank_loads_buffers_and_writes_none() -> None:
@@ -219,7 +211,7 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     distant = FarModel(local, Served(theta=theta, delta=sent), *own)  # type: ignore[arg-type]
     shards = range(len(layout.shards))
     distant.write_theta()
-    distant.merge(dict.fromkeys(shards, Take.DROP))
+    distant.merge(dict.fromkeys(shards, LOAD))
     start = {spec.name: start for spec, start in layout.places}
     norm, mean, seen = model[1], start["1.running_mean"], start["1.num_batches_tracked"]
     assert norm.running_mean.tolist() == theta[mean : mean + 2].tolist()
@@ -229,7 +221,7 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     norm.running_mean.add_(0.5)
     theta.mul_(2.0)
     assert distant.global_values()["1.running_mean"].tolist() == theta[mean : mean + 2].tolist()
-    distant.merge(dict.fromkeys(shards, Take.SUBTRACT))
+    distant.merge(dict.fromkeys(shards, Blend(Anchor.SENT)))
     assert norm.running_mean.tolist() == (theta[mean : mean + 2] + 0.5).tolist()
     assert sent.tolist() == [1.0] * layout.numel
 
@@ -261,7 +253,7 @@ def test_rank_0_writes_unsharded_parameters() -> None:
         local.write_delta([0])
     assert delta.tolist() == [10.0, 10.0]
     for local in ranks:
-        local.merge({0: Take.DROP})
+        local.merge({0: LOAD})
     assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
 
 
@@ -420,6 +412,6 @@ def test_a_forward_pass_leaves_no_whole_parameters_in_the_way() -> None:
         theta = torch.zeros(layout.numel)
         local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel), rank=Rank(0, 2))
         assert not look()
-        local.merge({0: Take.DROP})
+        local.merge({0: LOAD})
         assert is_sharded(model.weight)
         assert not local_part(model.weight).any()

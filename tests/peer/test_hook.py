@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
+from p2p_diloco.core.leases import DataSet, Lease, Table
 from p2p_diloco.errors import ConfigError, GaveUpWaiting
-from p2p_diloco.tensors.mean import weighted_mean
+from p2p_diloco.node.plain import to_plain
+from p2p_diloco.peer.shard import Shard, data_set
 from tests.peer.scripted import hooked, step
 
 
@@ -93,14 +94,6 @@ def test_training_goes_on_while_an_exchange_is_under_way() -> None:
     assert hook.standing.global_step == 8
 
 
-def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
-    """α of them stay in the local values; the rest is gone, by the run's rule, and shown."""
-    hook, _, model = hooked(overlap_steps=4, merge_alpha=0.25)
-    step(hook, model, 8)
-    assert model.u.tolist() == [4.0 + 0.25 * 4.0] * 2
-    assert hook.standing.metrics.dropped_samples == 3
-
-
 def test_by_default_half_of_the_progress_during_an_exchange_stays() -> None:
     """With overlap; a result that is merged at once is taken as it is."""
     hook, _, model = hooked(overlap_steps=2)
@@ -129,21 +122,6 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     assert [c["shards"] for c in node.contributed()][3:] == [[1], [0], [1]]
     assert hook.standing.metrics.sync_count == 6
     assert model.u.tolist() == model.v.tolist() == node.memory.theta.tolist()[:2] == [7.0, 7.0]
-
-
-def test_what_the_result_does_not_count_is_carried_whatever_the_merge() -> None:
-    """The rule of `merge` is for progress that is counted; a contribution that missed its commit rides in the next one,
-    with all that was trained meanwhile."""
-    hook, node, model = hooked(overlap_steps=2, merge_alpha=0.0)
-    step(hook, model, 4)
-    committed, node.commit = node.commit, lambda request: node.fresh.update({0: "keep"})
-    node.overwrite(10.0)
-    step(hook, model, 2)
-    assert model.u.tolist() == [16.0, 16.0]
-    assert hook.standing.metrics.dropped_samples == 0
-    node.commit = committed
-    step(hook, model, 4)
-    assert node.memory.theta.tolist() == [18.0] * 4
 
 
 def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:
@@ -207,7 +185,7 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     hook, node, model = hooked(mode="async")
     step(hook, model)
     node.overwrite(7.0)
-    node.fresh[0] = "drop"
+    node.fresh[0] = "old"
     node.memory.changed = node.memory.changed + 1
     node.memory.finished = 1
     assert not hook.standing.finished
@@ -295,7 +273,7 @@ def test_a_finished_run_is_left_alone() -> None:
     hook, node, model = hooked()
     node.memory.finished = 1
     node.overwrite(7.0)
-    node.fresh = {0: "drop"}
+    node.fresh = {0: "old"}
     node.memory.changed = 1
     step(hook, model, 9)
     assert node.contributed() == []
@@ -317,12 +295,6 @@ def test_weights_by_samples() -> None:
         step(hook, model)
 
 
-def test_uniform_weights() -> None:
-    hook, node, model = hooked(weighting="uniform")
-    step(hook, model, 8)
-    assert [c["weight"] for c in node.contributed()] == [1.0, 1.0]
-
-
 def test_a_nudge_brings_the_next_exchange_forward() -> None:
     """When a peer asks for an exchange up to so many commits, the next steps contribute until they are reached."""
     hook, node, model = hooked(fragments=2)
@@ -342,7 +314,7 @@ def test_waiting_for_the_first_peers_has_an_end() -> None:
         step(hook, model, 4)
 
 
-def test_what_is_dropped_is_counted() -> None:
+def test_what_is_dropped_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     """Progress that was sent, not counted and given up shows as dropped samples, by its share of the model."""
     hook, node, model = hooked(fragments=2)
     step(hook, model, 2)
@@ -351,10 +323,31 @@ def test_what_is_dropped_is_counted() -> None:
     assert hook.standing.metrics.dropped_samples == 0
     hook.report(None, 10)
     step(hook, model, 4)
-    node.progress._uncounted[0] = 20
-    node.fresh = {0: "drop"}
+    hook.merger.progress._shards[0].uncounted = 20
+    node.fresh = {0: "old"}
     hook.merge()
     assert hook.standing.metrics.dropped_samples == 10
+    assert "the progress of 10 samples is dropped: it was sent or refused too often" in caplog.text
+
+
+def test_progress_is_dropped_if_its_data_belongs_to_another_peer(caplog: pytest.LogCaptureFixture) -> None:
+    """All of it, at once: no commit would count a contribution that names these positions."""
+    hook, node, model = hooked()
+    data = DataSet("train", 100, 1)
+    shard = Shard(data, data_set(100, "train", 1, "")[1], "run/train", lambda _: False)
+    ours, theirs = (to_plain((Table(data, 20, (Lease(peer, 7, 0, 20, 1),)),)) for peer in "ab")
+    hook.supply.add(shard, {"me": "a", "life": 7, "ledger": 0, "tables": ours, "ended": False})
+    batches = iter(shard.loader(4))
+    next(batches)
+    step(hook, model)
+    node.tables = ours
+    hook.merge()
+    assert (model.u.tolist(), shard.stock) == ([1.0, 1.0], ((4, 20),))
+    node.tables = theirs
+    hook.merge()
+    assert (model.u.tolist(), shard.stock) == ([0.0, 0.0], ())
+    assert hook.standing.metrics.dropped_samples == 1
+    assert "is dropped: other peers have got the data that it was made from" in caplog.text
 
 
 def test_pauses_are_no_step_time() -> None:
@@ -378,30 +371,3 @@ def test_a_pause_lasts_as_long_as_the_outermost_block() -> None:
     with pytest.raises(ZeroDivisionError), hook.pause():
         raise ZeroDivisionError
     assert [values["on"] for kind, values in node.log if kind == "pause"] == [True, True, True, False, True, False]
-
-
-@pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])
-def test_an_exchange_without_a_step_weighs_nothing(weighting: str) -> None:
-    """`force_sync` right after an exchange has nothing to contribute: that is no error, and dilutes no mean."""
-    hook, node, model = hooked(weighting=weighting)
-    for _ in range(4):
-        hook.report(None, 3)
-        step(hook, model)
-    hook.synchronise()
-    sent = node.contributed()[-1]
-    assert sent["samples"] == 0
-    zeros, ones = (torch.full((3,), value).numpy().tobytes() for value in (0.0, 1.0))
-    mean = weighted_mean([("a", sent["weight"], zeros), ("b", 1.0, ones)], "fp32", 3)
-    assert mean.tolist() == [1.0] * 3
-
-
-def test_progress_sent_again_keeps_its_weight() -> None:
-    """Where no step was made since, but what was sent before is counted nowhere yet, that is what is weighed."""
-    hook, node, model = hooked(weighting="samples")
-    for _ in range(4):
-        hook.report(None, 3)
-        step(hook, model)
-    node.progress._uncounted[0] = 12
-    node.fresh = {}
-    hook.synchronise()
-    assert node.contributed()[-1]["weight"] == 12.0

@@ -188,6 +188,18 @@ def test_a_state_of_another_optimizer_is_not_loaded(
     again.step()
 
 
+def test_a_state_of_another_number_of_optimizers_is_not_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in part either. The counters come back all the same."""
+    first, second = (trained(2)[1] for _ in range(2))
+    save(InnerState([first, second], tmp_path, 1), 1, {"local_step": 2})
+    _, again = trained(0)
+    assert restore([again], tmp_path / "checkpoint-1") == {"local_step": 2}
+    assert not again.state
+    assert caplog.messages == ["the inner optimizers start without a saved state: there are 1, and it is of 2"]
+
+
 def test_a_load_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An optimizer of another library may raise anything."""
     optimizer = Fails([nn.Parameter(torch.zeros(1))], lr=0.1)

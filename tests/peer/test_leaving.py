@@ -169,3 +169,4 @@ def test_which_ends_are_normal() -> None:
     for error in (SystemExit(1), SystemExit("wrong"), KeyboardInterrupt(), ValueError(), ConfigError("is wrong")):
         assert "ended training" in broken_off(error)
     assert broken_off(SystemExit(143)) == "SIGTERM ended training"
+    assert broken_off(SystemExit(129)) == "SIGHUP ended training"

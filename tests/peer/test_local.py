@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.local import LocalModel, with_global_values
+from p2p_diloco.peer.progress import LOAD, Anchor, Blend
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, specs_of
+
+BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+"""One of each kind."""
 
 pytestmark = pytest.mark.usefixtures("short_merges")
 
@@ -56,7 +59,7 @@ def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_take_is_its_formula(data: st.DataObject) -> None:
+def test_every_blend_is_its_formula(data: st.DataObject) -> None:
     """Over any history of merges, trainings and sendings, of any shards, local values are what the formulas
     say."""
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -65,10 +68,10 @@ def test_every_take_is_its_formula(data: st.DataObject) -> None:
         specs_of(model), data.draw(st.sampled_from([1, 2])), "contiguous", data.draw(st.integers(1, 15))
     )
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-    local, bases = LocalModel(model, layout, theta, old, delta, 0.25), Bases(layout, theta, old)
+    local, bases = LocalModel(model, layout, theta, old, delta), Bases(layout, theta, old)
     everything = [shard.index for shard in layout.shards]
     theta.copy_(torch.randn(layout.numel))
-    local.merge(dict.fromkeys(everything, Take.DROP))
+    local.merge(dict.fromkeys(everything, LOAD))
     bases.loaded(everything)
     base = rounded(model, layout, theta)
     assert torch.equal(flat(model, layout), base)
@@ -88,47 +91,42 @@ def test_every_take_is_its_formula(data: st.DataObject) -> None:
         for index in everything:
             bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
-        takes = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Take)))
-        measured = (Take.KEEP, Take.SUBTRACT, Take.RESTORE)  # there is nothing to measure these from
-        takes |= {index: Take.SENT for index in bases.gone if takes.get(index, Take.KEEP) in measured}
+        blends = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(BLENDS)))
+        gone = Blend(Anchor.GONE)  # there is nothing to measure another from
+        blends |= {index: gone for index in bases.gone if blends.get(index, gone).anchor is not Anchor.NEW}
         expected = flat(model, layout)
-        for index, take in takes.items():
+        for index, (anchor, keep) in blends.items():
             part = slice(layout.shards[index].start, layout.shards[index].stop)
             progress = expected[part] - base[part]
-            match take:
-                case Take.SUBTRACT:
+            match anchor:
+                case Anchor.SENT:
                     progress = progress + sent[part]
-                case Take.RESTORE:
-                    progress = progress - sent[part]
-                case Take.SENT:
+                case Anchor.GONE:
                     progress = -sent[part]
-                case Take.DROP | Take.FORGET:
-                    progress = torch.zeros_like(progress)
-            mixed = torch.lerp(theta[part], expected[part], 0.25)
-            expected[part] = mixed if take is Take.MIX else theta[part] + progress
+            mixed = torch.lerp(theta[part], expected[part], keep)
+            expected[part] = mixed if anchor is Anchor.NEW else theta[part] + progress
             base[part] = rounded(model, layout, theta)[part]
-            sent[part] *= take is not Take.FORGET
-        local.merge(takes, bases.kept)
-        bases.loaded(takes)
+        local.merge(blends, bases.kept)
+        bases.loaded(blends)
         assert torch.equal(flat(model, layout), rounded(model, layout, expected))
         assert torch.equal(delta, sent)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.dtype) -> None:
-    """SUBTRACT with nothing trained since sending gives exactly the new global values; the next Δ is
+    """With nothing trained since the sending it gives exactly the new global values; the next Δ is
     exactly 0."""
     model = Model(dtype)
     layout = Layout.build(specs_of(model))
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
     local = LocalModel(model, layout, theta, old, delta)
     local.write_theta()
-    local.merge({0: Take.DROP})
+    local.merge({0: LOAD})
     train(model)
     local.write_delta([0])
     old.copy_(theta)
     theta.copy_(torch.randn(layout.numel))
-    local.merge({0: Take.SUBTRACT}, kept=[0])
+    local.merge({0: Blend(Anchor.SENT)}, kept=[0])
     assert torch.equal(flat(model, layout), rounded(model, layout, theta))
     local.write_delta([0])
     assert not delta.any()
@@ -171,7 +169,7 @@ def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype)
     local.write_delta(everything)
     assert torch.equal(delta, (theta.to(dtype).float() - model.plain()).to(sent))
     versions = [p._version for p in model.parameters()]
-    local.merge(dict.fromkeys(everything, Take.DROP))
+    local.merge(dict.fromkeys(everything, LOAD))
     assert torch.equal(model.plain(), theta.to(dtype).float())
     assert all(p._version > v for p, v in zip(model.parameters(), versions, strict=True))
     assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
@@ -186,7 +184,7 @@ def test_rounding_is_not_progress() -> None:
     layout = Layout.build(specs_of(model))
     theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
     local = LocalModel(model, layout, theta, torch.zeros(layout.numel), delta)
-    local.merge({0: Take.DROP})
+    local.merge({0: LOAD})
     local.write_delta([0])
     assert not delta.any()
 
@@ -229,8 +227,8 @@ def test_global_values_of_kept_shards_are_those_that_were_loaded() -> None:
 
 _EXCHANGE = """
 import os, torch
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 torch.set_num_threads(4)
@@ -238,12 +236,12 @@ numel = 300_000
 model = torch.nn.Module()
 model.w = torch.nn.Parameter(torch.empty(numel, dtype={dtype}))
 layout = Layout.build(specs_of(model), 1, "contiguous", numel)
-local = LocalModel(model, layout, torch.empty(numel), torch.empty(numel), torch.empty(numel, dtype=torch.bfloat16), 0.5)
+local = LocalModel(model, layout, torch.empty(numel), torch.empty(numel), torch.empty(numel, dtype=torch.bfloat16))
 before = len(os.listdir("/proc/self/task"))
 local.write_theta()
 local.write_delta([0])
-for take in Take:
-    local.merge({{0: take}})
+for anchor in Anchor:
+    local.merge({{0: Blend(anchor, 0.5)}})
 print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
 torch.zeros(numel).add_(1.0)
 print(len(os.listdir("/proc/self/task")) - before)

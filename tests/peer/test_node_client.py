@@ -35,7 +35,7 @@ def test_a_nodes_error_is_reported_by_every_later_call() -> None:
         node.wait_for("load", timeout_s=5)
     for _ in range(2):
         with pytest.raises(Refused, match="invite=alice was revoked"):
-            node.tell("have read", loaded=[], torn=False)
+            node.tell("have read", loaded=[])
 
 
 def test_a_node_that_ended_without_a_word_has_died() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -68,6 +70,16 @@ def test_the_seed_is_the_peers_own() -> None:
     """It follows from the identity: different on two peers, the same after a restart, and fit for torch and NumPy."""
     assert seed_of("a") == seed_of("a") != seed_of("b")
     assert all(0 <= seed_of(str(number)) < 2**32 for number in range(99))
+
+
+def test_a_peer_is_not_copied_and_does_not_leave_its_process() -> None:
+    """A model that holds it can be copied, as callbacks do that keep an average; what is pickled must not hold it."""
+    model, optimizer = parts()
+    model.peer = Peer(model, optimizer)
+    assert copy.deepcopy(model).peer is model.peer
+    for act in (pickle.dumps, copy.copy):
+        with pytest.raises(UsageError, match="from this process alone; keep it out of what is pickled"):
+            act(model.peer)
 
 
 def test_the_innermost_optimizer_of_the_last_counts() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.leases import DataSet
-from p2p_diloco.core.spans import Spans
+from p2p_diloco.core import leases
+from p2p_diloco.core.leases import DataSet, Lease, Table, Tables
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.node.plain import to_plain
 from p2p_diloco.peer import refilling
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.refilling import Refill, open_shard
@@ -20,23 +21,23 @@ from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.supply import Supply
 
 DATA = DataSet("train", 10, 1)
-NOTHING: dict[str, Any] = {"stock": (), "complete": False, "next": 0, "lowest": 0, "used": 0, "freed": 0, "left": 10}
-NOTHING |= {"theirs": None, "full": []}
 
 
 class Run:
     """A run that answers each exchange with the next of `answers`; the last one again and again."""
 
-    def __init__(self, *answers: dict[str, Any]) -> None:
-        self.answers = [{**NOTHING, **answer} for answer in answers]
+    def __init__(self, *answers: Table) -> None:
+        self.answers = answers
         self.exchanges, self.reports = 0, list[str]()
         self.supply, self.merger = Supply(), SimpleNamespace(over=False, epoch=1, commits=1, is_due=False)
         refill: Any = Refill(self, self, RunConfig(), 1)  # type: ignore[arg-type]
-        self.shard = self.supply.shards["train"] = Shard(DATA, data_set(10, "train", 1, "")[1], "run/train", refill)
+        self.shard = Shard(DATA, data_set(10, "train", 1, "")[1], "run/train", refill)
+        self.supply.add(self.shard, {"me": "a", "life": 1, "ledger": 0, "tables": [], "ended": False})
 
     def exchange_early(self) -> None:
         assert self.exchanges < 20, "it goes on for ever"
-        self.shard.hear(self.answers[min(self.exchanges, len(self.answers) - 1)])
+        table = self.answers[min(self.exchanges, len(self.answers) - 1)]
+        self.shard.hear(table, leases.held(table, "a", 1))
         self.exchanges += 1
 
     def catch_up(self) -> None: ...
@@ -58,21 +59,21 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refilling, "time", clock)
 
 
-def all_of(stock: Spans) -> dict[str, Any]:
-    """The answer that this peer holds the last of the data."""
-    return {"stock": stock, "next": 10, "left": 0}
+def held_by(peer: str) -> Table:
+    """The answer that a peer holds all of the data."""
+    return Table(DATA, 10, (Lease(peer, 1, 0, 10, 1),))
 
 
 def test_a_loop_ends_if_only_its_own_batches_are_left() -> None:
     """Its step is what the others wait for, so it does not wait for them."""
-    run = Run(all_of(((0, 10),)))
+    run = Run(held_by("a"))
     assert [batch.tolist() for batch in run.shard.loader(10)] == [run.shard.indices(((0, 10),))]
     assert not run.shard.complete
 
 
 def test_a_wait_for_other_peers_is_reported() -> None:
     """While others hold what is left, the wait has a reason; it ends with the data."""
-    run = Run(all_of(()), all_of(()), {**all_of(()), "complete": True, "used": 10, "lowest": 10})
+    run = Run(held_by("b"), held_by("b"), Table(DATA, 10))
     assert not list(run.shard.loader(10))
     assert run.shard.complete
     assert run.reports
@@ -85,14 +86,12 @@ class Opened:
     def __init__(self) -> None:
         self.hook = Hook.__new__(Hook)
         self.hook.supply = Supply()
-        self.theirs: list[Any] | None = None
-        self.told = dict[str, dict[str, Any]]()
+        self.tables: Tables = ()
         self.config, self.plan = RunConfig(), SimpleNamespace(fragments=((0,),))
         self.node = SimpleNamespace(client=self)
 
-    def ask(self, kind: str, answer: str, *, data: dict[str, Any]) -> dict[str, Any]:
-        self.told[data["name"]] = {**NOTHING, "name": data["name"], "theirs": self.theirs}
-        return {"data": [*self.told.values()]}
+    def ask(self, kind: str, answer: str) -> dict[str, Any]:
+        return {"me": "a", "life": 1, "ledger": 0, "tables": to_plain(self.tables), "ended": False}
 
     def open(self, samples: int, name: str = "train") -> Shard:
         return open_shard(self, *data_set(samples, name, 1, ""), "run")  # type: ignore[arg-type]
@@ -118,7 +117,7 @@ def test_a_fifth_data_set_is_refused() -> None:
 def test_a_mistake_can_be_mended() -> None:
     """A data set that differs from the run's is refused, and then the right one is taken."""
     session = Opened()
-    session.theirs = [10, 1, ""]
+    session.tables = (Table(DATA),)
     with pytest.raises(ConfigError, match="length"):
         session.open(11)
     assert session.open(10).data.length == 10

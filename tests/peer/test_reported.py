@@ -43,6 +43,11 @@ def test_what_can_be_no_samples_is_refused_in_one_sentence(samples: Any) -> None
         samples_of(samples)
 
 
+def test_samples_of_no_number_name_their_own_mend() -> None:
+    with pytest.raises(ConfigError, match=r"samples=\[3\] is not one number; report how many samples"):
+        samples_of([3])
+
+
 def test_without_a_run_the_same_is_refused() -> None:
     """So a mistake is found before the script takes part in a run."""
     peer = AbsentPeer(None, None)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from p2p_diloco.core.leases import DataSet
+from p2p_diloco.core.leases import DataSet, Lease, Table
 from p2p_diloco.core.spans import Spans, joined, length, minus, taken, union
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
@@ -55,9 +55,8 @@ class Run:
         self.tell()
 
     def tell(self) -> None:
-        done = length(self.used)
-        told = {"stock": self.leased, "complete": done == LENGTH * EPOCHS, "used": done, "next": self.next}
-        self.shard.hear({**told, "lowest": done, "freed": 0, "left": self.left, "theirs": None, "full": []})
+        held = tuple(Lease("a", 1, start, stop, 0) for start, stop in self.leased)
+        self.shard.hear(Table(self.shard.data, self.next, held), self.leased)
 
     def refill(self, shard: Shard) -> bool:
         self.merge()
@@ -253,15 +252,9 @@ def test_outside_of_a_loop_a_peer_wants_nothing() -> None:
     assert run.shard.say(10)[1] == 160
 
 
-def test_another_data_set_of_the_run_is_named() -> None:
-    """The run's own values, or the names of the data sets that it has."""
-    shard = Run().shard
-    with pytest.raises(ConfigError, match="length"):
-        shard.hear({"theirs": [7, EPOCHS, ""], "full": []})
-    with pytest.raises(ConfigError, match="'a', 'b', 'c', 'd'"):
-        shard.hear({"theirs": None, "full": [*"abcd"]})
+def test_a_shard_has_no_length() -> None:
     with pytest.raises(TypeError):
-        len(shard)
+        len(Run().shard)
 
 
 def test_a_step_uses_the_lowest_positions_first() -> None:

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import devices
 from p2p_diloco.peer.devices import Copies, CudaCopies
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.progress import LOAD, Anchor, Blend
 from p2p_diloco.peer.staging import DeviceStaging, InPlace, staging_for
 from p2p_diloco.tensors.layout import Layout, specs_of
+
+BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+"""One of each kind."""
 
 
 class LateCopies:
@@ -132,9 +135,9 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("kind", ["plain", "late"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("take", list(Take))
+@pytest.mark.parametrize("blend", BLENDS)
 def test_staged_parameters_come_out_like_those_in_place(
-    kind: str, dtype: torch.dtype, take: Take, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: torch.dtype, blend: Blend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model behind a device's buffers, and one in host memory, are equal to the bit after any merge, and so are
     their pseudo-gradients."""
@@ -144,7 +147,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         model = Model(dtype)
         layout = Layout.build(specs_of(model), shard_elements=9)
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-        local = LocalModel(model, layout, theta, old, delta, 0.25)
+        local = LocalModel(model, layout, theta, old, delta)
         local.write_theta()
         begun = theta.clone()
         torch.manual_seed(2)
@@ -155,7 +158,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         local.write_delta(shards)
         old.copy_(theta)
         theta.copy_(torch.randn(layout.numel))
-        local.merge({0: Take.DROP, 1: Take.MIX, 2: take, 4: take}, shards)
+        local.merge({0: LOAD, 1: Blend(Anchor.NEW, 0.25), 2: blend, 4: blend}, shards)
         sent = delta.clone()
         local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
@@ -244,20 +247,20 @@ def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest
         values = theta.clone()
         theta += 1.0
         assert local.write_delta(local.shards)
-        local.merge(dict.fromkeys(local.shards, Take.DROP))
+        local.merge(dict.fromkeys(local.shards, LOAD))
         local.keep_values()
     assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
     assert torch.equal(model.weight.detach().view(-1), values + 1.0)
 
 
-@pytest.mark.parametrize("take", list(Take))
-def test_only_values_that_a_merge_reads_are_fetched(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blend", BLENDS)
+def test_only_values_that_a_merge_reads_are_fetched(blend: Blend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bytes stay off the bus where a merge only loads values."""
     copies = LateCopies()
     monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(copies))
     model = Model(torch.float32)
     layout = Layout.build(specs_of(model))
     local = LocalModel(model, layout, *torch.zeros(3, layout.numel))
-    local.merge(dict.fromkeys(local.shards, take))
+    local.merge(dict.fromkeys(local.shards, blend))
     fetches = any(line.startswith("fetch") for line in copies.log)
-    assert fetches == (take not in (Take.DROP, Take.FORGET, Take.SENT))
+    assert fetches == (blend not in (LOAD, Blend(Anchor.GONE)))

@@ -51,6 +51,28 @@ def test_a_step_within_a_backward_pass_is_followed_when_the_pass_has_ended() -> 
         assert len(calls) == 3
 
 
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one, which makes no state of torch's own, as those of several packages don't."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups = base, base.param_groups
+
+    def step(self, closure: object = None) -> None:
+        self.base.step()
+
+
+def test_a_wrapper_that_leaves_out_torchs_init_is_followed() -> None:
+    """Torch itself calls no hook of it, or has no place to put one."""
+    calls: list[int] = []
+    wrapper = Wrapper(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+    stop = after_each_step(wrapper, lambda: calls.append(1))
+    wrapper.step()
+    wrapper.step()
+    stop()
+    wrapper.step()
+    assert calls == [1, 1]
+
+
 def test_an_error_after_a_step_within_a_backward_pass_comes_out_of_it() -> None:
     training = SteppedInBackward()
 

@@ -142,6 +142,81 @@ def test_a_step_that_happens_to_lead_back_is_not_told(every: int, lr: float, cap
     assert caplog.text == ""
 
 
+class Keeps(torch.optim.SGD):
+    """Keeps a copy of the first weights, moments, and weights of its own; the names of those that are told."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            own = {"p0": parameter.detach().clone(), "exp_avg": torch.zeros_like(parameter), "step": torch.zeros(())}
+            self.state[parameter] = own
+
+    def move(self, by: float) -> None:
+        with torch.no_grad():
+            for parameter, own in self.state.items():
+                parameter.add_(by)
+                own["exp_avg"] += by
+                if "slow" in own:
+                    own["slow"] += (parameter - own["slow"]) / 2
+
+
+class Wrapper:
+    def __init__(self, optimizer: Keeps) -> None:
+        self.optimizer = optimizer
+        self.state = {parameter: {"slow": parameter.detach().clone()} for parameter in optimizer.state}
+
+
+@pytest.mark.parametrize("where", ["nowhere", "in the optimizer", "in a wrapper"])
+def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Lookahead's slow weights, or those of schedule-free ones. Moments, and a copy of the first weights, are none."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1, bias=False)
+    with torch.no_grad():
+        model.weight[0, 0] = 1e-6  # near to nothing: several values count
+    optimizer = Keeps(model)
+    wrapper = Wrapper(optimizer)
+    if where == "in the optimizer":
+        for parameter, own in optimizer.state.items():
+            own["slow"] = parameter.detach().clone()
+    watch = Watch(model, optimizer, [wrapper] if where == "in a wrapper" else [])
+    for _ in range(6):
+        for _ in range(3):
+            optimizer.move(0.001)
+            for own in wrapper.state.values():
+                own["slow"] += 0.001
+            watch.step()
+        for _ in range(2):  # shards may come one after another
+            with watch.merging(), torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(-0.0002)
+    name = "Wrapper" if where == "in a wrapper" else "Keeps"
+    assert caplog.text.count(f"the optimizer {name} keeps weights of its own ('slow' in its state)") == (
+        where != "nowhere"
+    )
+    assert len(caplog.messages) == (where != "nowhere")
+
+
+def test_masters_in_the_state_are_told_at_the_first_merge(caplog: pytest.LogCaptureFixture) -> None:
+    """What the step shows and what the state shows are enough together."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["master"] = parameter.detach().clone()
+    watch = Watch(model, optimizer)
+
+    def step() -> None:
+        with torch.no_grad():
+            for parameter, own in optimizer.state.items():
+                parameter.copy_(own["master"].add_(0.001))  # type: ignore[call-overload]
+        watch.step()
+
+    step()
+    with watch.merging(), torch.no_grad():
+        model.weight.add_(1.0)
+    step()
+    assert caplog.text.count("SGD undoes each merge") == 1
+
+
 def entered(monkeypatch: pytest.MonkeyPatch, watch: Watch | None, parts: tuple[Any, Any]) -> Peer:
     """A peer that has entered without a node."""
     session: Any = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
@@ -180,6 +255,22 @@ def test_training_that_leaves_the_optimizer_is_told_once(
         assert not peer.finished
     peer.close()
     assert caplog.text.count("step() of the optimizer SGD is no longer called") == 1
+
+
+def test_a_change_after_the_last_step_is_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrapper moves the weights once more, or the program loads others, and then leaves."""
+    model, optimizer = parts()
+    watch = Watch(model, optimizer)
+    peer = entered(monkeypatch, watch, (model, optimizer))
+    watch.step()
+    with watch.merging(), torch.no_grad():
+        model[1].weight.add_(1.0)
+    with torch.no_grad():
+        model[1].weight.add_(1.0)
+    peer.close()
+    assert caplog.text == ""
 
 
 def test_a_peer_that_does_not_train_or_makes_steps_is_not_told_of(

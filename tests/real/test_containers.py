@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ with Peer(model, optimizer, run_id="contained", config={"sync_every": 2, "stop_a
 print(peer.epoch, os.getpid(), os.getuid())
 """
 NOBODY = "setpriv --reuid 12345 --regid 12345 --clear-groups"  # no user of this number is known
+SOMEBODY = "12D3KooWJ7XELPLGcjCsanCpFvdpDJFTopB9XdNAXfXeMrMAvkdW"
 ONLY_READ = "mount -t tmpfs -o ro none"
 BARE_DEV = "mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9"
 
@@ -37,6 +40,13 @@ def a_tmp(mode: str = "1777", *, only_read: bool = False) -> str:
     if ROOT.is_relative_to("/tmp"):
         made = f"mount --bind {ROOT} /mnt; {made}; mkdir -p {ROOT}; mount --move /mnt {ROOT}"
     return f"{made}; mount -o remount,ro /tmp" if only_read else made
+
+
+class Greets(socketserver.BaseRequestHandler):
+    """Answers as every libp2p program does."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"\x13/multistream/1.0.0\n")
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +107,17 @@ def test_a_peer_trains_in_a_container(place: str, user: str, home: str) -> None:
 @pytest.mark.parametrize("user", ["", NOBODY])
 def test_a_tmp_that_cant_be_written_is_named_by_the_script_and_by_doctor(user: str) -> None:
     place = a_tmp("755") if user else a_tmp(only_read=True)
-    for command in (["-c", TRAINS], ["-m", "p2p_diloco", "doctor"]):
-        ended = in_place(place, *command, as_user=user, HOME="/nowhere")
-        assert ended.returncode == 1
-        said = ended.stdout + ended.stderr
-        assert "/tmp can't be written" in said
-        assert "docker run --tmpfs /tmp" in said
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as answers:
+        threading.Thread(target=answers.serve_forever, daemon=True).start()
+        peer = (
+            f"/ip4/127.0.0.1/tcp/{answers.server_address[1]}/p2p/12D3KooWJ7XELPLGcjCsanCpFvdpDJFTopB9XdNAXfXeMrMAvkdW"
+        )
+        doctor = ["-m", "p2p_diloco", "doctor"]
+        for command in (["-c", TRAINS], doctor, [*doctor, "--initial-peers", peer]):
+            ended = in_place(place, *command, as_user=user, HOME="/nowhere")
+            assert ended.returncode == 1
+            said = ended.stdout + ended.stderr
+            assert "docker run --tmpfs /tmp" in said
+            assert said.count("/tmp can't be written") == 1
+            assert "Traceback" not in said or command[0] == "-c"
+        answers.shutdown()

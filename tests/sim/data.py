@@ -12,12 +12,12 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from p2p_diloco.core import leases
-from p2p_diloco.core.data_use import DataUse, Fate
+from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.leases import DataSet, Tables, Use
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.spans import Spans, length, taken
 
-from .model import require
+from .model import Fate, require
 from .witness import bits
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ class Data:
             return
         supply, tables = self.of(process), process.replica.state(self.ledger).tables
         for one in merged:
-            if one.unit == self.ledger:
-                supply.use.merge(one.fate)
+            if one.unit == self.ledger and one.fate is not Fate.KEEP:
+                supply.use.count() if one.fate is Fate.COUNTED else supply.use.drop()
         if supply.use.conflicts(tables):
             self.world.happened["conflict"] += 1
-            supply.use.merge(Fate.DROPPED)
+            supply.use.drop()
             process.trainer.afresh()
         supply.stock = supply.use.stock(tables)
         supply.complete = leases.complete(supply.use.table(tables))

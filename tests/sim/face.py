@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.events import Event
 from p2p_diloco.core.leases import Tables
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.history.entry import Entry
+
+from .model import Fate
 
 if TYPE_CHECKING:
     from .hostile import Hostile

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from p2p_diloco.core import events as old
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
@@ -28,7 +27,7 @@ from p2p_diloco.history.entry import Entry
 from .face import Counted, Merged, Step
 from .hostile import Hostile
 from .invariants import drafted
-from .model import Tensors, require
+from .model import Fate, Tensors, require
 
 if TYPE_CHECKING:
     from .process import Process
@@ -335,7 +334,7 @@ class FragmentsFace(Replica):
         of = commit.fragment, commit.base, commit.version, tuple(counted)
         by = commit.choice.revision, state.buffered
         if self.rules.asynchronous:
-            strange = frozenset(self.roster.summaries().keys() - after.roll.keys())  # not counted yet: none is named
+            strange = frozenset(self.roster.summaries().keys() - state.roll.keys())  # not counted yet: none is named
             drafted(process.world, process, Step(*of, *by, commit.choice.successors, late=strange))
             return
         private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)

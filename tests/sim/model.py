@@ -7,9 +7,9 @@ steps that a peer adds. Averaging is the union of disjoint sets, so a step that 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from hashlib import blake2b
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.revision import Revision
 
 
@@ -52,6 +52,14 @@ class Tensors:
         return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
 
 
+class Fate(Enum):
+    """What a merge does with a trainer's local progress in one unit."""
+
+    KEEP = "keep"  # all stays
+    COUNTED = "counted"  # what was sent is in the new version
+    DROPPED = "dropped"  # nothing stays
+
+
 @dataclass(slots=True)
 class Trainer:
     """One incarnation of a trainer: its local parameters, and which of its inner steps were sent, counted or
@@ -85,9 +93,6 @@ class Trainer:
             case Fate.COUNTED:
                 require(delta & ~progress == 0, "f", "the subtracted contribution is not in the local progress")
                 progress &= ~delta
-            case Fate.RESTORED:
-                require(delta & ~base == 0, "f", "the restored contribution was not in the base")
-                progress |= delta
             case Fate.DROPPED:
                 lost |= progress & ~new
                 progress = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.events import (
     Accept,
     Applied,
@@ -34,18 +33,13 @@ from p2p_diloco.history.entry import Entry
 from .face import Counted, Merged, Step
 from .hostile import Hostile
 from .invariants import drafted
-from .model import Tensors, require
+from .model import Fate, Tensors, require
 from .old_hostile import OldHostile
 
 if TYPE_CHECKING:
     from .process import Process
 
-FATES = {
-    Carry.KEEP: Fate.KEEP,
-    Carry.SUBTRACT: Fate.COUNTED,
-    Carry.RESTORE: Fate.RESTORED,
-    Carry.DROP: Fate.DROPPED,
-}
+FATES = dict.fromkeys(Carry, Fate.DROPPED) | {Carry.KEEP: Fate.KEEP, Carry.SUBTRACT: Fate.COUNTED}
 
 
 @dataclass(slots=True)

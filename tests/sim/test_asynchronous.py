@@ -320,7 +320,7 @@ SABOTAGES = [
     # what is broken, where, as it is, as it shall be, kind of worlds, a seed that shows it
     ("counted again", AsynchronousLog, "collect", "self.final or settled(", "self.final and settled(", "async", 0),
     ("never offered again", Proposal, "due", "now >= self.offered.get(p, now)", "p not in self.offered", "async", 95),
-    ("old work passes as fresh", Submitting, "base_of", "return min(base, oldest) if", "return base if", "async", 10),
+    ("old work passes as fresh", Submitting, "base_of", "return oldest if", "return base if", "async", 10),
     ("the stale are counted", AsynchronousLog, "_refuse_stale", "behind <= most", "behind <= most + 3", "async", 10),
     ("a window counts one", state, "_buffered_after", "submissions(commit)", "bool(submissions(commit))", "async", 0),
     ("a window is too long", AsynchronousLog, "_window", "size - self.state.buffered if", "size if", "async", 0),

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import Version
 from tests.sim import invariants
-from tests.sim.model import Tensors, Trainer, Violation
+from tests.sim.model import Fate, Tensors, Trainer, Violation
 from tests.sim.settings import Settings
 from tests.sim.witness import Witness
 from tests.sim.world import World
@@ -66,7 +65,7 @@ def test_other_rates_lead_elsewhere() -> None:
     [
         (Fate.KEEP, {"own": 0b110}, 0b1, (0b110, 0)),
         (Fate.COUNTED, {"own": 0b110, "delta": 0b010}, 0b011, (0b100, 0)),
-        (Fate.RESTORED, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b110, 0)),
+        (Fate.DROPPED, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0, 0b110)),
         (Fate.DROPPED, {"own": 0b110}, 0b001, (0, 0b110)),
         (Fate.DROPPED, {"own": 0b110}, 0b011, (0, 0b100)),
         (Fate.KEEP, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b100, 0b010)),
@@ -82,12 +81,10 @@ def test_merging_as_the_fate_says(fate: Fate, world: dict[str, int], new: int, o
     [
         (Fate.KEEP, {"own": 0b1}, 0b1, "c"),
         (Fate.COUNTED, {"own": 0b10, "delta": 0b01}, 0b01, "f"),
-        (Fate.RESTORED, {"own": 0b10, "delta": 0b10}, 0b01, "f"),
-        (Fate.RESTORED, {"base": 0b1, "delta": 0b1}, 0b1, "c"),
     ],
 )
 def test_a_fate_that_does_not_fit_is_a_violation(fate: Fate, world: dict[str, int], new: int, law: str) -> None:
-    """Keeping counted progress breaks (c); subtracting or restoring what is not there breaks (f)."""
+    """Keeping counted progress breaks (c); subtracting what is not there breaks (f)."""
     with pytest.raises(Violation, match=rf"\({law}\)"):
         merge(trainer(**world), fate, new)
 

@@ -50,7 +50,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str]] = [
         "bereaved",
     ),
     ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved"),
-    ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed"),
+    ("counted progress kept", Carried, "merge", "Carry.SUBTRACT if first", "Carry.KEEP if first", "healed"),
     (
         "the dead are waited for",
         Waits,

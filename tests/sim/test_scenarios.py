@@ -318,21 +318,25 @@ def test_a_cut_link_between_two_of_three() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     """A peer cut off below min_peers, with its contribution made, adopts the others' newer state; its progress is
-    carried in its next contribution, and is counted once."""
+    carried in its next contribution, and is counted once. Where it had accepted a version that the others never had,
+    its progress is dropped."""
     world = calm(seed, peers=3, fragments=2, min_peers=2, interval=4)
     cut(world, "p0")
     world.run(35.0)
     waiting = world.alive["p0"]
     assert waiting.blocked
     flight, steps = waiting.replica.own.flight, waiting.trainer.taken
-    ahead = world.alive["p1"].replica.versions
-    assert all(a.epoch > b.epoch for a, b in zip(ahead, waiting.replica.versions, strict=True))
+    ahead, mine = world.alive["p1"].replica.versions, waiting.replica.versions
+    assert all(a.epoch > b.epoch for a, b in zip(ahead, mine, strict=True))
+    histories = [log.state.history for log in world.alive["p1"].replica.logs]
+    left = [history.get(version.epoch) != version.digest for history, version in zip(histories, mine, strict=True)]
     world.cut = set()
     world.run(70.0)
     assert waiting.replica.own.flight != flight
     settle(world)
-    counted = [waiting.replica.holds(shard) for shard in world.units]
-    assert all(not steps & ~all_counted for all_counted in counted)
+    lost = [steps & ~waiting.replica.holds(shard) for shard in world.units]
+    assert [bool(steps) for steps in lost] == left
+    assert all(not steps & ~dropped for steps, dropped in zip(lost, waiting.trainer.dropped, strict=True))
 
 
 # -- joiners, and peers that stand still

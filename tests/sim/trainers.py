@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.events import Contribute, Merge, Pause, Stepped
 from p2p_diloco.core.leases import WEIGHT_MIN
 
-from .model import Trainer
+from .model import Fate, Trainer
 
 if TYPE_CHECKING:
     from .face import Merged

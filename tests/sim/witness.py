@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.data_use import Fate
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
 
-from .model import require
+from .model import Fate, require
 
 if TYPE_CHECKING:
     from .face import Merged, Step
@@ -48,14 +47,10 @@ class Witness:
 
     def merges(self, process: Process, one: Merged) -> None:
         """Record that a trainer merges a newer state. Steps that it made during its exchange now count as made on the
-        new version. After a change of lineage, all its uncounted steps do, because the new lineage lacks the versions
-        that they were made on."""
+        new version."""
         unit, trainer = one.unit, process.trainer
-        bases = self.bases.setdefault(id(trainer), {})
-        before = bases.get(unit)
-        left = before is not None and process.replica.relation(unit, before) not in ("equal", "ancestor")
-        bases[unit] = one.version
-        for step in bits(trainer.pending(unit)) if left or one.fate is Fate.COUNTED else ():
+        self.bases.setdefault(id(trainer), {})[unit] = one.version
+        for step in bits(trainer.pending(unit)) if one.fate is Fate.COUNTED else ():
             self.begun[step][unit] = one.version
 
     def drafted(self, process: Process, step: Step) -> None:

@@ -60,6 +60,8 @@ def test_statistics_and_counters_are_exchanged_in_the_models_order() -> None:
         torch.ones(2, device="meta"),
         torch.eye(2).to_sparse(),
         torch.eye(2).to_sparse_csr(),
+        torch.ones(1).expand(2),
+        torch.inference_mode()(torch.ones)(2),
     ],
 )
 def test_what_no_mean_or_counter_is_stays_local(values: Tensor | None) -> None:
@@ -67,7 +69,10 @@ def test_what_no_mean_or_counter_is_stays_local(values: Tensor | None) -> None:
     assert exchanged(Holder(values)) == {}
 
 
-@pytest.mark.parametrize("values", [torch.ones(2), torch.tensor([2**24]), torch.tensor(-(2**24)), torch.ones(1, 2)])
+@pytest.mark.parametrize(
+    "values",
+    [torch.ones(2), torch.tensor([2**24]), torch.tensor(-(2**24)), torch.ones(1, 2), torch.ones(2).expand(1, 2)],
+)
 def test_what_fp32_holds_is_exchanged_if_it_is_saved(values: Tensor) -> None:
     assert list(exchanged(Holder(values))) == ["held"]
     assert exchanged(Holder(values, persistent=False)) == {}

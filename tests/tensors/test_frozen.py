@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -37,6 +38,18 @@ def test_different_bases_have_different_fingerprints() -> None:
     masked = Adapted()
     masked.mask.zero_()
     assert len(found | {fingerprint(wider), fingerprint(masked)}) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_imaginary_parts_count() -> None:
+    """And torch doesn't warn of any that are discarded, which would end a script that makes warnings errors."""
+
+    def made(imaginary: float) -> Adapted:
+        model = Adapted()
+        model.register_buffer("turns", torch.full((3,), complex(1.0, imaginary)))
+        return model
+
+    assert len({fingerprint(made(each)) for each in (0.0, 1.0, 0.0)}) == 2
 
 
 def test_a_model_that_is_trained_whole_has_none() -> None:

@@ -110,7 +110,7 @@ async def _programs(notes: Notes) -> None:
 async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
     """Check first the ports; then the initial peers, with plain sockets; then, over libp2p, the initial peers that
     answered and the run's peers. The import of Hivemind keeps the processor busy, so it waits until the task `before`
-    has ended."""
+    has ended, which tells whether the daemon can run."""
     here = ports.look(wish.peer)
     notes.add(*here.findings)
     addresses, findings = await initial.answering(wish.peer.initial_peers)
@@ -118,6 +118,8 @@ async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None
     if not addresses:
         return
     await asyncio.wait({before})
+    if any(finding.name == "p2pd" and finding.verdict == "bad" for finding in notes.findings):
+        return  # no daemon would start, and that finding has the mend
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting

@@ -1,0 +1,105 @@
+"""The positions of a trainer's data follow its progress, and what it may train on follows the tables of the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.leases import DataSet, Lease, Table, Tables, Use
+from p2p_diloco.core.spans import Spans
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.shard import Shard, data_set
+from p2p_diloco.peer.supply import Supply
+
+DATA = DataSet("train", 100, 1)
+LEDGER, OTHER = 3, 4
+
+
+def table(peer: str = "a", life: int = 7) -> Tables:
+    """Of which a peer holds the first 20 positions."""
+    return (Table(DATA, 20, (Lease(peer, life, 0, 20, 1),)),)
+
+
+class Trainer:
+    """Holds positions 0 to 20; has sent the first 4 that it trained on, and trained on 4 more."""
+
+    def __init__(self) -> None:
+        self.supply = Supply()
+        refill: Any = lambda shard: False  # noqa: E731
+        self.shard = Shard(DATA, data_set(100, "train", 1, "")[1], "run/train", refill)
+        told = {"me": "a", "life": 7, "ledger": LEDGER, "tables": to_plain(table()), "ended": False}
+        self.supply.add(self.shard, told)
+        self.batches = iter(self.shard.loader(4))
+        self.trains()
+        assert self.sent() == ((0, 4),)
+        self.trains()
+
+    def trains(self) -> None:
+        next(self.batches)
+        self.supply.stepped()
+        assert self.supply.gather(1)
+        self.supply.hear(table(), ended=False)
+
+    def sent(self, shard: int = LEDGER) -> Spans:
+        """What a contribution to this shard of the model says of the positions."""
+        (use,) = self.supply.send([shard])
+        found: Use = from_plain(Use, use)
+        assert (found.data, found.wants) == (DATA, 8)
+        return found.used
+
+
+@pytest.mark.parametrize(
+    ("blend", "pending"),
+    [
+        (None, ((0, 8),)),
+        (Blend(Anchor.BASE), ((0, 8),)),
+        (Blend(Anchor.SENT), ((4, 8),)),
+        (Blend(Anchor.NEW, 0.5), ((4, 8),)),
+        (Blend(Anchor.GONE), ((0, 4),)),
+        (LOAD, ()),
+    ],
+)
+def test_positions_follow_the_progress(blend: Blend | None, pending: Spans) -> None:
+    """What stays of the progress is sent again; what is left out of it is in the stock again, unless it is used."""
+    trainer = Trainer()
+    trainer.supply.merge({OTHER: LOAD} if blend is None else {LEDGER: blend})
+    trainer.supply.hear(table(), ended=False)
+    first = pending[0] if pending else (0, 0)
+    assert trainer.shard.stock == tuple(span for span in ((0, first[0]), (first[1], 20)) if span[0] < span[1])
+    assert trainer.sent() == pending
+
+
+def test_only_the_ledger_tells_positions() -> None:
+    """A contribution to other shards leaves them for the next one."""
+    trainer = Trainer()
+    assert trainer.sent(OTHER) == ()
+    trainer.supply.merge({LEDGER: Blend(Anchor.SENT)})
+    assert trainer.sent() == ((4, 8),)
+
+
+@pytest.mark.parametrize(("tables", "conflict"), [(table(), False), (table("b"), True), (table(life=6), True)])
+def test_data_that_others_have_got_is_a_conflict(tables: Tables, *, conflict: bool) -> None:
+    """No commit would count it: neither what another peer holds, nor what another life of this peer does."""
+    trainer = Trainer()
+    assert trainer.supply.conflicts(tables) is conflict
+
+
+def test_after_the_runs_end_there_is_no_data() -> None:
+    """What is trained on then is dropped, so its samples would come again and again, and the loop would never end."""
+    trainer = Trainer()
+    trainer.supply.hear(table(), ended=True)
+    assert trainer.shard.stock == ()
+    assert trainer.shard.left == 80
+
+
+def test_another_data_set_of_the_run_is_named() -> None:
+    """The run's own values, or the names of the data sets that it has."""
+    trainer = Trainer()
+    with pytest.raises(ConfigError, match="length"):
+        trainer.supply.hear((Table(replace(DATA, length=7)),), ended=False)
+    with pytest.raises(ConfigError, match="'a', 'b', 'c', 'd'"):
+        trainer.supply.hear(tuple(Table(replace(DATA, name=name)) for name in "abcd"), ended=False)
