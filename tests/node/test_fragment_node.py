@@ -309,14 +309,17 @@ def test_asynchronous_submissions_make_the_same_steps_to_the_bit() -> None:
 
 
 async def submit(peers: list[Peer], epoch: int) -> None:
-    """Let all trainers begin exchanges below this epoch, and wait until the last of these is over."""
+    """Let all trainers begin exchanges until all peers have reached this epoch and contributed, however late a peer came,
+    and wait until the last exchange is over."""
     for peer in peers:
-        peer.limit = epoch
+        peer.limit = 10**9
 
-    def over() -> bool:
+    def reached() -> bool:
         for peer in peers:
             peer.fails()
-        held = all(peer.replica.has_state and peer.given for peer in peers)
-        return held and all(peer.epochs[0] >= epoch and not peer.replica.own.flying for peer in peers)
+        return all(peer.replica.has_state and peer.given and peer.epochs[0] >= epoch for peer in peers)
 
-    await until(over, 20.0)
+    await until(reached, 60.0)
+    for peer in peers:
+        peer.limit = 0
+    await until(lambda: not any(peer.replica.own.flying for peer in peers), 60.0)
