@@ -46,6 +46,7 @@ from .events import (
     Stepped,
     Wakeup,
 )
+from .leases import Tables
 from .logs import Logs, PerShard
 from .memory import Memory
 from .mending import Mending
@@ -109,6 +110,11 @@ class Replica:
     def epoch(self) -> int:
         """The lowest epoch of any shard; 0 until this replica holds all shards."""
         return min(self.logs.epochs()) if self.has_state else 0
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the data that the run's peers share, as far as this replica knows them."""
+        return self.logs.tables
 
     @property
     def revision(self) -> Revision:

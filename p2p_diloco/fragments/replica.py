@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 
+from ..core.leases import Tables
 from ..core.revision import FOUNDED, Revision
 from ..core.rules import Rules
 from ..core.version import Version
-from . import claims, closing, digests, holding, waits
+from . import claims, closing, digests, holding, outlook, waits
 from . import events as e
 from . import messages as m
 from .exchange import Exchange
@@ -44,7 +45,7 @@ class Replica:
         self.lineage = Lineage(rules, self.logs, self.roster)
         self.fetching = Fetching(rules, self.logs, self.roster)
         self.finished = self.departed = False
-        self.next_tick = self.planned = now
+        self.next_tick = self.planned = self.now = now
 
     # -- questions
 
@@ -62,6 +63,52 @@ class Replica:
     def revision(self) -> Revision:
         """The lowest revision of any fragment."""
         return min((log.state.revision for log in self.logs if log.state is not None), default=FOUNDED)
+
+    @property
+    def epoch(self) -> int:
+        """The lowest epoch of any fragment; 0 until this replica holds all of them."""
+        return min(log.epoch for log in self.logs) if self.has_state else 0
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the data that the run's peers share, as far as this replica knows them."""
+        return () if self.logs[0].state is None else self.logs[0].state.tables
+
+    @property
+    def interval(self) -> int:
+        """The inner steps from one exchange to the next (that of the next fragment), by the H of the present state."""
+        return self.rules.steps_between(self.revision)
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps a peer that always makes H has made up to the present state."""
+        return outlook.steps(self)
+
+    @property
+    def ended_by(self) -> Revision:
+        """The revision whose stop the run has reached."""
+        return outlook.ended_by(self)
+
+    def state(self, slice: int) -> State:
+        """Return the replicated state of the fragment of this slice, given by its index in the whole model. This
+        replica must hold one."""
+        return self.logs[self.rules.fragment_of(slice)].held
+
+    def workers(self) -> int:
+        """Return the number of live peers that train, this peer included."""
+        return sum(summary.role == "worker" for summary in self.roster.summaries().values())
+
+    def aggregates(self) -> tuple[int, ...]:
+        """Return the slices, by their index in the whole model, whose next mean this peer computes."""
+        return outlook.owned(self)
+
+    def round(self) -> tuple[int, int, int] | None:
+        """Return (fragment, contributions received, contributions expected) of a round that this peer leads."""
+        return outlook.round_now(self)
+
+    def waiting(self) -> str:
+        """Return one sentence that says what this replica waits for; an empty string if it waits for nothing."""
+        return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
@@ -81,7 +128,7 @@ class Replica:
         """Handle one event and return its effects; this replica's state changes in no other way."""
         if self.departed:
             return []
-        before = [log.state for log in self.logs]
+        self.now, before = now, [log.state for log in self.logs]
         effects = self._notice_idleness(now)
         effects += self._dispatch(event, now)
         effects += self._settle(before, now)
@@ -324,6 +371,7 @@ class Replica:
         effects: list[e.Effect] = []
         first = any(state is None for state in before)
         self.own.renew_incarnation()
+        self.presence.describe(now)
         if first or self._is_left_out():
             effects += self.presence.tell_all(now)
         effects += [*self.training.start(now), e.Changed(), *self.training.load(now), *self.presence.advance(now)]

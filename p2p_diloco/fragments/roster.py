@@ -99,6 +99,10 @@ class Roster:
         """Return the other live peers that hold a state, sorted."""
         return [peer for peer in self.alive() if self.holds_state(peer)]
 
+    def shared(self) -> bool:
+        """Whether another peer, live or not yet forgotten, has held a state."""
+        return any(record.came for record in self.peers.values())
+
     def expelled(self, peer: str) -> bool:
         return peer in self.peers and self.peers[peer].expelled
 

@@ -17,7 +17,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from p2p_diloco.core.events import Average
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import PARAMETER
@@ -52,15 +51,16 @@ class Alike:
         self._rounds: dict[tuple[str, str], int] = {}  # by pair: rounds in a row with the same way
         self._warned = False
 
-    def look(self, effect: Average) -> None:
-        """Compare the contributions of this average, except those without progress, whose weight is `WEIGHT_MIN`.
-        Those to buffers are not compared: counters are equal on all peers, and so are buffers that never change."""
-        if self._warned or self._shards[effect.shard].kind != PARAMETER:
+    def look(self, shard: int, contributions: Iterable[tuple[str, float, Buffer]]) -> None:
+        """Compare the contributions to a shard of which the mean is made, each given as (peer, weight, payload), except
+        those without progress, whose weight is `WEIGHT_MIN`. Those to buffers are not compared: counters are equal on
+        all peers, and so are buffers that never change."""
+        if self._warned or self._shards[shard].kind != PARAMETER:
             return
-        made = [(peer, memoryview(c.payload)) for peer, c in effect.contributions if c.weight > WEIGHT_MIN]
+        made = [(peer, memoryview(payload)) for peer, weight, payload in contributions if weight > WEIGHT_MIN]
         if pair := _same_bytes(made):
             self._warn(pair, "the same bytes")
-        elif pair := self._same_way(effect.shard, made):
+        elif pair := self._same_way(shard, made):
             self._warn(pair, f"nearly the same in {ROUNDS} rounds")
 
     def _warn(self, pair: tuple[str, str], what: str) -> None:

@@ -47,11 +47,18 @@ class Bases:
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return
+        found = "" if shard in self._sent else present()
+        if found != becomes:  # else memory holds the new θ already, and no other copy exists
+            self.keep(shard, damaged=bool(was) and found != was)
+
+    def keep(self, shard: int, *, damaged: bool = False) -> None:
+        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `damaged`: θ has
+        changed in memory since it was accepted."""
+        if shard not in self.read:
+            return
         if shard in self._sent:
             self.gone.add(shard)
-        elif (found := present()) == becomes:  # memory holds the new θ already, and no other copy exists
-            return
-        elif was and found != was:
+        elif damaged:
             self.lost.add(shard)
         else:
             place = self._layout.shards[shard]

@@ -9,18 +9,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, cast
 
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import founding_meta
 from p2p_diloco.core.state import final
 from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.fragments.events import Found as FoundFragments
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.joining import Joined, holders_of
 from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.node.trainer import TrainerSide
+from p2p_diloco.tensors.outer_state import OuterState
 
 LOOK_EVERY_S = 0.2
 LOST = "has begun, and no peer holds its state now"
@@ -45,7 +49,7 @@ class Beginning:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
         self._common, local, run = common, common.local, joined.run
-        self._may_begin_again = joined.may_begin_again
+        self._may_begin_again, self._record = joined.may_begin_again, joined.record
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
@@ -67,6 +71,9 @@ class Beginning:
     def founding(self, generation: int) -> Found:
         """Make the event by which the present tensors become epoch 0 of this generation."""
         common = self._common
+        if common.run.rules.by_fragment:
+            hashes = founding_hashes(self._record, common.run.rules.fragments, cast(Any, common.work).state)
+            return cast(Found, FoundFragments(generation, hashes))
         meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
@@ -136,6 +143,15 @@ class Beginning:
                 ended = await ending.look()
         trainer.let_go()
         await asyncio.Event().wait()
+
+
+def founding_hashes(record: bytes, fragments: Sequence[Sequence[int]], state: OuterState) -> tuple[str, ...]:
+    """By fragment, the hash of the run's record and of θ₀."""
+    found = []
+    for shards in fragments:
+        theta = "".join(state.slices[shard].digest() for shard in shards)
+        found.append(blake2b(record + theta.encode(), digest_size=16).hexdigest())
+    return tuple(found)
 
 
 def _told(holders: Mapping[str, Sequence[str]]) -> str:

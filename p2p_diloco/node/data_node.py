@@ -62,7 +62,7 @@ class DataNode(Handler):
 
     # -- what comes
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         match message := wire.unpack(header, wire.ANY_RUN):
             case ListSlices() | GetSlice():
                 return message, 0

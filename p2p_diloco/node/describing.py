@@ -73,7 +73,7 @@ class DescriptionInbox(Handler):
         self._bytes_max = min(DESCRIPTION_BYTES_MAX, CARD_BYTES_MAX + BYTES_OF_ONE * (64 + count))
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message = wire.unpack(header, self._token)
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")

@@ -89,7 +89,7 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
-    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, rules.shards)
+    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, rules.logs)
     ended = this_run and rules.ended(end.model, end.revision)
     return ended and founding.proven(transport, end.revision) and _proven(end, transport, founding.run_id)
 

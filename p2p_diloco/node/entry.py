@@ -43,6 +43,8 @@ from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.signatures import Signatures
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.remembered import remembered
 from p2p_diloco.tensors.threads import Threads, usual
@@ -212,13 +214,15 @@ async def take_part(
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     threads = Threads(setup.local.node_threads or usual())
-    if setup.specs is None:
-        work = TensorWork(run, torch.zeros(run.layout.numel, device="cpu"), threads=threads)
-    else:
+    theta, base = torch.zeros(run.layout.numel, device="cpu"), None
+    if setup.specs is not None:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
         numel = run.layout.numel  # the memory is longer if the run keeps buffers local
-        work = TensorWork(run, shared.theta[:numel], shared.base[:numel], threads)
+        theta, base = shared.theta[:numel], shared.base[:numel]
+    work: TensorWork | SliceWork = TensorWork(run, theta, base, threads)
+    if run.rules.by_fragment:
+        work = SliceWork(run, theta, Signatures(transport.peer_id, transport, run.token).of_mean, base, threads)
     common = Common(setup.local, joined, transport, shared, work, inbox.refusals)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 

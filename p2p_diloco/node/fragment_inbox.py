@@ -7,7 +7,8 @@ values. One that names peers by their places in a roll that this peer doesn't ha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from p2p_diloco.core.leases import WEIGHT_MIN, fault
 from p2p_diloco.core.revision import FOUNDED, Revision
@@ -17,9 +18,11 @@ from p2p_diloco.fragments import messages as m
 from p2p_diloco.fragments.events import Received
 from p2p_diloco.fragments.state import State, key_of
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node import wire
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.fragment_node import FragmentNode
 from p2p_diloco.node.headers import Folded, opened, unpack
+from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
@@ -27,10 +30,18 @@ from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 Key = tuple[str, type, int, int]
+OF_SHARDS = (wire.Audit, wire.Copy, wire.Accusation)
+OF_NODES = b"\x94"
+"""The first byte of a header of `wire`, which has four parts. One of `headers` has three."""
 
 
-class FragmentInbox:
-    """The `net.interface.Inbox` of a peer that is in the run."""
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A message that comes as its payload."""
+
+
+class FragmentInbox(Handler):
+    """The handler of a peer that is in the run."""
 
     def __init__(
         self,
@@ -39,59 +50,60 @@ class FragmentInbox:
         signatures: Signatures,
         refusals: Refusals,
         proven: Callable[[Revision], bool],
+        beside: Handler,
     ) -> None:
-        """`proven`: whether the run's founder has signed a revision."""
+        """`proven`: whether the run's founder has signed a revision. `beside` processes the messages that nodes handle
+        themselves."""
         self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
-        self._proven = proven
+        self._proven, self._beside = proven, beside
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
-    def admit(self, sender: str, header: bytes) -> int:
-        with self._refusals.counted(sender):
-            return self._read(sender, header)[1]
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        with self._refusals.counted(sender):
-            message, expected = self._read(sender, header)
-            found = 0 if payload is None else payload.nbytes
-            if found != expected:
-                raise Refusal(f"the payload must have {expected} bytes, but {found} came")
-            if message is None:
-                assert payload is not None
-                message = unpack(payload, self._about(sender), self._node.rolls)
-            if isinstance(message, Folded):
-                self._keep(sender, message)
-                return
-            message = self._checked(sender, message, payload)
-        await self._node.events.feed(Received(sender, message))
-
-    def closed(self, peer: str) -> None:
-        self._node.closed(peer)
-
-    def moving(self, peer: str) -> None:
-        self._node.moving(peer)
-
-    # -- what is read
-
-    def _about(self, sender: str) -> About:
-        return About(sender, self._run.rules)
-
-    def _read(self, sender: str, header: bytes) -> tuple[m.Message | Folded | None, int]:
-        """Decode a header; returns the message and the length of its payload. The message is None if it is the
-        payload itself.
-
-        Raises:
-            Refusal: the message is refused.
-        """
+    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
+        if header[:1] == OF_NODES:
+            of_node, nbytes = self._beside.read(sender, header)
+            if not isinstance(of_node, wire.NodeMessage) or isinstance(of_node, OF_SHARDS):
+                raise Refusal("this peer's run has a log for each fragment")
+            return of_node, nbytes
         body = opened(header, self._run.token)
         if isinstance(body, int):
-            return None, body
+            return Long(), body
         message = unpack(body, self._about(sender), self._node.rolls)
         if isinstance(message, Folded):
             return message, 0
         if why := misplaced(message, self._run.rules):
             raise Refusal(f"the {type(message).__name__} is refused: {why}")
         return message, self._node.work.nbytes(message)
+
+    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
+        if isinstance(message, wire.NodeMessage):
+            return self._beside.check(sender, message, payload)
+        if isinstance(message, Long):
+            assert payload is not None, "the length of its payload was checked"
+            message = unpack(payload, self._about(sender), self._node.rolls)
+        return message if isinstance(message, Folded) else self._checked(sender, message, payload)
+
+    async def take(self, sender: str, message: Any) -> None:
+        if isinstance(message, wire.NodeMessage):
+            await self._beside.take(sender, message)
+        elif isinstance(message, Folded):
+            self._keep(sender, message)
+        else:
+            await self._node.receive(sender, message)
+
+    def objection(self, sender: str) -> str:
+        return self._beside.objection(sender)
+
+    def closed(self, peer: str) -> None:
+        self._beside.closed(peer)  # it may be a data node, else it goes on to the node
+
+    def moving(self, peer: str) -> None:
+        self._beside.moving(peer)
+
+    # -- what is read
+
+    def _about(self, sender: str) -> About:
+        return About(sender, self._run.rules)
 
     def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
         """Check a message that is complete; returns it with its payload and the hash of that.

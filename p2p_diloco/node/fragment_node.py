@@ -11,13 +11,11 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
-from p2p_diloco.core.leases import WEIGHT_MIN, Use
-from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
 from p2p_diloco.fragments.replica import Replica
@@ -28,7 +26,7 @@ from p2p_diloco.node.forms import NOBODY, NOWHERE, About
 from p2p_diloco.node.headers import Rolls, pack
 from p2p_diloco.node.outbox import Outbox, Outcome
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 
 PROMPT_ROUNDS = 2
@@ -52,6 +50,22 @@ class Trainer(Protocol):
     def ready(self) -> None: ...
     def changed(self) -> None: ...
     def finished(self) -> None: ...
+    def link_broke(self) -> None: ...
+
+
+def _nothing(*_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What goes on beside the loop. `wrote`: gets each event, its time and the effects that follow. `stepping`: makes
+    the context of each work on tensors. `averages`: gets each mean before it is computed. `settled`: called after each
+    event, at a moment when versions and tensors agree."""
+
+    wrote: Callable[[float, e.Event, Sequence[e.Effect]], None] = _nothing
+    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
+    averages: Callable[[e.Average], None] = _nothing
+    settled: Callable[[], None] = _nothing
 
 
 class FragmentNode:
@@ -66,51 +80,36 @@ class FragmentNode:
         trainer: Trainer,
         signatures: Signatures,
         tells: Callable[[Told], None],
+        beside: Beside = Beside(),
     ) -> None:
         """`tells` gets what users should know, and faults of other peers."""
         self.replica, self.work, self.events, self.rolls = replica, work, EventQueue[e.Event](), Rolls()
         self.settled: Callable[[], None] = lambda: None
         """Called after each event, at a moment when versions and tensors agree."""
         self._run, self._outbox, self._trainer, self._signatures, self._tells = run, outbox, trainer, signatures, tells
-        self._loop = asyncio.get_running_loop()
+        self._beside, self._loop = beside, asyncio.get_running_loop()
         self._due: deque[Work] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._parts: set[tuple[str, int, int]] = set()  # (peer, fragment, number) that are queued or being sent
         self._means = Counter[str]()  # to each peer, queued or being sent
+        self._heard = Counter[str]()  # signs of life of each peer
         self._timer: asyncio.TimerHandle | None = None
 
     # -- events in
 
+    async def receive(self, sender: str, message: Message) -> None:
+        """Feed a message from another peer to the replica; return when its effects are carried out."""
+        self._heard[sender] += 1
+        await self.events.feed(e.Received(sender, message))
+
     def closed(self, peer: str) -> None:
+        self._trainer.link_broke()
         self.events.post(e.Closed(peer))
 
     def moving(self, peer: str) -> None:
+        self._heard[peer] += 1
         self.events.post(e.Moving(peer))
-
-    async def contribute(
-        self,
-        fragment: int,
-        delta: Tensor,
-        weight: float,
-        samples: int,
-        uses: tuple[Use, ...] = (),
-        oldest: tuple[ContributionId | None, Version] | None = None,
-    ) -> None:
-        """Encode a pseudo-gradient `delta` [numel], and hand it to the replica. An exchange that is taken up again has
-        the slices that it had, whatever `delta` is now: other peers may have some of them."""
-        own = self.replica.own
-        payloads = tuple(part.payload for part in own.parts.values())
-        if self._run.rules.asynchronous or (own.fragment, own.ready_base) != (fragment, self.work.versions[fragment]):
-            id = ContributionId(own.incarnation, own.sequence + 1)
-            payloads = ()
-            for place in self._run.layout.shards_of(fragment):
-                payload = self.work.encode(place.index, delta, id, weighs=weight > WEIGHT_MIN)
-                # a copy, because `delta` is written again for the next exchange, and these are sent until the commit
-                payloads = *payloads, memoryview(bytes(payload))
-                await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
-        hashes = tuple(map(hash_of, payloads))
-        await self.events.feed(e.Contribute(fragment, weight, samples, hashes, payloads, uses, oldest))
 
     async def consume(self) -> None:
         """Feed queued events to the replica, and carry out their effects, until cancelled."""
@@ -136,7 +135,8 @@ class FragmentNode:
 
     async def _feed(self, event: e.Event) -> None:
         self._at_rest.clear()
-        effects = self.replica.handle(event, self._loop.time())
+        effects = self.replica.handle(event, now := self._loop.time())
+        self._beside.wrote(now, event, effects)
         self._learn_rolls()
         if isinstance(event, e.Found | e.Restore):
             for begun in self.replica.logs:
@@ -147,6 +147,7 @@ class FragmentNode:
             await self._carry_out(effect)
         self._at_rest.set()
         self.settled()
+        self._beside.settled()
         self._arm()
 
     def _learn_rolls(self) -> None:
@@ -198,15 +199,17 @@ class FragmentNode:
 
     async def _computed(self, effect: Work) -> e.Event | None:
         """Carry out an effect on tensors; returns the resulting event."""
-        match effect:
-            case e.Average():
-                return self.work.average(effect)
-            case e.Apply():
-                return await self._applied(effect)
-            case e.Fill():
-                return self.work.fill(effect)
-            case e.Roll():
-                return self.work.roll(effect)
+        if isinstance(effect, e.Apply):
+            return await self._applied(effect)
+        with self._beside.stepping():
+            match effect:
+                case e.Average():
+                    self._beside.averages(effect)
+                    return self.work.average(effect)
+                case e.Fill():
+                    return self.work.fill(effect)
+                case e.Roll():
+                    return self.work.roll(effect)
 
     async def _applied(self, effect: e.Apply) -> e.Event | None:
         """Make the outer step, unless the replica has gone over to another state meanwhile. Damage of the base is told,
@@ -219,7 +222,8 @@ class FragmentNode:
             self.events.post(damaged)
         await self._trainer.not_reading()
         self._at_rest.clear()
-        return self.work.apply(effect)
+        with self._beside.stepping():
+            return self.work.apply(effect, () if damaged is None else damaged.numbers)
 
     def look(self, fragment: int) -> None:
         """Let a thread compute the digests of a fragment's present tensors, and tell the replica."""
@@ -235,6 +239,7 @@ class FragmentNode:
     def _send(self, to: str, message: Message) -> None:
         """Send a message. An event tells the replica whether it was delivered."""
         part = (to, message.fragment, message.number) if isinstance(message, Part) else None
+        heard = self._heard[to]
 
         def answer(outcome: Outcome) -> None:
             self._means[to] -= isinstance(message, Mean)
@@ -244,8 +249,9 @@ class FragmentNode:
                 self.events.post(e.Delivered(to, message))
                 return
             log.debug("sending a %s message to %s failed: %s", type(message).__name__, to, outcome)
-            # a passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link
-            gone = isinstance(outcome, Unreachable) and outcome.refused
+            # A passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link. Nor
+            # does a dial prove it that began before the peer's last sign of life: the peer or its relay was not ready.
+            gone = isinstance(outcome, Unreachable) and outcome.refused and self._heard[to] == heard
             self.events.post(e.SendFailed(to, message, gone))
 
         if part is not None:

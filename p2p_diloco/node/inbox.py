@@ -22,7 +22,7 @@ class Handler:
     """Processes incoming messages at one stage of a peer's way into the run. This base class serves the first stage: it
     refuses all messages."""
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         """Decode a header; returns the message and the length of its payload in bytes.
 
         Raises:
@@ -108,7 +108,7 @@ class Inbox:
         await handler.take(sender, message)
 
     def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message, expected = self.handler.read(header)
+        message, expected = self.handler.read(sender, header)
         if reason := self.handler.objection(sender) or forbidden(self.role_of(sender), message):
             raise Refusal(reason)
         return message, expected

@@ -185,7 +185,7 @@ class Node:
         """Carry out an effect on tensors; returns the resulting event."""
         match effect:
             case Average():
-                self._alike.look(effect)
+                self._alike.look(effect.shard, ((peer, c.weight, c.payload) for peer, c in effect.contributions))
                 with self._stepping():
                     averaged = self._work.average(effect)
                     return self._audits.made(effect, averaged) if isinstance(averaged, Averaged) else averaged

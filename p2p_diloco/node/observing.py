@@ -217,7 +217,7 @@ class Observer(Handler):
 
     # -- what comes
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message = wire.unpack(header, self.run.token)
         if not isinstance(message, (State, Versions)):
             raise Refusal("this peer only observes the run")

@@ -16,6 +16,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Limits
+from p2p_diloco.node.which_core import on_fragments
 from p2p_diloco.node.wire import TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running, store
@@ -71,6 +72,7 @@ class Run:
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
             samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
+            by_fragment=on_fragments(),
             fetch_window=max(FETCH_MIN, FETCH_BYTES // self._state_nbytes),
         )
 

@@ -73,7 +73,7 @@ class RunInbox(Handler):
         self._questions = common.fetching.questions
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
         message = read(header, self._token, self._shape)
         match message:

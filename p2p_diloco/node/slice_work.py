@@ -31,6 +31,7 @@ from p2p_diloco.fragments.events import (
 )
 from p2p_diloco.fragments.messages import Commit, Mean, Message, Part, Slice
 from p2p_diloco.fragments.state import is_empty
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.encoding import Encoding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
@@ -55,12 +56,13 @@ class SliceWork:
         run: Run,
         theta: Tensor,
         seal: SealMean,
-        before: Callable[[int], None] = lambda index: None,
+        base: Tensor | None = None,
         threads: Threads = ALONE,
     ) -> None:
-        """`theta` [numel] fp32 is used in place, as θ. `before` is called before the θ of a slice, given by its
-        index in the layout, takes other values: so the trainer's base can be kept. `threads` compute."""
-        self._run, self._seal, self._before, self.threads = run, seal, before, threads
+        """`theta` [numel] fp32 is used in place, as θ. `base` [numel] fp32 is memory for the bases of a trainer; None
+        if there is no trainer. `threads` compute."""
+        self._run, self._seal, self.threads = run, seal, threads
+        self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.state = OuterState(run.layout, run.outer, theta, run.config.step_limit, threads)
         self.versions: dict[int, Version] = {}
         """The version of each fragment's present tensors; a fragment without a state is missing."""
@@ -96,15 +98,16 @@ class SliceWork:
             mean = running.together(place.kind, given, place.numel, aggregation)
         return codecs.encode(mean, reply)
 
-    def apply(self, effect: Apply) -> Applied:
+    def apply(self, effect: Apply, damaged: Sequence[int] = ()) -> Applied:
         """Make the outer step of a commit, in place. If a slice's step would lead to values that are not finite, its
-        tensors stay as they are: all replicas decide this alike."""
+        tensors stay as they are: all replicas decide this alike. `damaged`: slices that have changed in memory, which
+        are no base of the trainer's progress."""
         commit, fragment = effect.commit, effect.commit.fragment
         assert self.versions.get(fragment) == commit.base, "the tensors are not those of the commit's base"
         if submissions := submissions_of(commit):
             self._changes[fragment] += 1
-            for index, mean in zip(self._places[fragment], effect.means, strict=True):
-                self._before(index)
+            for number, (index, mean) in enumerate(zip(self._places[fragment], effect.means, strict=True)):
+                self.bases.keep(index, damaged=number in damaged)
                 self._step(index, self.state.slices[index], effect, mean, submissions)
         self.versions[fragment] = commit.version
         return Applied(fragment, commit.base, commit.version)
@@ -155,7 +158,7 @@ class SliceWork:
             for number in range(len(self._places[fragment])) if effect.numbers is None else effect.numbers:
                 index = self._places[fragment][number]
                 if effect.numbers is None:
-                    self._before(index)
+                    self.bases.keep(index)
                 self.state.adopt(index, self._staged.pop((fragment, number)))
             self.hold(fragment, version)
             self._digests.pop(fragment, None)
@@ -206,6 +209,10 @@ class SliceWork:
         sent, reply = self._run.codecs(index)
         codec = sent if isinstance(message, Slice) else reply
         return codecs.nbytes(codec, self._run.layout.shards[index].numel)
+
+    def nbytes_of_contribution(self, index: int) -> int:
+        """The length in bytes of an encoded contribution to the slice with this index in the layout."""
+        return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.shards[index].numel)
 
     def part(self, fragment: int, number: int) -> Part:
         """The present tensors of one slice, with the version that they have now."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
@@ -159,7 +160,7 @@ class TrainerSide:
             "me": replica.me,
             "life": life_of(replica.own.incarnation),
             "ledger": replica.rules.ledger,
-            "tables": to_plain(replica.logs.tables),
+            "tables": to_plain(replica.tables),
             "ended": replica.finished,
         }
 
@@ -226,6 +227,7 @@ class TrainerSide:
             gone=sorted(bases.gone),
             lost=sorted(bases.lost),
             due=list(effect.due),
+            again=False,
             ended=bool(self._shared.finished),
             commits=self._commits,
             commit_steps=replica.steps,
@@ -234,18 +236,24 @@ class TrainerSide:
             digest=digest,
             trained=replica.own.merged_samples,
             workers=replica.workers(),
-            tables=to_plain(replica.logs.tables) if tells_data else None,
+            tables=to_plain(replica.tables) if tells_data else None,
         )
 
     def release(self, effect: Release) -> None:
+        """Answer the trainer's request for an exchange, which is over or never began."""
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
         self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
         """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        submissions, replica, shards = self.submissions, self._replica, self._exchange["shards"]
-        log.info("%s", submissions.ended(replica.own.behind(shards), replica.own.uncounted(shards)))
+        own, shards = self._replica.own, self._exchange["shards"]
+        return self._told_of_submission(own.behind(shards), own.uncounted(shards))
+
+    def _told_of_submission(self, behind: Sequence[int | None], why: Sequence[str]) -> dict[str, int]:
+        """Record the outcome of a submission. The rest as in `SubmissionLog.ended`."""
+        submissions, replica = self.submissions, self._replica
+        log.info("%s", submissions.ended(behind, why))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
@@ -307,7 +315,7 @@ class TrainerSide:
 
     def _publish(self) -> None:
         replica = self._replica
-        if replica.has_state and (self._asynchronous or replica.logs.even):
+        if replica.has_state and self._is_even:
             self._whole = replica.epoch, replica.roster.mine.model.digest
         self._shared.epoch = self._whole[0]
         self._shared.peers = 1 + len(replica.roster.alive())
@@ -317,6 +325,11 @@ class TrainerSide:
         self._shared.outer_momentum = outer_momentum
         if self._by_time:
             self._shared.trains_for_s = self._trains_for_s()
+
+    @property
+    def _is_even(self) -> bool:
+        """Whether the present state is one that the run has had as a whole."""
+        return self._asynchronous or self._replica.logs.even
 
     def _sync_every_now(self) -> int:
         """The run's H at the present state."""

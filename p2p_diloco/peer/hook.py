@@ -202,7 +202,7 @@ class Hook:
         while True:
             began = self._times.waiting_s
             with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
-                sound = not due.shards or self._local.write_delta(due.shards, due.kept)
+                sound = not due.shards or due.again or self._local.write_delta(due.shards, due.kept)
             if not due.shards:
                 return False
             if not sound:
@@ -221,16 +221,20 @@ class Hook:
         Raises:
             ConfigError: samples are the weight, and none were reported.
         """
-        if due.weight is None:
+        if due.weight is None and not due.again:
             mend = "call peer.report(samples=...) before optimizer.step()"
             raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
-        values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
-        uses = self.supply.send(due.shards)
-        # first: an interrupt after the request would leave a contribution that the record doesn't know
-        self.merger.progress.send(due.shards, due.samples)
+        # of an exchange that is taken up again, the node knows the weight, and steps may have been made since
+        weight, stands = due.weight or 0.0, stands and not due.again
+        values = {"weight": weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
+        uses = [] if due.again else self.supply.send(due.shards)
+        if not due.again:
+            # first: an interrupt after the request would leave a contribution that the record doesn't know
+            self.merger.progress.send(due.shards, due.samples)
         request = self._node.request("contribute", shards=due.shards, uses=uses, **values)
         interval, stood_s = self._rhythm.interval, self._times.waiting_s - began
-        return Flight(request, due.shards, due.samples, self._memory.steps, self._rhythm.sent(), stood_s, interval)
+        steps = self._memory.steps
+        return Flight(request, due.shards, due.samples, steps, self._rhythm.sent(), stood_s, interval, due.again)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
@@ -239,7 +243,8 @@ class Hook:
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
             self._rhythm.unsent(flight.steps)
-            self.merger.progress.unsend(flight.shards, flight.samples)
+            if not flight.again:
+                self.merger.progress.unsend(flight.shards, flight.samples)
             return False
         self._diverged = False
         with self.merger.merged(landed=flight.shards):

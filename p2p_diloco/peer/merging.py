@@ -48,12 +48,14 @@ def blends_of(
 class Due:
     """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose loaded values are in
     `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are the weight and the
-    trainer reported none; `samples`: the contribution's samples."""
+    trainer reported none; `samples`: the contribution's samples. `again`: what was last sent of these shards is still
+    out, so the exchange is taken up again with the same Δ."""
 
     shards: Sequence[int]
     kept: Collection[int]
     weight: float | None
     samples: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Flight:
     """An exchange under way. `request`: the number of its request; `shards`, `samples`: as in `Due`; `at_step`: the
     inner step after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for
     which training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
-    (`Rhythm.interval`)."""
+    (`Rhythm.interval`); `again`: as in `Due`."""
 
     request: int
     shards: Sequence[int]
@@ -70,6 +72,7 @@ class Flight:
     steps: int
     stood_s: float
     interval: int
+    again: bool = False
 
 
 class Merger:
@@ -156,7 +159,7 @@ class Merger:
             self.epoch, self.digest, self.commits = load["epoch"], load["digest"], load["commits"]
             self.commit_steps = load["commit_steps"]
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]
-            yield Due(load["due"], set(load["kept"]) - loaded, *self.progress.weigh(load["due"]))
+            yield Due(load["due"], set(load["kept"]) - loaded, *self.progress.weigh(load["due"]), load["again"])
         finally:
             self.progress.torn |= torn
             self._node.tell("have read", loaded=sorted(loaded))

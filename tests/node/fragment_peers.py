@@ -17,6 +17,8 @@ from p2p_diloco.fragments.messages import Commit
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.node.fragment_inbox import FragmentInbox
 from p2p_diloco.node.fragment_node import FragmentNode
+from p2p_diloco.node.fragment_trainer import contribution
+from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
@@ -50,13 +52,20 @@ class Work(SliceWork):
     commits: list[Commit]
     rolls = 0
 
-    def apply(self, effect: e.Apply) -> e.Applied:
+    def apply(self, effect: e.Apply, damaged: Sequence[int] = ()) -> e.Applied:
         self.commits.append(effect.commit)
-        return super().apply(effect)
+        return super().apply(effect, damaged)
 
     def roll(self, effect: e.Roll) -> e.Rolled:
         self.rolls += 1
         return super().roll(effect)
+
+
+class Links(Handler):
+    """It tells the node what goes on on its links."""
+
+    def __init__(self, node: FragmentNode) -> None:
+        self.closed, self.moving = node.closed, node.moving  # type: ignore[method-assign]
 
 
 class Peer:
@@ -72,7 +81,9 @@ class Peer:
         self.work.commits = []
         self.outbox = Outbox(transport)
         self.node = FragmentNode(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
-        transport._inbox = FragmentInbox(run, self.node, signatures, self.refusals, lambda revision: True)
+        inbox = transport._inbox = Inbox()
+        inbox.refusals, told = self.refusals, lambda revision: True
+        inbox.handler = FragmentInbox(run, self.node, signatures, self.refusals, told, Links(self.node))
         # -- the trainer
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}
@@ -139,6 +150,8 @@ class Peer:
     def finished(self) -> None:
         self.ended = True
 
+    def link_broke(self) -> None: ...
+
     # -- and what it does
 
     async def _train(self) -> None:
@@ -149,8 +162,13 @@ class Peer:
             step += 1
             self.node.events.post(e.Stepped(0.01))
             self.progress[self.part(due)] += UNIT * ((ord(self.name) + step) % 7 - 3)
-            await self.node.contribute(due, self.progress, WEIGHTS[self.name], 1)
+            await self.contribute(due)
             await self._released.get()
+
+    async def contribute(self, fragment: int) -> None:
+        progress = self.progress.clone()
+        of = self.run, self.replica, self.work, fragment, lambda shard: progress, WEIGHTS[self.name], 1
+        await self.node.events.feed(await contribution(*of))
 
     async def _merge(self) -> int | None:
         await self.node.events.feed(e.Merge())

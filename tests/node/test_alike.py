@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,6 @@ import torch
 from blake3 import blake3
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Average
-from p2p_diloco.core.messages import Contribution
-from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.node import alike as alike_module
 from p2p_diloco.node.alike import ROUNDS, SAMPLE, Alike
 from p2p_diloco.node.run import Run
@@ -28,23 +24,19 @@ def alike_in(numel: int = 8, named: Callable[[str], str] = str) -> Alike:
     return Alike(named, run)
 
 
-def average(**payloads: Any) -> Average:
-    """A mean of contributions with these payloads; a pair is (payload, weight)."""
-    made = []
-    for peer, given in payloads.items():
-        payload, weight = given if isinstance(given, tuple) else (given, 1.0)
-        id = ContributionId(1, 1)
-        made.append((peer, Contribution(0, Version(0, 0, 0, ""), id, id, weight, 1, memoryview(payload))))
-    return Average(0, Version(0, 0, 0, ""), tuple(made), b"", None)
+def given(**payloads: Any) -> list[tuple[str, float, memoryview]]:
+    """Contributions with these payloads; a pair is (payload, weight)."""
+    pairs = ((peer, one if isinstance(one, tuple) else (one, 1.0)) for peer, one in payloads.items())
+    return [(peer, weight, memoryview(payload)) for peer, (payload, weight) in pairs]
 
 
 def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """It names the two peers, the cause and the mend."""
     alike = alike_in(named=str.upper)
-    alike.look(average(a=b"12", b=b"13", c=b"1"))
+    alike.look(0, given(a=b"12", b=b"13", c=b"1"))
     assert caplog.messages == []
     for _ in range(2):
-        alike.look(average(a=b"12", b=b"13", c=b"13"))
+        alike.look(0, given(a=b"12", b=b"13", c=b"13"))
     (message,) = caplog.messages
     assert message.startswith("B AND C contribute the same bytes")
     assert "peer.seed" in message
@@ -52,8 +44,8 @@ def test_equal_contributions_cause_one_warning(caplog: pytest.LogCaptureFixture)
 
 def test_contributions_without_progress_may_be_equal(caplog: pytest.LogCaptureFixture) -> None:
     """A peer that made no step, or whose progress is zero, trains on no other's data."""
-    alike_in().look(average(a=(b"12", WEIGHT_MIN), b=(b"12", WEIGHT_MIN)))
-    alike_in().look(average(a=bytes(4), b=bytes(4)))
+    alike_in().look(0, given(a=(b"12", WEIGHT_MIN), b=(b"12", WEIGHT_MIN)))
+    alike_in().look(0, given(a=bytes(4), b=bytes(4)))
     assert caplog.messages == []
 
 
@@ -69,9 +61,9 @@ def test_machines_that_round_differently_are_found_by_the_direction(caplog: pyte
         made["b"][:100] = made["a"][:100]  # what no data has touched, such as rows of an embedding
         if n == 0:
             made["c"] = other
-        round_ = average(**{peer: values.numpy().tobytes() for peer, values in made.items()})
-        alike.look(round_)
-        alike.look(replace(round_, shard=1))  # one shard is enough
+        round_ = given(**{peer: values.numpy().tobytes() for peer, values in made.items()})
+        alike.look(0, round_)
+        alike.look(1, round_)  # one shard is enough
     (message,) = caplog.messages
     assert message.startswith(f"a and c contribute nearly the same in {ROUNDS} rounds")
 
@@ -81,7 +73,7 @@ def test_few_values_in_proportion_are_no_sign(caplog: pytest.LogCaptureFixture) 
     alike = alike_in(SAMPLE - 1)
     for _ in range(2 * ROUNDS):
         values = torch.randn(SAMPLE - 1)
-        alike.look(average(a=values.numpy().tobytes(), b=(values * 1.001).numpy().tobytes()))
+        alike.look(0, given(a=values.numpy().tobytes(), b=(values * 1.001).numpy().tobytes()))
     assert caplog.messages == []
 
 
@@ -91,7 +83,7 @@ def test_each_contribution_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(alike_module, "blake3", lambda payload: read.append(len(payload)) or blake3(payload))
     long = bytes(range(1, 251)) * 40
     look = alike_in().look
-    look(average(**{f"z{n}": bytes(10_000) for n in range(5)}, **{f"n{n}": long + bytes([n]) for n in range(5)}))
+    look(0, given(**{f"z{n}": bytes(10_000) for n in range(5)}, **{f"n{n}": long + bytes([n]) for n in range(5)}))
     assert read == [len(long) + 1] * 5
-    look(average(a=b"1" + long, b=b"2" + long))
+    look(0, given(a=b"1" + long, b=b"2" + long))
     assert len(read) == 5

@@ -81,7 +81,7 @@ class Reader(Handler):
     def __init__(self, reader: Fetching) -> None:
         self.questions = reader.questions
 
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message: Any = wire.unpack(header, wire.ANY_RUN)
         return message, self.questions.nbytes(message)
 
@@ -399,7 +399,7 @@ def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
 
         def refused(sender: str, message: wire.AnyMessage) -> str:
             try:
-                read, _ = node.read(wire.pack(message))
+                read, _ = node.read("a", wire.pack(message))
                 node.check(sender, read, None)
             except Refusal as refusal:
                 return refusal.reason

@@ -163,11 +163,11 @@ def test_a_message_that_names_peers_by_places_waits_for_its_roll() -> None:
         async with swarm(run_of(start_peers=2), "ab") as (first, other):
             await reach([first, other], 2)
             late = Peer(first.network, "x", first.run)
-            state, inbox = first.replica.logs[0].held, late.transport._inbox
+            state = first.replica.logs[0].held
             vote = m.Vote(0, state.version, 1, "b")
             commit = replace(first.replica.logs[0].last[-1][0], base=state.version, seal=bytes(64))
             for message in (vote, commit):
-                await inbox.deliver("a", first.node._packed(message)[0], None)
+                await late.transport._inbox.deliver("a", first.node._packed(message)[0], None)
             assert late.replica.logs[0].early == {}
             late.node.rolls.know(state)
             late.node.settled()
@@ -257,7 +257,7 @@ def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
                 with pytest.raises(Refusal, match=why):
                     await inbox.deliver("a", node._packed(message)[0], payload)
             assert "no slice 6" in other.refusals.newest(1)[0][1].why
-            inbox._proven = lambda revision: not revision.number
+            inbox.handler._proven = lambda revision: not revision.number
             revised = m.Probe(replace(first.replica.roster.mine, revision=Revision(1, 0.5), bandwidth=7.0))
             await inbox.deliver("a", node._packed(revised)[0], None)
             known = other.replica.roster.summary("a")
@@ -278,7 +278,7 @@ def test_an_exchange_that_is_taken_up_again_sends_what_it_sent() -> None:
             await until(lambda: first.given)
             before = dict(first.given)
             first.progress += UNIT
-            await first.node.contribute(0, first.progress, 1.0, 1)
+            await first.contribute(0)
             assert first.given.keys() == before.keys()
             assert all(torch.equal(first.given[id], delta) for id, delta in before.items())
             await reach([first, other], 1)
@@ -309,7 +309,7 @@ def test_asynchronous_submissions_make_the_same_steps_to_the_bit() -> None:
 
 
 async def submit(peers: list[Peer], epoch: int) -> None:
-    """Let all trainers begin exchanges until all peers have reached this epoch and contributed, however late a peer came,
+    """Let all trainers begin exchanges until all peers have reached this epoch and contributed, however late one came,
     and wait until the last exchange is over."""
     for peer in peers:
         peer.limit = 10**9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +38,9 @@ def seal(fragment: int, base: Version, key: str, number: int, hash: str) -> byte
     return f"{fragment}/{base.epoch}/{key}/{number}/{hash}".encode()
 
 
-def work(theta: Tensor | None = None, before: Callable[[int], None] = lambda index: None, **config: Any) -> SliceWork:
+def work(theta: Tensor | None = None, base: Tensor | None = None, **config: Any) -> SliceWork:
     run = Run("r", RunConfig(**{"codec": "fp32", **config}), LAYOUT)
-    made = SliceWork(run, torch.linspace(0, 1, LAYOUT.numel) if theta is None else theta, seal, before)
+    made = SliceWork(run, torch.linspace(0, 1, LAYOUT.numel) if theta is None else theta, seal, base)
     made.hold(0, at(0))
     return made
 
@@ -156,13 +155,16 @@ def test_buffers_move_by_the_part_of_the_peers_that_a_submission_is_of() -> None
 
 
 def test_a_step_is_made_in_place_slice_by_slice() -> None:
-    """θ is the memory that was given; before a slice changes, its base can be kept, and the others are as they were."""
-    theta, kept = torch.zeros(LAYOUT.numel), list[tuple[int, list[float]]]()
-    made = work(theta, lambda index: kept.append((index, theta.tolist())), outer_lr=1.0, outer_momentum=0.0)
-    stepped(made, -2.0)
+    """θ is the memory that was given. Before a slice changes, the base of the trainer's progress in it is kept, unless
+    its memory has changed: then the base is lost."""
+    theta, base = torch.zeros(LAYOUT.numel), torch.full((LAYOUT.numel,), 7.0)
+    made = work(theta, base, outer_lr=1.0, outer_momentum=0.0)
+    made.bases.loaded(range(SLICES))
+    made.apply(Apply(commit(choice({"a": 1.0})), means(made, {"a": (1.0, torch.full((LAYOUT.numel,), -2.0))})), (1,))
     assert theta[:12].tolist() == [2.0] * 12
-    assert [index for index, _ in kept] == list(range(SLICES))
-    assert kept[1][1][:12] == [2.0] * 4 + [0.0] * 8
+    assert made.bases.kept == set(range(SLICES)) - {1}
+    assert made.bases.lost == {1}
+    assert base[:12].tolist() == [0.0] * 4 + [7.0] * 4 + [0.0] * 4
     assert made.versions == {0: at(1)}
 
 
@@ -212,8 +214,8 @@ def test_a_step_on_another_version_is_a_fault() -> None:
 
 def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
     """Slices come at unlike versions, are rolled to one, and replace the present ones all at once."""
-    donor, kept = work(), list[int]()
-    behind = work(None, kept.append)
+    donor, behind = work(), work(None, torch.zeros(LAYOUT.numel))
+    behind.bases.loaded(range(SLICES))
     first = stepped(donor, 1.0)
     early = [donor.part(0, number) for number in (0, 3)]
     second = stepped(donor, -3.0, 1)
@@ -227,10 +229,10 @@ def test_a_replica_that_is_behind_fetches_rolls_and_adopts() -> None:
     for part in early:
         assert behind.roll(Roll(second.commit, second.means[part.number])).number == part.number
     assert [held.digest() for held in behind.state.slices] == before
-    assert not kept
+    assert not behind.bases.kept
     behind.accept(Accept(((0, at(2)),)))
     assert [held.digest() for held in behind.state.slices] == [held.digest() for held in donor.state.slices]
-    assert (behind.versions[0], kept, behind._staged) == (at(2), list(range(SLICES)), {})
+    assert (behind.versions[0], behind.bases.kept, behind._staged) == (at(2), set(range(SLICES)), {})
     assert first.commit.version == at(1)
 
 

@@ -46,6 +46,7 @@ class ScriptedNode:
         self.steps_before = 0  # inner steps of the run beyond those that epochs of the present H have
         self.fresh: dict[int, str] = {}
         self.tables: list[Any] | None = None
+        self.again = False
 
     def begin(self, config: RunConfig, layout: Layout) -> None:
         self.layout, self.epochs, self.every = layout, [0] * len(layout.fragments), config.sync_every
@@ -76,7 +77,13 @@ class ScriptedNode:
         shards = [] if self.memory.finished else [s.index for s in self.layout.shards_of(due)]
         carries, self.fresh = [[shard, carry] for shard, carry in self.fresh.items()], {}
         bases = {name: sorted(getattr(self.bases, name)) for name in ("kept", "gone", "lost")}
-        told = {"carries": carries, "due": shards, "ended": bool(self.memory.finished), "tables": self.tables}
+        told = {
+            "carries": carries,
+            "due": shards,
+            "again": self.again,
+            "ended": bool(self.memory.finished),
+            "tables": self.tables,
+        }
         counts = {"commits": sum(self.epochs), "epoch": min(self.epochs), "digest": f"d{sum(self.epochs)}"}
         counts |= {"trained": self.counted, "workers": self.workers}
         steps = self.steps_before + sum(self.epochs) * (self.every // len(self.epochs))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import nn
 
 from p2p_diloco import P2PDilocoError, Peer, PeerConfig
@@ -55,6 +56,12 @@ def state_of(peer: Peer, epoch: int) -> tuple[str, bool, int]:
     return model_version(versions).digest, {version.epoch for version in versions} == {epoch}, counted
 
 
+def theta_of(peer: Peer) -> str:
+    """The hash of the global parameters that were merged last."""
+    state = peer.global_state_dict()
+    return blake3(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest()
+
+
 def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
     hurry = threading.Event()
     threading.Thread(target=lambda: sys.stdin.readline() and hurry.set(), daemon=True).start()
@@ -87,6 +94,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
                 sent=metrics.bytes_sent,
                 dropped=metrics.dropped_samples,
                 peers=metrics.peers,
+                **({"theta": theta_of(peer)} if options.get("hashes") else {}),
             )
 
 
