@@ -69,4 +69,4 @@ def test_peers_on_fragments_stay_equal_to_the_bit(swarm: Swarm, fragments: int, 
     left[2].wait_for("in")
     rounds(left)
     same_theta(left)
-    assert [member.last("epoch")["dropped"] for member in left] == [0, 0, 0]
+    assert not any("is dropped" in member.log() for member in left)
