@@ -15,9 +15,10 @@ from typing import Any, cast
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import founding_meta
-from p2p_diloco.core.state import final
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.fragments.events import Found as FoundFragments
+from p2p_diloco.fragments.events import Restore as RestoreFragments
+from p2p_diloco.fragments.state import State as FragmentState
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.joining import Joined, holders_of
@@ -50,17 +51,20 @@ class Beginning:
         """
         self._common, local, run = common, common.local, joined.run
         self._may_begin_again, self._record = joined.may_begin_again, joined.record
-        states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
+        states: Sequence[Any] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
+        of_fragments = run.rules.by_fragment
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
         self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes
         if goes_on:
-            self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
-        self._has_the_end = goes_on and all(final(state, run.rules) for state in states)
+            last = counted_last if of_fragments else named_by
+            self._last_group = {peer for state in states for peer in last(state)}
+        self._has_the_end = goes_on and saved is not None and saved.has_ended(run.rules)
         self.events: list[Event] = []
         """The events that give the replica its first state; empty if the state has to come from other peers."""
         if goes_on:
-            self.events.append(Restore(tuple(states)))
+            restore = RestoreFragments if of_fragments else Restore
+            self.events.append(cast(Event, restore(tuple(states))))
         elif saved is not None:
             self.events.append(self.founding(saved.generation + 1))
             if saved.run_id == run.run_id:
@@ -143,6 +147,16 @@ class Beginning:
                 ended = await ending.look()
         trainer.let_go()
         await asyncio.Event().wait()
+
+
+def named_by(state: State) -> Sequence[str]:
+    """The peers that the last commit of a shard names."""
+    return *state.plan.group, *state.plan.succession
+
+
+def counted_last(state: FragmentState) -> Sequence[str]:
+    """The peers that the last commit of a fragment counts."""
+    return [peer for peer, member in state.roll.items() if member.epoch == state.version.epoch]
 
 
 def founding_hashes(record: bytes, fragments: Sequence[Sequence[int]], state: OuterState) -> tuple[str, ...]:

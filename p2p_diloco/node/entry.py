@@ -34,6 +34,7 @@ from p2p_diloco.node import ends, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.fragment_saving import FragmentCheckpoint
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.observing import Observer
@@ -46,6 +47,7 @@ from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.which_core import on_fragments
 from p2p_diloco.remembered import remembered
 from p2p_diloco.tensors.threads import Threads, usual
 
@@ -326,7 +328,8 @@ async def _observer(
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     """Read the checkpoint that this peer starts from; None if there is none."""
-    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
+    opens = FragmentCheckpoint if on_fragments() else Checkpoint
+    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local, opens)
     if saved is None:
         return None
     if local.from_checkpoint is None and saved.run_id != local.run_id:

@@ -29,6 +29,7 @@ from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.events import EventQueue
 from p2p_diloco.node.fragment_inbox import FragmentInbox
 from p2p_diloco.node.fragment_node import Beside, FragmentNode, Told, Trainer
+from p2p_diloco.node.fragment_saving import FragmentSaving
 from p2p_diloco.node.fragment_trainer import FragmentTrainer
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.joining import Joined, keep_record
@@ -74,7 +75,7 @@ class Participation:
         self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
         folder = common.local.checkpoint_dir
         self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
-        self._saving = Saving(common)
+        self._saving = FragmentSaving(common) if common.run.rules.by_fragment else Saving(common)
         self._audits = Audits(common)
         if common.run.rules.by_fragment:
             self._trainer: TrainerSide = FragmentTrainer(common, channel)

@@ -15,7 +15,7 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core import leases
-from p2p_diloco.core.events import Damaged
+from p2p_diloco.core.events import Damaged, Event
 from p2p_diloco.core.messages import Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
@@ -48,6 +48,9 @@ _CONFIG_BEFORE = {"buffers": "local"}
 _FIELDS_BEFORE = 8
 """The number of fields of a state in checkpoints by older versions of this package, in which a revision could change
 only the rates."""
+
+Wrong = tuple[int, Event]
+"""A damaged shard, and the event that tells the replica of it."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ class Saving:
         self._asked: int | None = None  # how many checkpoints the state's revision had asked for at the last look
         self._spoilt = False  # the last snapshot was damaged and not saved
         self._leaving = False
-        self._writing: asyncio.Future[Sequence[State]] | None = None
+        self._writing: asyncio.Future[Sequence[Wrong]] | None = None
 
     def settled(self) -> None:
         """Start writing a checkpoint if one is due. Call this when versions and tensors agree."""
@@ -115,38 +118,43 @@ class Saving:
         self._writing = loop.run_in_executor(None, _write, root, epoch, self._snapshot(), self._keep)
         self._writing.add_done_callback(self._written)
 
-    def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
+    def _written(self, writing: asyncio.Future[Sequence[Wrong]]) -> None:
         """If a checkpoint was not written because shards are damaged, report these shards to the replica. They are
         logged only once, because shards may stay damaged for long."""
         damaged = writing.result()
         if damaged and not self._spoilt:
-            shards = ", ".join(str(state.shard) for state in damaged)
+            shards = ", ".join(str(shard) for shard, _ in damaged)
             log.error("no checkpoint was written: shards %s are corrupted in memory; older checkpoints stay", shards)
         self._spoilt = bool(damaged)
-        for state in damaged:
-            self._events.post(Damaged(state.shard, state.version))
+        for _, event in damaged:
+            self._events.post(event)
 
-    def _snapshot(self) -> _Snapshot:
+    def _snapshot(self) -> Snapshot:
         layout, store = self._run.layout, self._work.store
         states = (store.state(shard.index) for shard in layout.shards)
         # copied, because the tensors change while the checkpoint is written
         outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
         held = [self._replica.state(shard.index) for shard in layout.shards]
-        return _Snapshot(self._run, theta, outer, held, self._founded, self._describing.card)
+        return Snapshot(self._run, theta, outer, held, self._founded, self._describing.card)
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
     """A copy of the outer state, to be saved: θ [numel], and for each shard the outer optimizer's state (`outer`) and
     the replicated state (`states`)."""
 
     run: Run
     theta: Tensor
     outer: Sequence[Mapping[str, Tensor]]
-    states: Sequence[State]
+    states: Sequence[Any]
     founded: tuple[str, float]
     card: bytes
+
+    def damaged(self) -> Sequence[Wrong]:
+        """The shards whose tensors don't have the digests that their versions name."""
+        wrong = _damaged(self.run.layout, self.theta, self.outer, self.states)
+        return [(state.shard, Damaged(state.shard, state.version)) for state in wrong]
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Arrange the tensors in the groups of a checkpoint."""
@@ -155,6 +163,9 @@ class _Snapshot:
         states = enumerate(self.outer)
         outer = {f"{shard}.{name}": tensor for shard, state in states for name, tensor in state.items()}
         return {"theta": by_name, "outer": outer}
+
+    def _listed(self) -> dict[str, object]:
+        return {"states": [to_plain(state) for state in self.states]}
 
     def manifest(self) -> dict[str, object]:
         """Make the entries of the checkpoint's manifest."""
@@ -166,14 +177,14 @@ class _Snapshot:
             "samples": sum(version.samples for version in versions),
             "config": self.run.config.to_wire(),
             "layout": self.run.layout.to_wire(),
-            "states": [to_plain(state) for state in self.states],
+            **self._listed(),
             "card": base64.b64encode(self.card).decode(),
         }
 
 
-def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[State]:
-    """Save a snapshot, unless some of its shards are damaged; returns the states of the damaged shards."""
-    if damaged := _damaged(snapshot.run.layout, snapshot.theta, snapshot.outer, snapshot.states):
+def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wrong]:
+    """Save a snapshot, unless some of its shards are damaged; returns these shards."""
+    if damaged := snapshot.damaged():
         return damaged
     try:
         path = checkpoint.save(root, epoch, snapshot.tensors(), snapshot.manifest(), keep)
@@ -196,7 +207,11 @@ def _damaged(
     ]
 
 
-def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
+Opens = Callable[[Path], "Checkpoint"]
+"""Reads the checkpoint in a folder."""
+
+
+def read_checkpoint(local: PeerConfig, opens: Opens | None = None) -> Checkpoint | None:
     """Read the checkpoint that this peer starts from: the one that its settings name, or the newest usable one of its
     own. If there are both, the newer one of this run, unless a new generation begins from the named one: a command that
     founded the run may be given again when the run has gone on. None if there is none.
@@ -204,12 +219,13 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     Raises:
         CheckpointError: the named one can't be used; or no other is named, and of the peer's own none can be used.
     """
-    if (named := _named(local)) is None:
-        return _own(local)
+    opens = opens or Checkpoint
+    if (named := _named(local, opens)) is None:
+        return _own(local, opens)
     if local.new_generation:
         return named
     try:
-        own = _own(local)
+        own = _own(local, opens)
     except CheckpointError:  # its reasons are logged
         return named
     if own is None or own.run_id != local.run_id:
@@ -223,7 +239,7 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     return own
 
 
-def _named(local: PeerConfig) -> Checkpoint | None:
+def _named(local: PeerConfig, opens: Opens) -> Checkpoint | None:
     """Read the checkpoint that the settings name."""
     named = local.from_checkpoint
     if named is None:
@@ -232,15 +248,15 @@ def _named(local: PeerConfig) -> Checkpoint | None:
     if path is None:
         mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
         raise CheckpointError("holds no complete checkpoint", key="from_checkpoint", value=named, mend=mend)
-    return Checkpoint(path)
+    return opens(path)
 
 
-def _own(local: PeerConfig) -> Checkpoint | None:
+def _own(local: PeerConfig, opens: Opens) -> Checkpoint | None:
     """Read the newest usable one of this peer's own checkpoints."""
     unusable = None
     for path in checkpoint.whole(local.checkpoint_dir) if local.checkpoint_dir is not None else ():
         try:
-            return Checkpoint(path)
+            return opens(path)
         except CheckpointError as error:
             log.warning("a checkpoint can't be used, so an older one is tried if there is one: %s", error)
             unusable = unusable or error
@@ -265,26 +281,35 @@ class Checkpoint:
                 "generation": int(generation),
                 "config": dict(config),
                 "layout": dict(layout),
-                "states": list(states),
             }:
                 self.run_id, self.generation, self.config = run_id, generation, {**_CONFIG_BEFORE, **config}
             case _:
                 raise self._unusable("it is not a checkpoint of a peer")
         try:
             self.layout = Layout.from_wire(layout)
-            self._states = tuple(from_plain(State, _completed(fields)) for fields in states)
+            self._states = self._read_states(manifest)
             self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(theta)])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.shards]
             for key, tensor in outer.items():
                 index, _, name = key.partition(".")
                 self._outer[int(index)][name] = tensor
-            damaged = _damaged(self.layout, self.theta, self._outer, self._states)
+            self._check()
         except (KeyError, IndexError) as error:
             raise self._unusable(f"its tensors are not what its model needs ({error})") from None
         except ValueError as error:
             raise self._unusable(str(error)) from None
-        if damaged:
-            raise self._unusable(f"shard {damaged[0].shard} doesn't have the digest that it names")
+
+    def _read_states(self, manifest: Mapping[str, object]) -> Sequence[Any]:
+        """Read the replicated states. Raises ValueError if they can't be used."""
+        states = manifest.get("states")
+        if not isinstance(states, list):
+            raise ValueError("it has no states of shards")
+        return tuple(from_plain(State, _completed(fields)) for fields in states)
+
+    def _check(self) -> None:
+        """Raises ValueError if tensors don't have the digests that their states name."""
+        if damaged := _damaged(self.layout, self.theta, self._outer, self._states):
+            raise ValueError(f"shard {damaged[0].shard} doesn't have the digest that it names")
 
     @property
     def run_config(self) -> RunConfig:
@@ -319,14 +344,9 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
-        layout, founding = self.layout, run.run_id != self.run_id
-        if cut_of(layout) != cut_of(run.layout) or [s.shard for s in self._states] != [s.index for s in layout.shards]:
+        if [s.shard for s in self._states] != [s.index for s in self.layout.shards]:
             raise self._unusable("its model, or the way it is cut, is not the run's")
-        forget = founding or run.config.fingerprint() != self.run_config.fingerprint()
-        limits = [run.config.step_limit if shard.kind == PARAMETER else 0.0 for shard in layout.shards]
-        pairs = zip(self._outer, limits, strict=True)
-        outers = [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
-        of = founder if founding else None
+        layout, outers, of = self.layout, self._restored(run), self._founder(run, founder)
         kept = zip(self._states, outers, strict=True)
         states = tuple(self._restated(state, outer, of) for state, outer in kept)
         try:
@@ -342,6 +362,20 @@ class Checkpoint:
         for index, proposal in proposals:
             work.store.accept(index, proposal)
         return states
+
+    def _founder(self, run: Run, founder: str) -> str | None:
+        """The founder, if the run is another one than the checkpoint's; else None."""
+        return founder if run.run_id != self.run_id else None
+
+    def _restored(self, run: Run) -> list[Mapping[str, Tensor]]:
+        """The outer optimizer's state of each shard for this run. Raises CheckpointError if the model is another."""
+        layout = self.layout
+        if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.shards):
+            raise self._unusable("its model, or the way it is cut, is not the run's")
+        forget = run.run_id != self.run_id or run.config.fingerprint() != self.run_config.fingerprint()
+        limits = [run.config.step_limit if shard.kind == PARAMETER else 0.0 for shard in layout.shards]
+        pairs = zip(self._outer, limits, strict=True)
+        return [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
 
     def _restated(self, state: State, outer: Mapping[str, Tensor], founder: str | None) -> State:
         """Adapt a replicated state to this run. If it begins a new run, that of `founder`, its revision is removed, and

@@ -192,6 +192,11 @@ class SliceWork:
         wrong = tuple(n for n in looked if self.state.slices[places[n]].digest() != digests[n])
         return Damaged(fragment, version, wrong) if wrong else None
 
+    def known_digests(self, fragment: int) -> tuple[str, ...]:
+        """The digests of a fragment's slices after their last step; empty if they are not computed yet."""
+        known, digests = self._digests.get(fragment, (None, ()))
+        return digests if known == self.versions.get(fragment) else ()
+
     def keep(self, effect: Keep) -> None:
         """Take damaged slices as they are: `digest` computes their digests anew."""
         self._changes[effect.fragment] += 1
