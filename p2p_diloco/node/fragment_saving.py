@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import msgspec
 import torch
+from torch import Tensor
 
 from p2p_diloco.core.events import Event
 from p2p_diloco.core.messages import State as OfShard
@@ -31,6 +32,7 @@ from p2p_diloco.node.saving import Checkpoint, Saving, Snapshot, Wrong
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.digest import digest
+from p2p_diloco.tensors.layout import Layout
 
 
 class FragmentSaving(Saving):
@@ -53,11 +55,10 @@ class FragmentSnapshot(Snapshot):
     known: Sequence[Sequence[str]] = ()
 
     def damaged(self) -> Sequence[Wrong]:
-        wrong = []
+        wrong, digests = [], _digests(self.run.layout, self.theta, self.outer)
         for state, known in zip(self.states, self.known, strict=True):
             for number, place in enumerate(self.run.layout.shards_of(state.fragment)):
-                found = digest(self.theta[place.start : place.stop], self.outer[place.index], b"")
-                if known and found != known[number]:
+                if known and digests[place.index] != known[number]:
                     event = Damaged(state.fragment, state.version, (number,))
                     wrong.append((place.index, cast(Event, event)))
         return wrong
@@ -69,6 +70,7 @@ class FragmentSnapshot(Snapshot):
         return super().manifest() | {
             "samples": sum(version.samples * size for version, size in zip(versions, sizes, strict=True)),
             "fragments": [_packed(state, rules) for state in self.states],
+            "digests": _digests(self.run.layout, self.theta, self.outer),
         }
 
     def _listed(self) -> dict[str, object]:
@@ -80,15 +82,23 @@ class FragmentCheckpoint(Checkpoint):
 
     def _read_states(self, manifest: Mapping[str, object]) -> Sequence[Any]:
         packed, rules = manifest.get("fragments"), Run(self.run_id, self.run_config, self.layout).rules
+        self._told = []
         if "states" in manifest:  # of a version of this package that had a log for each shard
             of_shards = super()._read_states(manifest)
             return [_joined(fragment, of_shards, rules) for fragment in range(len(rules.fragments))]
-        if not isinstance(packed, list) or len(packed) != len(rules.fragments):
+        self._told = digests if isinstance(digests := manifest.get("digests"), list) else []
+        if (
+            not isinstance(packed, list)
+            or len(self._told) != len(self.layout.shards)
+            or len(packed) != len(rules.fragments)
+        ):
             raise ValueError("it has no states of fragments")
         return [_unpacked(fragment, text, rules) for fragment, text in enumerate(packed)]
 
     def _check(self) -> None:
-        """Do nothing: the digests of the checkpoint's files are compared when it is read."""
+        found = _digests(self.layout, self.theta, self._outer)
+        if wrong := [shard for shard, told in enumerate(self._told) if told != found[shard]]:
+            raise ValueError(f"shard {wrong[0]} doesn't have the digest that it names")
 
     def has_ended(self, rules: Rules) -> bool:
         return all(final(state, rules) for state in self._states)
@@ -101,6 +111,12 @@ class FragmentCheckpoint(Checkpoint):
         except (KeyError, ValueError) as error:
             raise self._unusable(f"its tensors are not what the run needs ({error})") from None
         return tuple(state if of is None else founded_by(of, state, run.rules) for state in self._states)
+
+
+def _digests(layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """The digest of each shard's tensors."""
+    pairs = zip(layout.shards, outer, strict=True)
+    return [digest(theta[place.start : place.stop], state, b"") for place, state in pairs]
 
 
 def _joined(fragment: int, states: Sequence[Any], rules: Rules) -> State:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.core.lives import SALT_BITS
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.fragments import events as e
@@ -26,7 +27,7 @@ from p2p_diloco.fragments.messages import (
 )
 from p2p_diloco.fragments.plan import Member, plan_after
 from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import State, append, founding, key_of, rooted
+from p2p_diloco.fragments.state import State, append, founded_by, founding, is_sound, key_of, rooted
 from tests.fragments.world import LOST, World, rules
 
 
@@ -51,6 +52,18 @@ def choice_of(state: State, *names: str, sequence: int = 99, by: str = "", term:
 def after(state: State, *names: str, sequence: int = 99, choice: Choice | None = None) -> State:
     choice = choice or choice_of(state, *names, sequence=sequence)
     return append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), rules())
+
+
+def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
+    """An incarnation is the time of a start. One of the far future uses up all numbers, and is counted by nobody; in
+    the first commit after a run was founded from a checkpoint, no other is known."""
+    state, month = a_state(2, "a", "b"), 30 * 86_400_000 << SALT_BITS
+    for later, fits in ((3 * month, True), (13 * month, False)):
+        entries = (("a", a_ready(state)), ("b", a_ready(state)), ("c", a_ready(state, life=1 + later)))
+        assert (unsound(Choice("a", 0, entries), state, rules()) == "") == fits
+    other = founded_by("x", state, rules())
+    assert is_sound(other)
+    assert unsound(Choice("x", 0, (("x", a_ready(other, life=13 * month)),)), other, rules()) == ""
 
 
 # -- the key fixes the version
