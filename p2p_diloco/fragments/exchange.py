@@ -37,6 +37,7 @@ class Exchange:
         self.handed: dict[int, str] = {}  # by slice (-1: the Ready): who has it
         self.going: dict[int, str] = {}  # the same: to whom it is on its way
         self.flying = False  # the trainer waits for the end of the exchange
+        self.over: set[int] = set()  # asynchronous: fragments whose exchange is over, and not merged since
         self.stale: Version | None = None  # asynchronous: at which version the submission was refused
         self.since, self.patience = 0.0, 0.0  # asynchronous: when the Ready was sent last, and until when to wait
 
@@ -71,9 +72,19 @@ class Exchange:
             return Load((), None)
         loads = []
         for log in self.logs:
-            if log.version is not None and log.version != self.merged[log.fragment]:
+            if log.version is not None and self._loads(log, self.merged[log.fragment]):
                 loads.append(self._load(log))
+        self.over.clear()
         return Load(tuple(loads), self.due())
+
+    def _loads(self, log: FragmentLog, base: Version | None) -> bool:
+        """Whether the trainer should merge the present version. In asynchronous mode others' commits are no reason:
+        they would make the next submission, whose steps were made on an older base, pass as fresh. The end of an
+        exchange is one, even without a newer version: what was refused twice is dropped."""
+        if log.fragment in self.over:
+            return True
+        changes = not self.rules.asynchronous or base is None or log.final or not descends(log.held, base)
+        return changes and log.version != base
 
     def _load(self, log: FragmentLog) -> Loaded:
         before, self.merged[log.fragment] = self.merged[log.fragment], log.version
@@ -232,6 +243,7 @@ class Exchange:
                 text = f"fragment {log.fragment}: this peer's submission on {self.ready.base.epoch} counts as refused"
                 effects.append(Note("stale", text))
             log.round.handed = "", 0.0  # nobody is waited for any more
+            self.over.add(log.fragment)
         elif log.version == self.ready.base and self.due() == log.fragment:
             return []
         self.flying = False

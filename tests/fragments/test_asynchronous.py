@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.messages import Commit, Held, Mean, Message, Ready, Slice
 from tests.fragments.world import LOST, World, rules
 
@@ -73,3 +74,26 @@ def test_old_work_is_refused() -> None:
     world.run(120)
     assert world.peers["A"].made >= 5, world.tell()
     world.check()
+
+
+def test_others_commits_are_no_reason_to_merge() -> None:
+    """The steps since were made on the older base: a submission that names the newer one would pass as fresh. At the
+    end of an exchange the trainer merges, even if nothing newer has come: what was refused is carried or dropped."""
+    world = asynchronous()
+    world.peers["A"].trains_s = 20.0
+    world.run(30, lambda: world.peers["A"].made > 0)
+    own, log = world.peers["A"].replica.own, world.peers["A"].replica.logs[0]
+    assert world.run(60, lambda: not (own.flying or own.over) and own.merged[0] != log.version), world.tell()
+    assert loaded(world) == ()
+    own.over.add(0)
+    assert [one.version for one in loaded(world)] == [log.version]
+    own.over.add(0)
+    assert [one.version for one in loaded(world)] == [log.version]
+    assert loaded(world) == ()
+
+
+def loaded(world: World) -> tuple[e.Loaded, ...]:
+    """What A's trainer is told to load now."""
+    effects = world.peers["A"].replica.handle(e.Merge(), world.now)
+    (load,) = (effect for effect in effects if isinstance(effect, e.Load))
+    return load.fragments
