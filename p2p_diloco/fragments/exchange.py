@@ -28,8 +28,8 @@ SENDS_IN = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.CLOSING, Phase.HOL
 class Exchange:
     """The contribution of this peer's trainer to one fragment, and who has which part of it."""
 
-    def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int) -> None:
-        self.me, self.rules, self.logs = me, rules, logs
+    def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int, grant: str = "") -> None:
+        self.me, self.rules, self.logs, self.grant = me, rules, logs, grant
         self.incarnation, self.sequence, self.turn = incarnation, 0, 0
         self.merged: list[Version | None] = [None] * len(logs)
         self.ready: Ready | None = None
@@ -114,7 +114,7 @@ class Exchange:
         uses = event.uses if not log.fragment else tuple(replace(use, used=(), wants=0) for use in event.uses)
         empty = bool(uses) and event.weight <= WEIGHT_MIN
         weight = 1.0 if self.rules.asynchronous and not empty else event.weight
-        size = weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, ""
+        size = weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, self.grant
         base, oldest = self.merged[log.fragment] or log.held.version, id
         if self.rules.asynchronous and event.oldest is not None:
             oldest, base = event.oldest[0] or id, min(base, event.oldest[1])  # so old work can't pass as fresh
@@ -133,7 +133,9 @@ class Exchange:
             return
         self.sequence += 1
         id, mine = ContributionId(self.incarnation, self.sequence), log.roster.mine
-        self.ready = Ready(log.fragment, log.held.version, id, id, 0.0, 0, (), mine.bandwidth, mine.eligible)
+        self.ready = Ready(
+            log.fragment, log.held.version, id, id, 0.0, 0, (), mine.bandwidth, mine.eligible, self.grant
+        )
         self.parts, self.handed, self.going = {}, {}, {}
 
     @property

@@ -33,12 +33,21 @@ class Replica:
     """One peer's view of the run."""
 
     def __init__(
-        self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
+        self,
+        me: str,
+        rules: Rules,
+        *,
+        role: str = "worker",
+        eligible: bool = True,
+        incarnation: int,
+        now: float,
+        grant: str = "",
     ) -> None:
+        """``grant``: by which this peer is in a private run; empty in an open run."""
         self.me, self.rules = me, rules
         self.roster = Roster(me, rules, m.Summary(incarnation, role, eligible))
         self.logs = [FragmentLog(fragment, rules, self.roster) for fragment in range(len(rules.fragments))]
-        self.own = Exchange(me, rules, self.logs, incarnation)
+        self.own = Exchange(me, rules, self.logs, incarnation, grant)
         self.training = Training(rules, self.logs, self.roster, self.own, now)
         self.rounds = Rounds(self.logs, self.own)
         self.presence = Presence(rules, self.roster, self.rounds)

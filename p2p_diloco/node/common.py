@@ -46,7 +46,9 @@ class Common:
         shared: SharedMemory,
         work: TensorWork | SliceWork,
         refusals: Refusals,
+        grant: str = "",
     ) -> None:
+        """`grant`: by which this peer is in a private run; empty in an open run."""
         run, now = joined.run, asyncio.get_running_loop().time()
         self.local, self.run, self.transport, self.shared = local, run, transport, shared
         self.work = cast(TensorWork, work)  # the parts for which the two differ know which one they have
@@ -69,7 +71,7 @@ class Common:
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue[Event](), EventLog(transport.peer_id), History()
         self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
-        of_core = FragmentReplica if run.rules.by_fragment else Replica
+        of_core = partial(FragmentReplica, grant=grant) if run.rules.by_fragment else Replica
         replica = of_core(
             transport.peer_id,
             run.rules,

@@ -225,7 +225,8 @@ async def take_part(
     work: TensorWork | SliceWork = TensorWork(run, theta, base, threads)
     if run.rules.by_fragment:
         work = SliceWork(run, theta, Signatures(transport.peer_id, transport, run.token).of_mean, base, threads)
-    common = Common(setup.local, joined, transport, shared, work, inbox.refusals)
+    grant = "" if access is None else access.member.own.grant_id.hex()
+    common = Common(setup.local, joined, transport, shared, work, inbox.refusals, grant)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 
 

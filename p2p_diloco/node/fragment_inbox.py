@@ -6,6 +6,7 @@ values. One that names peers by their places in a roll that this peer doesn't ha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +20,14 @@ from p2p_diloco.fragments.events import Received
 from p2p_diloco.fragments.state import State, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.fragment_node import FragmentNode
 from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler
+from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.refusals import Refusals
+from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -51,11 +54,13 @@ class FragmentInbox(Handler):
         refusals: Refusals,
         proven: Callable[[Revision], bool],
         beside: Handler,
+        members: Inbox,
     ) -> None:
         """`proven`: whether the run's founder has signed a revision. `beside` processes the messages that nodes handle
-        themselves."""
+        themselves. `members` knows the roles and grants of the members of a private run."""
         self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
-        self._proven, self._beside = proven, beside
+        self._proven, self._beside, self._members = proven, beside, members
+        self._allowances = Allowances()
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
@@ -80,7 +85,13 @@ class FragmentInbox(Handler):
             return self._beside.check(sender, message, payload)
         if isinstance(message, Long):
             assert payload is not None, "the length of its payload was checked"
-            message = unpack(payload, self._about(sender), self._node.rolls)
+            message, payload = unpack(payload, self._about(sender), self._node.rolls), None
+            if not isinstance(message, Folded) and (why := forbidden(self._members.role_of(sender), message)):
+                raise Refusal(why)
+        if isinstance(message, m.Ask):
+            part = len(message.numbers) / self._run.rules.shards
+            if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
+                raise Refusal("the sender has asked for too many states lately")
         return message if isinstance(message, Folded) else self._checked(sender, message, payload)
 
     async def take(self, sender: str, message: Any) -> None:
@@ -117,7 +128,7 @@ class FragmentInbox(Handler):
             if isinstance(message, m.Slice | m.Mean):
                 message = replace(message, hash=hash_of(payload))
         why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
-        if why := why or self._unsound(message):
+        if why := why or self._unsound(message) or self._misgranted(sender, message):
             raise Refusal(f"the {type(message).__name__} is refused: {why}")
         if isinstance(message, m.Probe | m.ProbeAck) and not self._proven(message.summary.revision):
             return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
@@ -136,6 +147,21 @@ class FragmentInbox(Handler):
         if isinstance(message, m.Mean):
             return unfit(message.payload, reply, place.numel)
         return unfit(message.payload, "fp32", message.payload.nbytes // 4)
+
+    def _misgranted(self, sender: str, message: m.Message) -> str:
+        """Why a contribution in a message is not by the grant that it names; empty if all are. That of a member which
+        this peer has never met can't be judged."""
+        named: list[tuple[str, m.Ready]] = []
+        match message:
+            case m.Ready():
+                named = [(sender, message)]
+            case m.Close(choice=m.Choice(entries=entries)) | m.Vote(served=m.Close(choice=m.Choice(entries=entries))):
+                named = list(entries)
+        for peer, ready in named:
+            grant = self._members.grant_of(peer)
+            if grant != peer and ready.grant != (grant.hex() if isinstance(grant, bytes) else ""):
+                return f"{peer} is not here by the grant that its contribution names"
+        return ""
 
     # -- what can't be read yet
 

@@ -97,13 +97,14 @@ LONG = 16 * 1024
 """A message longer than this comes as a payload, for which transports have other limits."""
 
 
-def pack(message: m.Message, about: About, token: bytes) -> tuple[bytes, bytes | None]:
-    """Encode a message: the header and, if it is long, the payload. Another payload of the message is sent beside the
-    header. `about.roll`: that of the message's base; empty if it isn't known, then peers are spelled out."""
+def pack(message: m.Message, about: About, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
+    """Encode a message: the header and, if the message has more than `long` bytes, the payload. Another payload of the
+    message is sent beside the header. `about.roll`: that of the message's base; empty if it isn't known, then peers are
+    spelled out."""
     body = _ENCODER.encode(FORMS[type(message)].write(message, _known(message, about)))
-    long = len(body) > LONG
-    header = _ENCODER.encode([PROTOCOL, token, len(body) if long else msgspec.Raw(body)])
-    return header, body if long else None
+    apart = len(body) > long
+    header = _ENCODER.encode([PROTOCOL, token, len(body) if apart else msgspec.Raw(body)])
+    return header, body if apart else None
 
 
 def _known(message: m.Message, about: About) -> About:

@@ -117,7 +117,7 @@ class Participation:
         if not isinstance(node, FragmentNode):
             return handler
         proven = partial(common.founding.proven, common.transport)
-        return FragmentInbox(common.run, node, self._signatures, common.refusals, proven, handler)
+        return FragmentInbox(common.run, node, self._signatures, common.refusals, proven, handler, self._inbox)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""

@@ -83,7 +83,7 @@ class Peer:
         self.node = FragmentNode(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
         inbox = transport._inbox = Inbox()
         inbox.refusals, told = self.refusals, lambda revision: True
-        inbox.handler = FragmentInbox(run, self.node, signatures, self.refusals, told, Links(self.node))
+        inbox.handler = FragmentInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)
         # -- the trainer
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,10 @@ import torch
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from tests.net.memory import MemoryNetwork
@@ -323,3 +326,49 @@ async def submit(peers: list[Peer], epoch: int) -> None:
     for peer in peers:
         peer.limit = 0
     await until(lambda: not any(peer.replica.own.flying for peer in peers), 60.0)
+
+
+def test_roles_and_grants_of_a_private_run_are_checked() -> None:
+    """A contribution names its author's grant, also in a Close; an author that this peer has never met is not judged.
+    An aggregator's invitation allows contributions without a weight alone, also where they come as payloads."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=2), "ab") as (first, other):
+            await reach([first, other], 1)
+            node, inbox, state = first.node, other.transport._inbox, first.replica.logs[0].held
+            inbox.role_of = {"a": "aggregator"}.get
+            id, hashes = ContributionId(1, 99), ("00" * 32,) * 6
+            ready = rooted(m.Ready(0, state.version, id, id, 1.0, 1, hashes, grant="00ff"))
+            with pytest.raises(Refusal, match="an aggregator's invitation allows no Ready"):
+                await inbox.deliver("a", node._packed(ready)[0], None)
+            header, body = pack(node._signatures.signed(ready), About("a", first.run.rules), first.run.token, long=0)
+            with pytest.raises(Refusal, match="an aggregator's invitation allows no Ready"):
+                await inbox.deliver("a", header, memoryview(body or b""))
+            inbox.role_of = lambda peer: "worker"
+            for grant, fits in ((b"\x00\xff", True), (b"\x01", False), ("a", True)):
+                inbox.grant_of = {"a": grant, "b": b"\x02"}.get
+                served = first.replica.logs[0].last[-1][0].choice
+                choice = replace(served, entries=(("a", ready),), seal=b"")
+                key = key_of(0, state.version, choice)
+                close = m.Close(0, state.version, 1, "a", 0, key, choice, state.plan.owners)
+                for message in (ready, close):
+                    header = node._packed(message)[0]
+                    with nullcontext() if fits else pytest.raises(Refusal, match="not here by the grant"):
+                        await inbox.deliver("a", header, None)
+
+    run(play())
+
+
+def test_requests_for_states_are_limited_for_each_peer() -> None:
+    """One that asks for the whole state again and again is refused after a while; the others are not."""
+
+    async def play() -> None:
+        async with swarm(run_of(start_peers=2), "ab") as (first, other):
+            await reach([first, other], 1)
+            header, inbox = first.node._packed(m.Ask(0, tuple(range(6))))[0], other.transport._inbox
+            with pytest.raises(Refusal, match="too many states"):
+                for _ in range(40):
+                    await inbox.deliver("a", header, None)
+            await inbox.deliver("c", header, None)
+
+    run(play())

@@ -34,12 +34,18 @@ def member(peer: str, key: RunKey = KEY) -> Membership:
     return Membership(Invitation("r", (), granted, seed, key.secret), peer, time.time())
 
 
+GRANTS: dict[str, bytes] = {}
+"""By which grant each peer was admitted."""
+
+
 class PrivatePeer(MemoryPeer):
     """A node with an invitation; `founds`: it has the run key, too."""
 
     def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
         super().__init__(network, name, dict(QUICK), **options)
         self.access = Access(member(name), KEY if founds else None)
+        GRANTS[name] = self.access.member.own.grant_id
+        self.inbox.grant_of = lambda peer: GRANTS.get(peer, peer)
         plain = self.transport
         dht = SimpleNamespace(
             peer_id=name, store=plain.store, fetch=plain.fetch, sign=plain.sign, signed_by=plain.signed_by
