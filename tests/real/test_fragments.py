@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from swarm import Member, Swarm, agree, until
@@ -70,3 +71,31 @@ def test_peers_on_fragments_stay_equal_to_the_bit(swarm: Swarm, fragments: int, 
     rounds(left)
     same_theta(left)
     assert not any("is dropped" in member.log() for member in left)
+
+
+def test_a_run_goes_on_from_the_disks_of_its_peers(swarm: Swarm, tmp_path: Path) -> None:
+    """All processes are killed at once. Started again, all stand at the greatest version that any of them has saved, and
+    go on from there."""
+    swarm.bootstrap()
+    config = {**CONFIG, "num_fragments": 2}
+
+    def started(life: str) -> list[Member]:
+        disks = [
+            {"checkpoint_dir": str(tmp_path / f"disk{n}"), "save_every": 1, "restart_wait": 60.0} for n in range(2)
+        ]
+        pairs = enumerate(disks)
+        return [swarm.start(f"{life}{n}", delta=1.0 + n, config=config, local=disk, **TRAINING) for n, disk in pairs]
+
+    peers = started("a")
+    for peer in peers:
+        peer.wait_for("in")
+    rounds(peers)
+    until(lambda: all(list((tmp_path / f"disk{n}").glob("checkpoint-*")) for n in range(2)), 30.0, "checkpoints")
+    for peer in peers:
+        peer.die()
+    saved = {n: max(int(p.name.split("-")[1]) for p in (tmp_path / f"disk{n}").glob("checkpoint-?*")) for n in range(2)}
+    again = started("b")
+    begins = [peer.wait_for("in")["epoch"] for peer in again]
+    assert begins == [max(saved.values())] * 2
+    rounds(again)
+    same_theta(again)
