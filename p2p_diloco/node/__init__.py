@@ -23,12 +23,14 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
 
-Not used yet, for `p2p_diloco.fragments`:
+For `p2p_diloco.fragments`, which tests alone choose so far (`which_core`):
 
-    fragment_node  the loop, in the place of `node` and `posting`
-    fragment_inbox incoming messages, in the place of `run_inbox` and `misfit`
-    slice_work     effects on tensors, in the place of `tensor_work`
-    headers        messages as bytes, in the place of `wire`: `fields` says how each field is written, in the forms of
-                   `forms`
-    signatures     what peers sign, in the place of `seals`
+    fragment_node     the loop, in the place of `node`, `posting` and `backpressure`
+    fragment_inbox    incoming messages, in the place of `misfit` and of those that `run_inbox` passes to the replica
+    fragment_trainer  in the place of the methods of `trainer` that it replaces
+    fragment_saving   in the place of the methods of `saving` that it replaces
+    slice_work        effects on tensors, in the place of `tensor_work`
+    headers           messages as bytes, in the place of `wire`, which keeps those of nodes: `fields` says how each
+                      field is written, in the forms of `forms`
+    signatures        what peers sign, in the place of `seals`
 """

@@ -74,8 +74,8 @@ def test_peers_on_fragments_stay_equal_to_the_bit(swarm: Swarm, fragments: int, 
 
 
 def test_a_run_goes_on_from_the_disks_of_its_peers(swarm: Swarm, tmp_path: Path) -> None:
-    """All processes are killed at once. Started again, all stand at the greatest version that any of them has saved, and
-    go on from there."""
+    """All processes are killed at once. Started again, all stand at the greatest version that any of them has saved,
+    and go on from there."""
     swarm.bootstrap()
     config = {**CONFIG, "num_fragments": 2}
 
