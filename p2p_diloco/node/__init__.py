@@ -29,6 +29,7 @@ For `p2p_diloco.fragments`, which tests alone choose so far (`which_core`):
     fragment_inbox    incoming messages, in the place of `misfit` and of those that `run_inbox` passes to the replica
     fragment_trainer  in the place of the methods of `trainer` that it replaces
     fragment_saving   in the place of the methods of `saving` that it replaces
+    fragment_observing  in the place of the methods of `observing` that it replaces
     slice_work        effects on tensors, in the place of `tensor_work`
     headers           messages as bytes, in the place of `wire`, which keeps those of nodes: `fields` says how each
                       field is written, in the forms of `forms`

@@ -34,6 +34,7 @@ from p2p_diloco.node import ends, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.fragment_observing import FragmentObserver
 from p2p_diloco.node.fragment_saving import FragmentCheckpoint
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
@@ -323,7 +324,8 @@ async def _observer(
     setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None], access: Access | None
 ) -> Observer:
     joined = await Joining(setup, transport, inbox, tell, access).find_run(setup.asked)
-    inbox.handler = observer = Observer(transport, joined, tell)
+    observer = (FragmentObserver if on_fragments() else Observer)(transport, joined, tell)
+    inbox.handler = observer
     return observer
 
 
