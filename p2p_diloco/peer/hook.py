@@ -247,7 +247,7 @@ class Hook:
                 self.merger.progress.unsend(flight.shards, flight.samples)
             return False
         self._diverged = False
-        with self.merger.merged(landed=flight.shards):
+        with self.merger.merged(landed=flight.shards, again=flight.again):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)

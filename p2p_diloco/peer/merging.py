@@ -36,12 +36,18 @@ def progress_of(config: RunConfig, layout: Layout) -> LocalProgress:
 
 
 def blends_of(
-    progress: LocalProgress, load: Message, trained: Made, landed: Collection[int] = (), *, unsound: bool = False
+    progress: LocalProgress,
+    load: Message,
+    trained: Made,
+    landed: Collection[int] = (),
+    *,
+    again: bool = False,
+    unsound: bool = False,
 ) -> dict[int, Blend]:
     """Compute what a merge does with each shard, from the node's answer `load`. The rest as in `progress.merge`."""
     outcomes = {shard: outcome_of(Carry(carry)) for shard, carry in load["carries"]}
     told = {name: load[name] for name in ("due", "gone", "lost", "ended")}
-    return progress.merge(outcomes, trained, landed=landed, unsound=unsound, **told)
+    return progress.merge(outcomes, trained, landed=landed, again=again, unsound=unsound, **told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +137,15 @@ class Merger:
             self._local.keep_values(kept)
 
     @contextmanager
-    def merged(self, *, unsound: bool = False, landed: Collection[int] = (), measures: bool = False) -> Iterator[Due]:
+    def merged(
+        self, *, unsound: bool = False, landed: Collection[int] = (), again: bool = False, measures: bool = False
+    ) -> Iterator[Due]:
         """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
         block the node changes neither θ nor the bases.
 
         `unsound`: the local values are not finite or too large: load all global parameters. `landed`: the
-        shards of this trainer's exchange, if this merge brings its result. `measures`: in the block, pseudo-gradients
-        will be computed from the bases.
+        shards of this trainer's exchange, if this merge brings its result; `again`: it was taken up again. `measures`:
+        in the block, pseudo-gradients will be computed from the bases.
         """
         loaded: set[int] = set()
         torn = True  # until this merge is complete
@@ -147,7 +155,7 @@ class Merger:
                 data = self._supply.gather(self._rhythm.sync_every)
                 load = self._node.ask("merge", "load", measures=measures, data=data)
                 tables = None if load["tables"] is None else tables_of(load["tables"])
-                blends = self._blends(load, tables, landed, unsound=unsound)
+                blends = self._blends(load, tables, landed, again=again, unsound=unsound)
                 self._local.merge(blends, load["kept"])
                 loaded.update(blends)
                 torn = False
@@ -165,11 +173,12 @@ class Merger:
             self._node.tell("have read", loaded=sorted(loaded))
 
     def _blends(
-        self, load: Message, tables: Tables | None, landed: Collection[int], *, unsound: bool
+        self, load: Message, tables: Tables | None, landed: Collection[int], *, again: bool, unsound: bool
     ) -> dict[int, Blend]:
         """Compute what a merge does with each shard. What is dropped is logged. `tables`: of the state's data."""
         progress, before = self.progress, dict(self.progress.dropped)
-        blends = blends_of(progress, load, (self._memory.steps, self._memory.samples), landed, unsound=unsound)
+        trained = self._memory.steps, self._memory.samples
+        blends = blends_of(progress, load, trained, landed, again=again, unsound=unsound)
         self._supply.merge(blends)
         if tables is not None and self._supply.conflicts(tables):
             blends = progress.drop(Drop.DATA)

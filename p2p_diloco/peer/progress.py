@@ -200,16 +200,18 @@ class LocalProgress:
         due: Collection[int] = (),
         gone: Collection[int] = (),
         lost: Collection[int] = (),
+        again: bool = False,
         unsound: bool = False,
         ended: bool = False,
     ) -> dict[int, Blend]:
         """Compute what the merge does with each shard of `outcomes`, and with each of `due` whose base is lost; with
         every shard if all progress is dropped.
 
-        `trained`: by this trainer, since its start. `landed`: the shards of the exchange whose result this is. `due`:
-        the shards that are sent next. `gone`: shards without a base, because θ changed while training stood still after
-        a sending; `lost`: because it failed its checksum. `unsound`: the model's values are unusable. `ended`: the run
-        has ended, so no round counts further progress.
+        `trained`: by this trainer, since its start. `landed`: the shards of the exchange whose result this is; `again`:
+        it was taken up again after further steps, all of which stay. `due`: the shards that are sent next. `gone`:
+        shards without a base, because θ changed while training stood still after a sending; `lost`: because it failed
+        its checksum. `unsound`: the model's values are unusable. `ended`: the run has ended, so no round counts further
+        progress.
         """
         self._trained = trained
         self.counted += bool(landed) and all(outcomes.get(shard) in COUNTED for shard in landed)
@@ -229,7 +231,7 @@ class LocalProgress:
         lost = {*lost} & {*outcomes, *due}
         for shard in outcomes.keys() - lost - blends.keys():
             record = self._shards[shard]
-            if shard in counts and shard in landed and record.mix is not None:
+            if shard in counts and shard in landed and record.mix is not None and not again:
                 self._mixed_away += record.part * (1 - record.mix) * record.since(trained)
                 blends[shard] = Blend(Anchor.NEW, record.mix)
             elif shard in gone:

@@ -94,6 +94,39 @@ def test_training_goes_on_while_an_exchange_is_under_way() -> None:
     assert hook.standing.global_step == 8
 
 
+def test_an_exchange_is_taken_up_again_with_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended early, and other peers may have some of it: Δ is not measured again. Once it is counted, all steps since
+    it was sent stay."""
+    hook, node, model = hooked()
+    with monkeypatch.context() as early:
+        early.setattr(node, "commit", lambda request: None)
+        step(hook, model, 4)
+    node.again = True
+    step(hook, model, 4)
+    node.again = False
+    assert node.memory.delta.tolist() == [-4.0] * 4
+    assert [(c["uses"], c["stands"]) for c in node.contributed()] == [([], True), ([], False)]
+    assert (node.memory.theta[0].item(), model.u[0].item()) == (4.0, 8.0)
+    step(hook, model, 4)
+    assert node.contributed()[-1]["weight"] == 8.0
+    assert node.memory.theta.tolist() == [12.0] * 4
+    assert hook.standing.metrics.dropped_samples == 0
+
+
+def test_an_exchange_taken_up_again_in_vain_is_still_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it does not begin, nothing is unsent: what was sent before may be counted yet."""
+    hook, node, model = hooked()
+    with monkeypatch.context() as early:
+        early.setattr(node, "commit", lambda request: None)
+        step(hook, model, 4)
+    node.again, node.releases = True, [False, True]
+    step(hook, model, 4)
+    assert (node.memory.theta[0].item(), model.u[0].item()) == (4.0, 8.0)
+    node.again = False
+    step(hook, model, 4)
+    assert node.contributed()[-1]["weight"] == 8.0
+
+
 def test_by_default_half_of_the_progress_during_an_exchange_stays() -> None:
     """With overlap; a result that is merged at once is taken as it is."""
     hook, _, model = hooked(overlap_steps=2)
