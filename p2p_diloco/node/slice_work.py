@@ -198,9 +198,13 @@ class SliceWork:
         return digests if known == self.versions.get(fragment) else ()
 
     def keep(self, effect: Keep) -> None:
-        """Take damaged slices as they are: `digest` computes their digests anew."""
+        """Take damaged slices as they are: `digest` computes their digests anew. They are no base of the trainer's
+        progress, which was made from what they were."""
         self._changes[effect.fragment] += 1
         self._digests.pop(effect.fragment, None)
+        shards = [self._places[effect.fragment][number] for number in effect.numbers]
+        self.bases.lost |= self.bases.read & set(shards)
+        log.warning("shards %s were corrupted in memory, and no peer can repair them: going on with them", shards)
 
     # -- payloads
 

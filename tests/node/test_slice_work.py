@@ -287,12 +287,16 @@ def test_memory_is_compared_with_its_digest() -> None:
     assert made.damaged(0) is None
 
 
-def test_damage_that_nobody_can_repair_is_kept() -> None:
-    """From then on the memory has its digest again, and the replica is told it."""
+def test_damage_that_nobody_can_repair_is_kept_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """From then on the memory has its digest again, and the replica is told it. The trainer's progress in the slice is
+    lost: what it was made from is not there any more."""
     made = work()
+    made.bases.loaded(range(SLICES))
     made.digest(0)
     made.state.slices[1].theta[0] += 1.0
     made.keep(Keep(0, (1,)))
+    assert "shards [1] were corrupted in memory, and no peer can repair them" in caplog.text
+    assert made.bases.lost == {1}
     assert made.damaged(0) is None
     assert made.digest(0) == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))
     assert made.damaged(0) is None
