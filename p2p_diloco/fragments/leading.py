@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from . import applying, claims, closing, owning
-from .admission import countable, may_be_gone, unfit, unsigned, unsound
+from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unsound
 from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
@@ -24,8 +24,8 @@ def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Eff
     incarnation = log.roster.mine.incarnation
     if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]
-    known, member = log.round.readys.get(sender), log.held.roll.get(sender)
-    if (known is not None and known.id >= ready.id) or (member is not None and ready.id <= member.id):
+    known = log.round.readys.get(sender)
+    if (known is not None and known.id >= ready.id) or is_counted(log.held, sender, ready):
         return []
     log.round.readys[sender] = ready
     closing.shows(log, sender, log.epoch)

@@ -137,3 +137,13 @@ def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     fetching._advance(fetch)
     assert fetch.head is not None
     assert fetch.head.version == commit.version
+
+
+def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
+    """No choice may have it, so a leader that kept it could close no round."""
+    log = a_leader("A", "X")
+    log.round.readys = {}
+    ready = a_ready(log.held)
+    for oldest, kept in ((log.held.roll["X"].id, False), (ready.id, True)):
+        leading.collect(log, "X", replace(ready, oldest=oldest), 1.0)
+        assert ("X" in log.round.readys) is kept
