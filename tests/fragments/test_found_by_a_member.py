@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2p_diloco.fragments import applying, claims, leading, owning, waits
+from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.fetching import Fetch, Fetching
 from p2p_diloco.fragments.fragment import FragmentLog
 from p2p_diloco.fragments.messages import Choice, Close, Mean, Slice, Vote, Want, What
@@ -12,6 +13,7 @@ from p2p_diloco.fragments.round import Phase
 from p2p_diloco.fragments.state import commit_of, hash_of, key_of
 from tests.fragments.test_findings import a_ready, choice_of
 from tests.fragments.test_found_by_worlds import a_log, sent
+from tests.fragments.world import World
 
 
 def a_leader(*names: str) -> FragmentLog:
@@ -147,3 +149,19 @@ def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
     for oldest, kept in ((log.held.roll["X"].id, False), (ready.id, True)):
         leading.collect(log, "X", replace(ready, oldest=oldest), 1.0)
         assert ("X" in log.round.readys) is kept
+
+
+def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
+    """B had claimed a late term, and is dead; C has promised it that term and can't promise A an earlier one. The other
+    peers have promised A, which counts C's contribution, too."""
+    world = World("ABC")
+    world.reach(3)
+    a, c = "A", "C"
+    assert world.run(20, lambda: world.peers[c].replica.own.sent() == (3,))
+    log = world.peers[c].replica.logs[0]
+    want = Want(0, log.held.version, What.SLICES, (0,))
+    log.round.term, log.round.holder = 40, "B"
+    assert not sent(world.peers[c].replica.handle(e.Received(a, want), world.now), Slice)
+    log.roster.peers["B"].dead = True
+    effects = world.peers[c].replica.handle(e.Received(a, want), world.now)
+    assert [part.number for to, part in sent(effects, Slice) if to == a] == [0]
