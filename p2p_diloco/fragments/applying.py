@@ -95,7 +95,9 @@ def missing(log: FragmentLog) -> list[int]:
 
 
 def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
-    """Store a mean. Whether its owner may have made it is judged when it is used: a new owner may be told later."""
+    """Store a mean. Whether its owner may have made it is judged when it is used: a new owner may be told later. Of a
+    choice that is not known here only the newest mean of each owner is kept, and it is no progress: an owner could
+    invent choices without end."""
     if not 0 <= mean.number < log.slices or (mean.owner not in log.held.roll and mean.owner != sender):
         return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
     round = log.round
@@ -103,6 +105,14 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
     wanted = round.commit is not None and round.commit.key == mean.key and mean.hash in round.commit.hashes
     if known is None or wanted or not is_owned(log, known):
         round.means[mean.key, mean.number] = mean
+    keys = {told.key for told in (round.close, round.served, round.commit) if told is not None}
+    if mean.key not in keys:
+        others = [(key, n) for (key, n), kept in round.means.items() if n == mean.number and kept.owner == mean.owner]
+        for place in others:
+            if place[0] not in {*keys, mean.key}:
+                del round.means[place]
+        if keys:
+            return []
     round.moved_at = now
     if round.half_at is None and 2 * len(log.means_of(mean.key)) >= log.slices:
         round.half_at = now
@@ -166,6 +176,6 @@ def _anew(log: FragmentLog, now: float) -> list[Effect]:
     if log.round.commit is not None:
         log.round.void.add(log.round.commit.version.digest)
     log.round.phase, log.round.commit = Phase.COLLECTING, None
-    if told is not None and told.choice is not None:
-        return leading.close(log, told.choice, now)
+    if told is not None:
+        return leading.close(log, told, now)
     return leading.advance(log, now)

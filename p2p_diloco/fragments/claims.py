@@ -7,9 +7,10 @@ the commit that it knows: whoever wins completes that one. So of one base nobody
 
 from __future__ import annotations
 
+from .admission import unsound
 from .events import Effect, Send
 from .fragment import FragmentLog
-from .messages import Claim, Close, Commit, Probe, Vote
+from .messages import Choice, Claim, Commit, Probe, Vote
 from .round import Phase
 
 TURNS_AHEAD = 64
@@ -110,6 +111,8 @@ def would_promise(log: FragmentLog, peer: str, term: int, now: float) -> bool:
         return False
     if log.phase in WORKING and log.leads:
         return False
+    if now < log.round.idle.get(peer, (0, now))[1]:
+        return False  # it had its turn in this round, and did nothing: else it could claim again and again
     if log.leads and log.unproven:
         return True  # it was away: the others may have had to go on without it
     if peer == log.round.holder and log.rules.asynchronous:
@@ -181,12 +184,13 @@ def promise(log: FragmentLog, now: float) -> list[Effect]:
 
 def yields(log: FragmentLog, term: int, holder: str) -> None:
     """Accept another peer's claim. What this peer wanted to commit is void; what it made for it stays known by
-    ``served``. The new holder has all its time before it."""
+    ``served``. A new holder has all its time before it; one that claims again has not."""
     round = log.round
+    if holder != round.holder:
+        round.waited.pop(holder, None)
     round.term, round.holder, round.promised, round.votes = term, holder, None, {}
     round.refused.pop(holder, None)
     round.passed.discard(holder)
-    round.waited.pop(holder, None)
     if log.phase in (Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING):
         round.phase, round.commit = Phase.COLLECTING, None
 
@@ -210,12 +214,28 @@ def voted(log: FragmentLog, sender: str, message: Vote, now: float) -> bool:
         round.votes[sender] = message
         if round.promised is not None:
             round.promised.discard(sender)
+        if (most := overtaken(log)) is not None:
+            passed = most[1] in round.passed
+            yields(log, *most)
+            round.passed |= {most[1]} if passed else set()
+            return False
     if rank(log, *claim) <= present(log) or not (entitled(log, claim[1], claim[0]) and able(log, claim[1])):
         return False
     round.refused[message.holder] = message.term
     if log.leads and ((log.phase in FREE and missing(log)) or _outvoted(log)):
         yields(log, *claim)
     return False
+
+
+def overtaken(log: FragmentLog) -> tuple[int, str] | None:
+    """Return the claim of a later term that most live holders of a state hold to: they will promise only a still later
+    one, even if that peer is gone. Of several such claims, the middle one: one voter may lie."""
+    others, votes = log.roster.holders(), log.round.votes
+    told = sorted((votes[p].term, votes[p].holder) for p in others if p in votes and votes[p].term > log.round.term)
+    if 2 * len(told) <= len(others):
+        return None
+    term, holder = told[(len(told) - 1) // 2]
+    return min(term, log.round.term + TURNS_AHEAD * (len(line(log)) + 1)), holder
 
 
 def _outvoted(log: FragmentLog) -> bool:
@@ -226,10 +246,13 @@ def _outvoted(log: FragmentLog) -> bool:
     return 2 * len(against) > len(owners)
 
 
-def told_choice(log: FragmentLog) -> Close | None:
-    """Return the greatest Close for which this peer, or one that promised, has begun a mean."""
+def told_choice(log: FragmentLog) -> Choice | None:
+    """Return the choice of the greatest Close for which this peer, or one that promised, has begun a mean. A voter may
+    lie, so only a sound one is completed."""
     told = [log.round.served, *(vote.served for vote in log.round.votes.values() if vote.holder == log.me)]
-    return max((close for close in told if close is not None), key=lambda close: close.rank, default=None)
+    closes = sorted((close for close in told if close is not None), key=lambda close: close.rank, reverse=True)
+    choices = (close.choice for close in closes if close.choice is not None)
+    return next((choice for choice in choices if not unsound(choice, log.held, log.rules)), None)
 
 
 def told_commit(log: FragmentLog) -> Commit | None:

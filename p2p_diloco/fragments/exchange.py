@@ -203,12 +203,13 @@ class Exchange:
 
     def wanted(self, log: FragmentLog, sender: str, want: Want) -> list[Effect]:
         """Send again what a leader asks for, even if it was delivered before: it may have been lost. The Ready goes to
-        any leader, also while this peer takes another one for it: else one of the two would wait for ever."""
+        any leader, also while this peer takes another one for it: else one of the two would wait for ever. Slices do so
+        while the one that this peer takes for it is gone."""
         if self.ready is None or self.ready.base != want.base or self.ready.fragment != log.fragment:
             return []
         if want.what is What.READY:
             return [Send(sender, self.ready)]
-        if sender != log.round.holder:
+        if sender != log.round.holder and claims.able(log, log.round.holder):
             return []
         return [Send(sender, self.parts[number]) for number in want.numbers if number in self.parts]
 

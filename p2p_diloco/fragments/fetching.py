@@ -264,12 +264,14 @@ class Fetching:
         return [*self._roll(fetch, now), *self._ask(fetch, now)]
 
     def _advance(self, fetch: Fetch) -> None:
-        """Let the head follow the commits that were kept: the outer steps that others took meanwhile."""
+        """Let the head follow the commits that were kept: the outer steps that others took meanwhile. This peer can't
+        know who holds the term, so a commit must come from a donor, or be by the leader that the plan names."""
         log = self.logs[fetch.fragment]
         while fetch.head is not None:
             head = fetch.head
-            found = (m for m in log.early.values() if isinstance(m, Commit) and m.base == head.version)
-            commit = next((c for c in found if not objection(c, head, self.rules, None, log.me)), None)
+            early = ((key[1], m) for key, m in log.early.items() if isinstance(m, Commit) and m.base == head.version)
+            able = {*fetch.donors, *head.plan.succession[:1]}
+            commit = next((c for p, c in early if p in able and not objection(c, head, self.rules, None, log.me)), None)
             if commit is None:
                 return
             fetch.path[head.version.epoch] = commit, head, ()

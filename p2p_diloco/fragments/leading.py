@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from . import applying, claims, closing, owning
-from .admission import countable, may_be_gone, unfit, unsigned, unsound
+from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unsound
 from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
@@ -24,8 +24,8 @@ def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Eff
     incarnation = log.roster.mine.incarnation
     if why := unsigned(ready) or unfit(sender, ready, log.held, log.rules, incarnation):
         return [Complaint(sender, f"its contribution is refused: {why}")]
-    known, member = log.round.readys.get(sender), log.held.roll.get(sender)
-    if (known is not None and known.id >= ready.id) or (member is not None and ready.id <= member.id):
+    known = log.round.readys.get(sender)
+    if (known is not None and known.id >= ready.id) or is_counted(log.held, sender, ready):
         return []
     log.round.readys[sender] = ready
     closing.shows(log, sender, log.epoch)
@@ -39,8 +39,8 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
         log.round.phase = Phase.COLLECTING
         log.round.opened = None
         closing.open_round(log, now)
-        if (told := claims.told_choice(log)) is not None and told.choice is not None:
-            return close(log, told.choice, now)
+        if (told := claims.told_choice(log)) is not None:
+            return close(log, told, now)
     if log.phase is not Phase.COLLECTING or not claims.holds_term(log):
         return []
     closing.open_round(log, now)
@@ -138,7 +138,7 @@ def lacks(log: FragmentLog, sender: str, message: Lack, now: float) -> list[Effe
 
 def _fetch(log: FragmentLog, owner: str, number: int, author: str, now: float) -> list[Effect]:
     part = log.round.slices.get((number, author))
-    if part is not None:
+    if part is not None and _is_signed(log, part):
         since, passed_on = log.round.lacks[number, author]
         log.round.lacks[number, author] = (since if passed_on else now, True)
         return [Send(owner, part)]
@@ -146,13 +146,23 @@ def _fetch(log: FragmentLog, owner: str, number: int, author: str, now: float) -
 
 
 def pass_on(log: FragmentLog, part: Slice, now: float) -> list[Effect]:
-    """Pass a slice on to its owner, if that one lacks it."""
+    """Pass a slice on to its owner, if that one lacks it. Another one than its author signed would not help, and the
+    owner that still lacks the right one would be blamed."""
     round, place = log.round, (part.number, part.author)
     if log.phase is not Phase.CLOSING or round.close is None or place not in round.lacks or round.lacks[place][1]:
+        return []
+    if not _is_signed(log, part):
         return []
     round.lacks[place] = (now, True)
     owner = round.close.owners[part.number]
     return [Send(owner, part)] if owner != log.me else []
+
+
+def _is_signed(log: FragmentLog, part: Slice) -> bool:
+    assert log.round.close is not None
+    choice = log.round.close.choice
+    ready = None if choice is None else dict(choice.entries).get(part.author)
+    return ready is not None and owning.fits(ready, part)
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:

@@ -10,7 +10,7 @@ from . import claims
 from .admission import unsigned
 from .events import Average, Averaged, Complaint, Effect, Send
 from .fragment import FragmentLog
-from .messages import Choice, Close, Lack, Mean, Slice, Want, What
+from .messages import Choice, Close, Lack, Mean, Ready, Slice, Want, What
 from .round import Phase
 from .state import key_of
 
@@ -68,13 +68,14 @@ def owned(log: FragmentLog, close: Close) -> list[int]:
 
 def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
     """Return the authors whose slice with this number is not here, or is not the one that its author signed."""
-    slices = log.round.slices
+    entries = choice.entries
+    return tuple(p for p, ready in entries if ready.weight and not fits(ready, log.round.slices.get((number, p))))
 
-    def fits(peer: str) -> bool:
-        part, ready = slices.get((number, peer)), dict(choice.entries)[peer]
-        return part is not None and part.id == ready.id and part.hash == ready.hashes[number]
 
-    return tuple(peer for peer, ready in choice.entries if ready.weight and not fits(peer))
+def fits(ready: Ready, part: Slice | None) -> bool:
+    """Whether this slice is there, and is the one that its author signed."""
+    whole = part is not None and part.id == ready.id and bool(ready.weight)
+    return whole and part is not None and part.hash == ready.hashes[part.number]
 
 
 def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
@@ -92,13 +93,18 @@ def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
 
 
 def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effect]:
-    """Store a slice of a contribution, from its author or passed on by the holder."""
+    """Store a slice of a contribution, from its author or passed on by the holder. Once the round is closed, only those
+    that were counted are progress, and no other takes the place of one: else an author could hold the round up."""
     round = log.round
     if sender not in (part.author, round.holder) or not 0 <= part.number < log.slices:
         return [Complaint(sender, "a slice came from neither its author nor the holder")]
+    choice = None if round.close is None else round.close.choice
+    ready = None if choice is None else dict(choice.entries).get(part.author)
     known = round.slices.get((part.number, part.author))
-    if known is None or known.id <= part.id:
+    if known is None or (known.id <= part.id and not (ready is not None and fits(ready, known))):
         round.slices[part.number, part.author] = part
+    if choice is not None and not (ready is not None and fits(ready, part)):
+        return []
     round.moved_at = now
     return compute(log)
 

@@ -32,7 +32,8 @@ class Round:
     term, holder: the greatest claim that this peer has promised to. promised: who promised this peer's own claim; None:
     it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
     handed: who has this peer's own contribution, and since when.
-    waited, passed: how long each peer was waited for, and whom the round goes on without. moved_at: when a part last
+    waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
+    it is promised nothing) of each that led and did nothing. moved_at: when a part last
     came. half_at: when half of the means were there.
     readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
     attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here. means:
@@ -57,6 +58,7 @@ class Round:
     refused: dict[str, int] = field(default_factory=dict)
     waited: dict[str, float] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
+    idle: dict[str, tuple[int, float]] = field(default_factory=dict)
     handed: tuple[str, float] = ("", 0.0)
     moved_at: float = 0.0
     half_at: float | None = None

@@ -11,6 +11,10 @@ from .events import Effect, Note
 from .fragment import FragmentLog
 from .round import Phase
 
+TURNS = 4
+"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit; twice as
+long each further time in one round, TURNS times at most."""
+
 
 def pass_over(log: FragmentLog, now: float) -> list[Effect]:
     """Add an interval to each wait, and go on without those for which it has lasted too long."""
@@ -28,6 +32,9 @@ def pass_over(log: FragmentLog, now: float) -> list[Effect]:
     else:
         round.passed |= set(over)
         log.late |= set(over)
+        for peer in () if log.leads else over:
+            times = round.idle.get(peer, (0, now))[0]
+            round.idle[peer] = times + 1, now + TURNS * log.grace() * (1 << min(times, TURNS))
     text = (
         f"fragment {log.fragment}: the round goes on without {', '.join(over)}, which answers probes but nothing else"
     )

@@ -87,8 +87,10 @@ class Cases:
         return iter(list(self._cases.values()))
 
     def get(self, key: Key) -> Case | None:
-        """The case of this commit; None if it wasn't accepted here, or too long ago."""
-        return self._cases.get(key)
+        """The case of this commit; None if it wasn't accepted here, or too long ago. This peer's own last commit of a
+        shard is a case from the time it is made: others may accept it earlier than this peer does."""
+        last = self._expected.get(key[0])
+        return last if last is not None and last.key == key and last.aggregator == self._me else self._cases.get(key)
 
     def expect(self, case: Case) -> None:
         """Remember a commit whose outer step was computed here. It becomes a case once its version is accepted."""

@@ -7,13 +7,16 @@ commits are examined, and what follows from a lie.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.version import Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.payloads import objection
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.wire import Audit
@@ -48,10 +51,9 @@ class Examiner:
                 case.proves = True
                 return f"its commit of shard {case.shard} counts a contribution that {counted.peer} didn't make"
         was, in_time = self._roster.summary(case.aggregator), self._must_show(case)
-        for asked in ({case.aggregator, *case.askers, *case.accusers}, set(self._roster.alive())):
-            if await self._gathered(case, asked):
-                break
-        else:
+        near = {case.aggregator, *case.askers, *case.accusers}
+        # of a peer that has restarted, and so refuses, this one may hear late: so the second wait isn't cut short
+        if not (await self._gathered(case, near, hasty=True) or await self._gathered(case, set(self._roster.alive()))):
             now = self._roster.summary(case.aggregator)
             same = was is not None and now is not None and was.incarnation == now.incarnation
             hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
@@ -83,18 +85,27 @@ class Examiner:
         parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
         return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
 
-    async def _gathered(self, case: Case, asked: set[str]) -> bool:
+    async def _gathered(self, case: Case, asked: set[str], *, hasty: bool = False) -> bool:
         """Ask these peers for a commit's contributions, and wait for them. Returns whether all came. Gives up if none
-        has come for `wait_s`, or if the aggregator is gone and no peer accuses it."""
+        has come for `wait_s`, or if the aggregator is gone and no peer accuses it. `hasty`: also if each peer has
+        refused."""
         header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
+        waited_for = asked - {self._me}
+
+        def answered(peer: str, outcome: Outcome) -> None:
+            if hasty and isinstance(outcome, Refusal):
+                waited_for.discard(peer)
+                self.came.set()
+
         case.asked = True
         for peer in asked - {self._me} if missing else ():
-            self._outbox.put(peer, header)
-        while missing and slices < SLICES and (case.accusers or self._roster.live(case.aggregator)):
+            self._outbox.put(peer, header, answer=partial(answered, peer))
+        while waited_for and missing and slices < SLICES and (case.accusers or self._roster.live(case.aggregator)):
             self.came.clear()
             before, waiting = missing, asyncio.create_task(self.came.wait())
-            await asyncio.wait({waiting}, timeout=self._wait_s / SLICES)
+            woken, _ = await asyncio.wait({waiting}, timeout=self._wait_s / SLICES)
             waiting.cancel()
             missing = case.missing()
-            slices = slices + 1 if missing == before else 0
+            # what wakes it may be a copy for another audit, and that is no part of the wait
+            slices = slices + (not woken) if missing == before else 0
         return not missing

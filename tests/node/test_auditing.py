@@ -20,6 +20,7 @@ from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.cases import Case
+from p2p_diloco.node.examining import SLICES
 from p2p_diloco.node.wire import Accusation, Audit, Copy
 from tests.net.memory import MemoryNetwork
 
@@ -436,6 +437,51 @@ def test_an_aggregator_is_not_taken_for_a_liar_because_a_message_was_lost(
         await stop(peers)
 
     asyncio.run(asyncio.wait_for(test(), 60.0))
+
+
+@run
+async def test_a_commit_is_shown_before_its_aggregator_has_accepted_it_itself(
+    memory_peer: Any, quick: Any, auditors: Any
+) -> None:
+    """b accepts a shard's commit together with those of the other shards, and a may have all of them earlier."""
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
+    a, b = auditors["a"], auditors["b"]
+    b.accepted = lambda proposals: None
+    (case,) = await commits_of(peers, a, "b")
+    a._begin(case)
+    await until(lambda: case.right)
+    await stop(peers)
+
+
+@run
+async def test_copies_that_an_aggregator_refuses_come_from_others_at_once(
+    memory_peer: Any, quick: Any, auditors: Any
+) -> None:
+    """The wait for the aggregator would be longer than this test."""
+    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
+    a, b, c = (auditors[name] for name in "abc")
+    (case,) = await commits_of(peers, a, "b")
+    at_c = c._cases.get(case.key)
+    c._begin(at_c)
+    await until(lambda: at_c.right)
+    b._cases.get(case.key).copies = {}
+    a._begin(case)
+    await until(lambda: case.right)
+    await stop(peers)
+
+
+@run
+async def test_copies_for_another_audit_do_not_shorten_the_wait(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
+    a = auditors["a"]
+    (case,) = await commits_of(peers, a, "b")
+    with silent(auditors["b"]):
+        a._begin(case)
+        for _ in range(3 * SLICES):
+            await asyncio.sleep(0.01)
+            a._examiner.came.set()
+        assert not case.over
+    await stop(peers)
 
 
 @run

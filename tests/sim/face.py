@@ -114,7 +114,7 @@ class Face(Protocol):
 
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None: ...
 
-    hostile: ClassVar[type[Hostile] | None]  # a member that sends messages of this core; None: there is none yet
+    hostile: ClassVar[type[Hostile]]  # a member that sends messages of this core
     many_win: ClassVar[bool]  # whether a peer goes over to a lesser lineage that most others hold, and says so
 
     @staticmethod

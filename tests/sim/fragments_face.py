@@ -25,6 +25,7 @@ from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empt
 from p2p_diloco.history.entry import Entry
 
 from .face import Counted, Merged, Step
+from .fragments_hostile import FragmentsHostile
 from .hostile import Hostile
 from .invariants import drafted
 from .model import Fate, Tensors, require
@@ -124,7 +125,7 @@ TRUTHS: WeakKeyDictionary[World, Truth] = WeakKeyDictionary()
 class FragmentsFace(Replica):
     """A replica of `p2p_diloco.fragments`, with its tensors and its trainer's records."""
 
-    hostile: ClassVar[type[Hostile] | None] = None
+    hostile: ClassVar[type[Hostile]] = FragmentsHostile
     many_win: ClassVar[bool] = True
 
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None:
@@ -329,7 +330,7 @@ class FragmentsFace(Replica):
             return
         self.made.add(commit.version)
         state, steps = self.state(commit.fragment), dict(means[0].payload) if means else {}
-        counted = (Counted(p, ready.base, steps[p], is_empty(ready)) for p, ready in commit.choice.entries)
+        counted = (Counted(p, ready.base, steps.get(p, 0), is_empty(ready)) for p, ready in commit.choice.entries)
         after = append(state, commit.choice, commit.key, commit.hashes, self.rules)
         of = commit.fragment, commit.base, commit.version, tuple(counted)
         by = commit.choice.revision, state.buffered

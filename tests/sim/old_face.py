@@ -75,7 +75,7 @@ class Store:
 class OldFace(Replica):
     """A replica of `p2p_diloco.core`, with its tensors."""
 
-    hostile: ClassVar[type[Hostile] | None] = OldHostile
+    hostile: ClassVar[type[Hostile]] = OldHostile
     many_win: ClassVar[bool] = False
 
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None:

@@ -77,10 +77,7 @@ class World:
         self.faults = Faults(self)
         self.trainers = Trainers(self)
         self.data = Data(self) if settings.samples else None
-        member = self.face.hostile
-        if settings.hostile and member is None:
-            raise ValueError("this core has no hostile member")
-        self.hostile = member(self) if settings.hostile and member is not None else None
+        self.hostile = self.face.hostile(self) if settings.hostile else None
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)

@@ -1,0 +1,167 @@
+"""What worlds with a hostile member found, each as a story that fails without its mend. X is the hostile member."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from p2p_diloco.fragments import applying, claims, leading, owning, waits
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.fetching import Fetch, Fetching
+from p2p_diloco.fragments.fragment import FragmentLog
+from p2p_diloco.fragments.messages import Choice, Close, Mean, Slice, Vote, Want, What
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.fragments.state import commit_of, hash_of, key_of
+from tests.fragments.test_findings import a_ready, choice_of
+from tests.fragments.test_found_by_worlds import a_log, sent
+from tests.fragments.world import World
+
+
+def a_leader(*names: str) -> FragmentLog:
+    """Return the log of a peer that leads, knows all others, and has their contributions and no slices."""
+    log = a_log("A", *names)
+    log.state = replace(log.held, plan=replace(log.held.plan, succession=names, owners=("A",) * log.slices))
+    log.begin(log.held, 0.0)
+    log.round.readys = {name: a_ready(log.held) for name in names}
+    return log
+
+
+def a_slice(log: FragmentLog, author: str, number: int, hash: str = "", sequence: int = 99) -> Slice:
+    """Return a slice of the author's contribution; ``hash``: another one than the author signed."""
+    ready = a_ready(log.held, sequence)
+    return Slice(0, log.held.version, author, ready.id, number, hash or ready.hashes[number])
+
+
+def test_a_slice_that_its_author_did_not_sign_is_not_passed_on() -> None:
+    """Its owner would lack the right one all the same, and be blamed in its author's place."""
+    log = a_leader("A", "X")
+    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    log.round.slices[0, "X"] = a_slice(log, "X", 0, "another")
+    log.round.lacks[0, "X"] = 1.0, False
+    assert not leading.pass_on(log, a_slice(log, "X", 0, "another"), 2.0)
+    (asked,) = leading._fetch(log, "B", 0, "X", 2.0)
+    assert sent([asked], Want) == [("X", Want(0, log.held.version, What.SLICES, (0,)))]
+    log.round.slices[0, "X"] = a_slice(log, "X", 0)
+    assert sent(leading._fetch(log, "B", 0, "X", 2.0), Slice) == [("B", a_slice(log, "X", 0))]
+
+
+def test_slices_that_are_not_counted_are_no_progress_and_displace_none() -> None:
+    """X sends slices of ever newer contributions: a round that waited while something comes would never end."""
+    log = a_leader("A", "X")
+    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    owning.collect(log, "X", a_slice(log, "X", 0), 2.0)
+    assert log.round.moved_at == 2.0
+    owning.collect(log, "X", a_slice(log, "X", 0, sequence=100), 3.0)
+    assert (log.round.moved_at, log.round.slices[0, "X"]) == (2.0, a_slice(log, "X", 0))
+
+
+def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
+    log = a_leader("A", "X")
+    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    for number in range(9):
+        applying.got(log, "X", Mean(0, log.held.version, f"invented {number}", 0, "h", "X"), 2.0 + number)
+    assert (log.round.moved_at, [key for key, _ in log.round.means]) == (1.0, ["invented 8"])
+
+
+def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
+    """X claims again as soon as it is passed over. B leads next, and must have the time to make the commit."""
+    log = a_log("A", "A", "B", "X")
+    log.round.holder, log.round.handed = "X", ("X", 0.0)
+    now = 0.0
+    while "X" not in log.round.passed:
+        now += log.rules.probe_every
+        waits.pass_over(log, now)
+    term = next(t for t in range(1, 9) if claims.entitled(log, "X", t))
+    assert not claims.would_promise(log, "X", term, now)
+    later = now + waits.TURNS * log.grace()
+    assert claims.would_promise(log, "X", term, later)
+    assert claims.would_promise(log, "B", next(t for t in range(1, 9) if claims.entitled(log, "B", t)), now)
+
+
+def test_a_leader_that_claims_again_gets_no_more_time() -> None:
+    log = a_log("A", "A", "B", "X")
+    log.round.holder, log.round.waited = "X", {"X": 7.0, "B": 7.0}
+    claims.yields(log, 5, "X")
+    assert log.round.waited["X"] == 7.0
+    claims.yields(log, 6, "B")
+    assert "B" not in log.round.waited
+
+
+def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
+    """X has claimed term 40, was promised it by B and C, and is gone. A claims term 1, and neither may promise it."""
+    log = a_log("A", "A", "B", "C", "X")
+    log.roster.peers["X"].dead = True
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
+    vote = Vote(0, log.held.version, 40, "X")
+    claims.voted(log, "B", vote, 1.0)
+    assert (log.round.term, log.round.holder) == (1, "A")  # one alone may lie
+    claims.voted(log, "C", vote, 1.0)
+    assert (log.round.term, log.round.holder) == (40, "X")
+    term, next_one = claims.target(log)
+    assert term > 40
+    assert next_one != "X"
+
+
+def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
+    log = a_log("A", "A", "X")
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
+    claims.voted(log, "X", Vote(0, log.held.version, 2**40, "X"), 1.0)
+    assert log.round.term <= 1 + claims.TURNS_AHEAD * 3
+
+
+def test_a_choice_that_a_voter_invented_is_not_completed() -> None:
+    """X promises, and tells a choice of its own that counts nothing: the round is closed without it."""
+    log = a_log("A", "A", "X")
+    log.round.term, log.round.holder, log.round.promised = 1, "A", {"X"}
+    choice = Choice("X", 2, ())
+    told = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
+    log.round.votes["X"] = Vote(0, log.held.version, 1, "A", told)
+    assert claims.told_choice(log) is None
+    sound = choice_of(log.held, "A", "X")
+    older = replace(told, term=0, choice=sound, key=hash_of(sound))
+    log.round.served = older
+    assert claims.told_choice(log) == sound
+
+
+def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
+    """It can't know who holds the term: X would lead every newcomer away from the others."""
+    log = a_log("A", "A", "B", "X")
+    log.state = replace(log.held, plan=replace(log.held.plan, succession=("B", "A", "X")))
+    fetching = Fetching(log.rules, [log], log.roster)
+    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, head=log.held)
+    log.round.phase = Phase.FETCHING
+    choice = choice_of(log.held, "A", "X", by="X", term=2)
+    close = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
+    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    log.keep("X", commit)
+    fetching._advance(fetch)
+    assert fetch.head == log.held
+    log.keep("B", commit)
+    fetching._advance(fetch)
+    assert fetch.head is not None
+    assert fetch.head.version == commit.version
+
+
+def test_a_contribution_of_which_a_part_is_counted_is_not_collected() -> None:
+    """No choice may have it, so a leader that kept it could close no round."""
+    log = a_leader("A", "X")
+    log.round.readys = {}
+    ready = a_ready(log.held)
+    for oldest, kept in ((log.held.roll["X"].id, False), (ready.id, True)):
+        leading.collect(log, "X", replace(ready, oldest=oldest), 1.0)
+        assert ("X" in log.round.readys) is kept
+
+
+def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
+    """B had claimed a late term, and is dead; C has promised it that term and can't promise A an earlier one. The other
+    peers have promised A, which counts C's contribution, too."""
+    world = World("ABC")
+    world.reach(3)
+    a, c = "A", "C"
+    assert world.run(20, lambda: world.peers[c].replica.own.sent() == (3,))
+    log = world.peers[c].replica.logs[0]
+    want = Want(0, log.held.version, What.SLICES, (0,))
+    log.round.term, log.round.holder = 40, "B"
+    assert not sent(world.peers[c].replica.handle(e.Received(a, want), world.now), Slice)
+    log.roster.peers["B"].dead = True
+    effects = world.peers[c].replica.handle(e.Received(a, want), world.now)
+    assert [part.number for to, part in sent(effects, Slice) if to == a] == [0]
