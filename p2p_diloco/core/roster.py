@@ -26,6 +26,7 @@ class Roster:
         # present lineage; ((), 0) if they never were: no peer counts fewer samples than that
         self.even: tuple[tuple[int, ...], int] = ((), 0)
         self.members: dict[str, Member] = {}
+        self.trimmed = set[str]()  # the peers of which it was logged that not all their samples count
         # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
         # state or changes its role
         self.changes = 0

@@ -26,7 +26,7 @@ from .round import Round
 from .rules import Rules
 from .sending import Sending
 from .state import append, fetched, final, meta_of, relation
-from .version import Version, descends
+from .version import SAMPLES_TIMES, Version, credited, descends
 
 Contributions = tuple[tuple[str, Contribution], ...]
 
@@ -171,12 +171,23 @@ class ShardLog(ABC):
         self.averages += 1
         of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision, self.averages
         round.working = work = Average(*of, len(draft.plan.group))
-        return [work]
+        return [*self._trimmed(contributions), work]
+
+    def _trimmed(self, contributions: Contributions) -> list[Effect]:
+        """Log each peer of whose samples the commit counts only a part, once."""
+        counts, notes = credited([contribution.samples for _, contribution in contributions]), list[Effect]()
+        for (peer, contribution), count in zip(contributions, counts, strict=True):
+            if count < contribution.samples and peer not in self.roster.trimmed:
+                self.roster.trimmed.add(peer)
+                text = f"the run counts {count} of {contribution.samples} samples that {peer} tells of a round, because"
+                notes.append(Note("samples", f"{text} this is {SAMPLES_TIMES} times the median (noted once)"))
+        return notes
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:
         """Return the next commit, without its digest and payload."""
         assert self.state is not None
-        version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
+        samples = base.samples + sum(credited([c.samples for _, c in contributions]))
+        version = Version(base.generation, samples, base.epoch + 1, "")
         listed = tuple(lending.counted(peer, c) for peer, c in contributions)
         counts = {peer for peer, _ in contributions}
         plan = bounded(self.next_plan(counts, now), counts, self.me, self.state)

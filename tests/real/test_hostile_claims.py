@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from liar import Liar, liar
-from nodes import RUN_ID, Field
+from nodes import RUN_ID, SHARDS, Field
 
+from p2p_diloco.core.version import SAMPLES_TIMES
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
@@ -34,6 +35,25 @@ def own_field() -> Iterator[Field]:
         yield made
     finally:
         made.end()
+
+
+def test_samples_that_a_member_invents_count_for_little(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    """It works as the others do, and tells 2^20 samples of each step, which the run allows. A run with
+    `stop_after_samples` would be over with its first contribution."""
+
+    async def row() -> None:
+        async with liar(field, "inflator") as member:
+            member.samples, member.eligible = 2**20, False
+            await member.take_part(works=True)
+            await member.counted()
+            await field.goes_on()
+            for shard in range(SHARDS):
+                version, _, plan = await member.look(shard)
+                assert member.id in plan.group
+                assert version.samples <= (len(field.nodes) + SAMPLES_TIMES) * version.epoch
+
+    field.do(row())
+    assert f"the run counts {SAMPLES_TIMES} of {2**20} samples" in caplog.text
 
 
 async def tells_wonders(member: Liar) -> None:
