@@ -56,6 +56,32 @@ def test_samples_that_a_member_invents_count_for_little(field: Field, caplog: py
     assert f"the run counts {SAMPLES_TIMES} of {2**20} samples" in caplog.text
 
 
+def test_an_invented_speed_does_not_leave_the_others_one_step_a_round() -> None:
+    """With pace="time" the fastest peer's H steps set the time of a round. A member tells 2^40 steps a second, and the
+    others train for a quarter of their round still."""
+    field = Field(pace="time", sync_every=20)
+
+    def planned_s() -> set[float]:
+        return {float(node.memory.trains_for_s) for node in field.nodes}
+
+    async def row() -> None:
+        for node in field.nodes:
+            node.memory.step_time_s = 10.0
+            node.memory.steps = node.memory.steps + 1
+        await field.until(lambda: planned_s() == {200.0}, 60.0, "all speeds")
+        async with liar(field, "sprinter") as member:
+            member.speed = 2.0**40
+            await member.take_part()
+            await field.until(lambda: planned_s() == {50.0}, 60.0, "the member's speed, as far as it counts")
+            await field.goes_on()
+            assert planned_s() == {50.0}
+
+    try:
+        field.do(row())
+    finally:
+        field.end()
+
+
 async def tells_wonders(member: Liar) -> None:
     """Publish a false record until cancelled, as often as an honest peer publishes its own."""
     while True:
