@@ -14,6 +14,7 @@ from dataclasses import replace
 from . import contest, lending
 from .admission import bounded, not_entitled, objection
 from .attendance import Attendance
+from .credit import credited, trimmed
 from .events import Accept, Apply, Average, Averaged, Complaint, Effect, Note, Send
 from .incoming import Incoming
 from .leadership import Leadership
@@ -26,7 +27,7 @@ from .round import Round
 from .rules import Rules
 from .sending import Sending
 from .state import append, fetched, final, meta_of, relation
-from .version import SAMPLES_TIMES, Version, credited, descends
+from .version import Version, descends
 
 Contributions = tuple[tuple[str, Contribution], ...]
 
@@ -171,17 +172,8 @@ class ShardLog(ABC):
         self.averages += 1
         of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision, self.averages
         round.working = work = Average(*of, len(draft.plan.group))
-        return [*self._trimmed(contributions), work]
-
-    def _trimmed(self, contributions: Contributions) -> list[Effect]:
-        """Log each peer of whose samples the commit counts only a part, once."""
-        counts, notes = credited([contribution.samples for _, contribution in contributions]), list[Effect]()
-        for (peer, contribution), count in zip(contributions, counts, strict=True):
-            if count < contribution.samples and peer not in self.roster.trimmed:
-                self.roster.trimmed.add(peer)
-                text = f"the run counts {count} of {contribution.samples} samples that {peer} tells of a round, because"
-                notes.append(Note("samples", f"{text} this is {SAMPLES_TIMES} times the median (noted once)"))
-        return notes
+        counts = credited([contribution.samples for _, contribution in contributions])
+        return [*trimmed(contributions, counts, self.roster), work]
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:
         """Return the next commit, without its digest and payload."""

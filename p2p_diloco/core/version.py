@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from statistics import median_low
-
-SAMPLES_TIMES = 4
-"""A contribution's samples count at most this many times the median of its commit's, if three or more tell some: so no
-member can drive a version, or end a run after its samples, by what it says of itself. Of three, one that says
-anything at all makes the sum at most twice the truth."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,13 +71,6 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
         sum(v.epoch for v in versions),
         digest_of(v.digest for v in versions),
     )
-
-
-def credited(told: Sequence[int]) -> list[int]:
-    """Return how many samples a commit counts for each of its contributions, which tell this many."""
-    some = [samples for samples in told if samples]
-    most = SAMPLES_TIMES * median_low(some) if len(some) >= 3 else max(some, default=0)
-    return [min(samples, most) for samples in told]
 
 
 def digest_of(digests: Iterable[str]) -> str:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
 
+from ..core.credit import credited
 from ..core.leases import WEIGHT_MIN, Claim, Tables, after, holders
 from ..core.lives import life_of
 from ..core.revision import FOUNDED, Revision
 from ..core.rules import Rules
-from ..core.version import ContributionId, Version, credited
+from ..core.version import ContributionId, Version
 from .messages import Choice, Close, Commit, Links, Ready
 from .plan import Member, Plan, plan_after
 

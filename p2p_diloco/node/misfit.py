@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import NoneType
 
+from p2p_diloco.core.credit import credited
 from p2p_diloco.core.leases import fault
 from p2p_diloco.core.messages import (
     Commit,
@@ -29,7 +30,7 @@ from p2p_diloco.core.messages import (
     Want,
 )
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version, credited
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.node.plain import names
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 

@@ -11,7 +11,7 @@ import pytest
 from liar import Liar, liar
 from nodes import RUN_ID, SHARDS, Field
 
-from p2p_diloco.core.version import SAMPLES_TIMES
+from p2p_diloco.core.credit import SAMPLES_TIMES
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
