@@ -65,7 +65,7 @@ class Participation:
         self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
         self._saving = Saving(common)
         self._trainer = TrainerSide(common, channel)
-        self._audits = Audits(common)
+        self._audits = Audits(common, inbox.grant_of)
         self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
 

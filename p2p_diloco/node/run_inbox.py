@@ -18,7 +18,7 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.inbox import Handler, no_grant
+from p2p_diloco.node.inbox import Handler, group_of, no_grant
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 class RunInbox(Handler):
     """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
-    run, and nudges are limited for each grant. It returns None in an open run: there nudges are not limited, because
-    anyone could make further identities."""
+    run; nudges and requests for states are limited for each grant. It returns None in an open run: there requests are
+    limited for each peer, and nudges are not, because anyone could make further identities."""
 
     def __init__(
         self,
@@ -154,12 +154,12 @@ class RunInbox(Handler):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
     def _check_fetch(self, sender: str, request: Fetch) -> None:
-        """Raises Refusal if the sender has asked for too many states lately."""
+        """Raises Refusal if the peers with the sender's invitation have asked for too many states lately."""
         asked = range(self._shape[0]) if request.shards is None else set(request.shards)
         mine = self._replica.versions
         part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
-        if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
-            raise Refusal("the sender has asked for too many states lately")
+        if not self._allowances.fetch(group_of(sender, self._grant_of), part, asyncio.get_running_loop().time()):
+            raise Refusal("the sender, or others with its invitation, asked for too many states lately")
 
     def objection(self, sender: str) -> str:
         lie = self._audits.expelled.get(sender)
