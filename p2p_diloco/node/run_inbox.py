@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 
+from p2p_diloco.core.events import Granted
 from p2p_diloco.core.messages import Commit, Contribution, Fetch, Message, Probe, ProbeAck, State
+from p2p_diloco.core.probing import Member
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
@@ -65,7 +67,7 @@ class RunInbox(Handler):
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
         self._run = run = common.run
-        self._describing = common.describing
+        self._describing, self._events = common.describing, common.events
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
         self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
@@ -144,7 +146,17 @@ class RunInbox(Handler):
             case Description() | ListSlices() | GetSlice():
                 raise AssertionError(f"`read` should have refused this {type(message).__name__}")
             case _:
+                self._tell_grant(sender)
                 await self._node.receive(sender, self._believed(sender, message))
+
+    def _tell_grant(self, sender: str) -> None:
+        """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
+        certificate that the sender has shown, so no peer can name another one's."""
+        if (grant := self._grant_of(sender)) is None:
+            return
+        named = grant.hex() if isinstance(grant, bytes) else str(grant)
+        if self._replica.roster.members.get(sender, Member()).grant != named:
+            self._events.post(Granted(sender, named))
 
     def _check_nudge(self, sender: str, goal: int) -> None:
         """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
