@@ -183,7 +183,7 @@ class Roster:
     def behind(self, what: Cost, peer: str) -> bool:
         """Whether the peer waits behind the others because of what other peers of its grant have lately cost. After the
         first of them, those that came later are behind; after the second, all of the grant. So one invitation costs two
-        deadlines at most in ``forgotten_after``, however many peers it makes; and where many machines share one, a
+        deadlines at most in ``behind_for``, however many peers it makes; and where many machines share one, a
         single faulty machine puts none of those behind that are there already."""
         member = self.members.get(peer, Member())
         others = [when for other, when in self.costs.get((what, member.grant), {}).items() if other != peer]
@@ -272,7 +272,7 @@ class Roster:
     def expire(self, now: float) -> list[str]:
         """Handle the end of a heartbeat interval, as `Probing.expire` does."""
         known, gone = len(self.members), self.probing.expire(now)
-        since = now - self.rules.forgotten_after
+        since = now - self.rules.behind_for
         lately = {key: {peer: when for peer, when in of.items() if when > since} for key, of in self.costs.items()}
         self.costs = {key: of for key, of in lately.items() if of}
         self.changes += bool(gone) or len(self.members) != known

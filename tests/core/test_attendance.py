@@ -292,7 +292,7 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     a.roster.granted("g", "one", 2.0)
     says(a, "g", epochs=(9, 0))
     assert [p for p in "bcdefg" if a.sure(p, 9)] == ["d", "f"]
-    a.roster.expire(3.0 + RULES.forgotten_after)
+    a.roster.expire(3.0 + RULES.behind_for)
     assert [p for p in "bcdefg" if a.sure(p, 9)] == ["d", "e", "f", "g"]
 
 

@@ -192,7 +192,7 @@ def granted(p: Any, **grants: str) -> Any:
 def test_after_a_holder_that_commits_nothing_later_peers_of_its_grant_do_not_aggregate(peer: Any) -> None:
     """Else the holder of an invitation would have each of its peers elected in turn, and each would hold up a round.
     Those that were there before still aggregate: they may be honest, and share the invitation."""
-    b = peer("b", group="abcdef")
+    b = peer("b", group="abcdef", round_timeout=100.0)
     granted(b, a="one", c="one", d="other")
     handed(b, b.contribute())
     b.pass_time(b.rules.commits_within + 2.0)
@@ -201,6 +201,8 @@ def test_after_a_holder_that_commits_nothing_later_peers_of_its_grant_do_not_agg
     assert set(b.replica.logs[0].next_plan(set("bcdef"), b.now).succession) == set("bcdf")
 
     roster.expire(b.now + b.rules.forgotten_after)
+    assert [name for name in "acdef" if roster.passed(name)] == ["e"]
+    roster.expire(b.now + b.rules.behind_for)
     assert not any(map(roster.passed, "acdef"))
 
 
