@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,8 +166,8 @@ def test_an_aggregator_that_commits_wrong_means_is_expelled(monkeypatch: pytest.
     audits = dict[str, Audits]()
 
     class Known(Audits):
-        def __init__(self, common: Common) -> None:
-            super().__init__(common)
+        def __init__(self, common: Common, *given: Any) -> None:
+            super().__init__(common, *given)
             audits[common.transport.peer_id] = self
 
     monkeypatch.setattr(participation, "Audits", Known)
