@@ -48,10 +48,11 @@ class Beginning:
         self._may_begin_again = joined.may_begin_again
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation
-        self._last_group: Collection[str] = set()
+        self.last_group: Collection[str] = set()
+        """The peers that the checkpoint names from which this peer goes on; empty if there is none."""
         self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes
         if goes_on:
-            self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
+            self.last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
         self._has_the_end = goes_on and all(final(state, run.rules) for state in states)
         self.events: list[Event] = []
         """The events that give the replica its first state; empty if the state has to come from other peers."""
@@ -123,7 +124,7 @@ class Beginning:
         the trainer waits until this peer has fetched the last state; or, if its checkpoint has that state, until the
         others have fetched it. With `new_generation` it doesn't wait. Once the trainer may start, this call stays open
         until it is cancelled."""
-        local, replica, group = self._common.local, self._common.replica, self._last_group
+        local, replica, group = self._common.local, self._common.replica, self.last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)
         elif not local.new_generation:

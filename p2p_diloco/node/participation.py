@@ -62,10 +62,11 @@ class Participation:
         self._beginning = Beginning(common, joined, saved)
         self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
         folder = common.local.checkpoint_dir
-        self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
+        of = self._transport, common.founding, self._replica, self._goes_on, folder
+        self._ending = Ending(*of, self._beginning.last_group)
         self._saving = Saving(common)
         self._trainer = TrainerSide(common, channel)
-        self._audits = Audits(common)
+        self._audits = Audits(common, inbox.grant_of)
         self._node = Node(common, self._trainer, self._audits, self._settled)
         self._reporter = Reporter(common, self._trainer, self._audits)
 
