@@ -10,7 +10,8 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
@@ -32,6 +33,14 @@ REAP_S = 0.1
 DIAL_S = 5.0
 """Deadline for dialling an initial peer. Dialling it and asking for its clock take less than 10 s together."""
 ADDRESSES_PER_PEER_MAX = 16
+CONFIGURATION = Path(__file__).with_name("p2pd.json")
+"""The daemon's configuration file. It turns libp2p's relay off, which would serve strangers: no flag does that."""
+
+
+class _Configured(P2P):  # type: ignore[misc]  # Hivemind has no types
+    """Hivemind's client of a daemon, which starts it with our configuration file; `create` has no setting for that."""
+
+    DHT_MODE_MAPPING: ClassVar = {mode: {**flags, "f": CONFIGURATION} for mode, flags in P2P.DHT_MODE_MAPPING.items()}
 
 
 class Daemon:
@@ -73,7 +82,7 @@ class Daemon:
         if stale := stale_sockets.sweep():
             log.debug("removed the sockets of %d daemons that are gone", stale)
         starting = asyncio.ensure_future(
-            P2P.create(
+            _Configured.create(
                 host_maddrs=None if client_mode else list(host_maddrs),
                 announce_maddrs=list(announce_maddrs) or None,
                 identity_path=identity_path,
