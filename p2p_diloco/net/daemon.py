@@ -21,7 +21,7 @@ from p2p_diloco.net.daemon_requests import closed_on_failure, noted
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reasons import dial_inconclusive, dial_refused, last_line, likely_reason
+from p2p_diloco.net.reasons import another_answers, dial_inconclusive, dial_refused, last_line, likely_reason
 from p2p_diloco.net.streams import stop
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,22 @@ class Daemon:
             return f"timed out after {DIAL_S:g} s: a firewall, or no such machine"
         except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             return likely_reason(error)
+        return None
+
+    async def meet(self, address: str) -> str | None:
+        """Connect to the peer at a full multiaddr, or to another one that answers there; returns its id, or None if
+        none does."""
+        host, _, peer = address.rpartition("/p2p/")
+        with contextlib.suppress(
+            asyncio.TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError
+        ):
+            try:
+                await self._connect(PeerID.from_base58(peer), [Multiaddr(host)])
+            except P2PDaemonError as error:
+                if (peer := another_answers(error) or "") in ("", self.peer_id):
+                    return None
+                await self._connect(PeerID.from_base58(peer), [Multiaddr(host)])
+            return peer
         return None
 
     async def _connect(self, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:

@@ -210,16 +210,18 @@ async def _clock_difference_s(daemon: Daemon, peer: str) -> float | None:
 
 async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:
     """Until cancelled, update this peer's addresses, and reconnect to initial peers that the DHT has lost: they may
-    have restarted, or may be back after a network partition."""
+    have restarted, or may be back after a network partition. A bootstrap without an identity file has another id then;
+    whoever joins through it finds the others because they have met it."""
     while True:
         await asyncio.sleep(REJOIN_EVERY_S)
         try:
             present = {str(peer) for peer in node.protocol.routing_table.peer_id_to_uid}
             for address in initial_peers:
-                if peer_of(address) not in present and await daemon.greet(address) is None:
-                    peer = PeerID.from_base58(peer_of(address))
-                    if await node.protocol.call_ping(peer) is not None:
-                        node.blacklist.register_success(peer)  # else it would not be asked for as long as it was gone
+                if peer_of(address) in present or (met := await daemon.meet(address)) is None or met in present:
+                    continue
+                peer = PeerID.from_base58(met)
+                if await node.protocol.call_ping(peer) is not None:
+                    node.blacklist.register_success(peer)  # else it would not be asked for as long as it was gone
             await daemon.look_up_addresses()
         except Exception as error:  # Hivemind raises exceptions of many kinds; the next turn may succeed
             log.debug("reconnecting to the DHT failed; the next attempt follows soon: %r", error)
