@@ -46,6 +46,8 @@ START_S = 60.0
 """How long the daemon may take to start."""
 CLOCK_S = 2.0
 """Deadline for asking an initial peer for its time."""
+MET_MAX = 8
+"""The most addresses of peers met earlier that are dialled at the start."""
 CLOSE_S = 3.0
 """How long the DHT node may take to end."""
 
@@ -154,12 +156,24 @@ class DhtPeer:
         try:
             getting = asyncio.gather(self._node.get(key, latest=True), self._anchors.fetch(key))
             found, anchored = await within(CALL_S, getting)
+            if found is None and not anchored:
+                anchored = await within(CALL_S, self._anchors.fetch_from_the_met(key))
         except asyncio.TimeoutError:
             raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
         except Exception as error:  # Hivemind raises exceptions of many kinds for answers of its daemon or of strangers
             raise Unreachable(f"the DHT request failed: {error!r}") from None
         near = found.value if found is not None and isinstance(found.value, dict) else {}
         return newest_records(latest(near, anchored))
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Connect in the background to peers that were met earlier, at these addresses. Those that answer are asked for
+        records that nobody else has: a stranger may surround a key, and the initial peers may have restarted."""
+        for address in addresses[:MET_MAX]:
+            self._made.push_async_callback(stop, asyncio.create_task(self._meet(address)))
+
+    async def _meet(self, address: str) -> None:
+        if peer_of(address) != self.peer_id and await self.daemon.greet(address) is None:
+            self._anchors.add(peer_of(address))
 
     async def close(self) -> None:
         await self._made.aclose()

@@ -214,6 +214,9 @@ class HivemindTransport:
         self._dht.daemon.introduce(peer, direct)
         self._circuits.introduce(peer, addresses)
 
+    def meet(self, addresses: Sequence[str]) -> None:
+        self._dht.meet(addresses)
+
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         return await self._records.store(key, subkey, value, ttl_s, owned=owned)
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.net.hivemind_library import DHTID, DHTLocalStorage, PeerID, dht_pb2
 from p2p_diloco.observe.look import observer
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.net.swarm import join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
@@ -59,6 +59,26 @@ async def test_a_record_is_found_though_a_stranger_surrounds_its_key() -> None:
             assert set(await watching.fetch("key")) == {"x", "y"}
     finally:
         for one in (newcomer, eve, member, boot):
+            await one.close()
+
+
+@awaited
+async def test_who_was_met_earlier_is_asked_for_what_nobody_has() -> None:
+    """A bootstrap that has just started knows nothing, and a stranger has surrounded the key."""
+    elsewhere = await join()
+    member = await join(initial_peers=elsewhere.addresses())
+    assert await member.store("key", "x", b"1", 60.0)
+    boot = await join()
+    eve = await join(initial_peers=boot.addresses())
+    returning = await join(initial_peers=boot.addresses())
+    await surround(eve, "key", boot, returning)
+    try:
+        assert await returning.fetch("key") == {}
+        returning.meet([*boot.addresses(), *member.addresses()])
+        await until(lambda: len(returning._dht._anchors._met) == 2)
+        assert set(await returning.fetch("key")) == {"x"}
+    finally:
+        for one in (returning, eve, boot, member, elsewhere):
             await one.close()
 
 
