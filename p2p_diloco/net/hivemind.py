@@ -172,7 +172,7 @@ class HivemindTransport:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
-                    addresses=daemon.known_at,
+                    addresses=daemon.dialable_at,
                     found_at=daemon.found_at,
                     serve=exchange.receiver.serve_direct,
                     hosts=[] if local.client_mode else [host(address) for address in listens_at(local)],
