@@ -27,17 +27,17 @@ class Forgets(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no types
 
 
 async def surround(eve: Any, key: str, *victims: Any) -> None:
-    """Eve has ids nearer to the key than any honest member, as far as the victims know. She answers, stores nothing,
-    and knows nobody else."""
+    """Eve has ids nearer to the key than any honest member, as far as the victims know; one peer is taken under one id,
+    so this stands for as many strangers. She answers, stores nothing, and knows nobody else."""
     protocol, nearest = eve._dht._node.protocol, int(DHTID.generate(source=key))
     protocol.storage = Forgets()
     protocol.routing_table.get_nearest_neighbors = lambda *_, **__: []
     for victim in victims:
         stub = protocol.get_stub(PeerID.from_base58(victim.peer_id))
+        await stub.rpc_ping(dht_pb2.PingRequest(), timeout=10.0)  # connects them
+        table, peer = victim._dht._node.protocol.routing_table, PeerID.from_base58(eve.peer_id)
         for number in range(INVENTED):
-            invented = dht_pb2.NodeInfo(node_id=DHTID(nearest ^ number).to_bytes())
-            await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=10.0)
-        table = victim._dht._node.protocol.routing_table
+            table.add_or_update_node(DHTID(nearest ^ number), peer)
         assert [str(peer) for _, peer in table.get_nearest_neighbors(DHTID(nearest), 5)] == [eve.peer_id] * 5
 
 
