@@ -31,7 +31,7 @@ from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.trainer import TrainerSide
-from p2p_diloco.remembered import remember
+from p2p_diloco.remembered import met_through, remember
 
 TELL_S = 5.0
 """Deadline for publishing a known end of the run, before other peers see this peer."""
@@ -77,6 +77,7 @@ class Participation:
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
+        swarm = met_through(self._common.local.initial_peers, transport.peer_id)
         consuming = asyncio.create_task(self._node.consume())
         beside = (
             self._trainer.serve(messages),
@@ -103,7 +104,7 @@ class Participation:
                 run_id,
                 self._discovered,
                 lambda: len(roster.alive()),
-                lambda addresses: remember(run_id, self._common.local.initial_peers, addresses),
+                lambda addresses: remember(run_id, swarm, addresses),
                 self._check_identity,
             ),
         )
