@@ -18,8 +18,9 @@ from .revision import FOUNDED
 from .rules import Rules
 from .version import ContributionId
 
-AHEAD_MAX = 86_400_000 << SALT_BITS
-"""An incarnation may be at most one day ahead of all known ones, because a clock may be wrong by that much."""
+AHEAD_MAX = 366 * 86_400_000 << SALT_BITS
+"""An incarnation may be at most a year ahead of all known ones. It is the time at which a peer started: in a long run
+all others may have started months ago, and a run may have been off for as long."""
 
 COUNTED_MAX = 12_000
 """The most peers whose contributions a run counts. A shard's state lists them in its header; with 75 bytes for each

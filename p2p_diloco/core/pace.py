@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from .messages import Summary
 from .shares import filled
 
-SPEED_TIMES = 4
+SPEED_TIMES = 16
 """A speed counts at most this many times the median of three or more: so no member leaves the others one step a round
-by a speed that it makes up. What it sends can't tell an invented speed from a true one, because it may send at once."""
+by a speed that it makes up. What it sends can't tell an invented speed from a true one, because it may send at once. A
+true one may well be ten times the others', of one large GPU among small ones, and must not wait for them."""
 
 LATE_MAX = 0.1
 """A round's last step may end late by this share of the round, while other peers wait. Otherwise a round planned for

@@ -17,16 +17,18 @@ MEMBERS_MAX = 12_000
 NEWCOMERS_MAX, NEWCOMERS_LEAST, OF_ONE_GRANT = 64, 8, 8
 """A commit counts at most NEWCOMERS_MAX peers that no commit has counted; not more than others, but NEWCOMERS_LEAST in
 any case; and at most OF_ONE_GRANT of one grant. So a member that is many takes a run over slowly, if at all."""
-AHEAD_MAX = 24 * 3600 * 1000 << SALT_BITS
-"""How far an incarnation may be ahead of all known ones: a day. Else one peer could use up all numbers."""
+AHEAD_MAX = 366 * 24 * 3600 * 1000 << SALT_BITS
+"""How far an incarnation may be ahead of all known ones: a year. Else one peer could use up all numbers. It is the time
+at which a peer started: in a long run all others may have started months ago, and a run may have been off for as
+long."""
 
 
 def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: int = 0) -> str:
     """Return why no commit on this state may count a contribution; empty if one may. ``own_incarnation``: 0 where a
     commit is judged, because clocks differ and all must judge it alike."""
     slices = len(rules.fragments[state.fragment])
-    known = state.version.epoch or own_incarnation
-    if known and ready.id.incarnation > latest(state.roll, own_incarnation) + AHEAD_MAX:
+    known = latest(state.roll, own_incarnation)  # 0: no peer was counted in this run yet
+    if known and ready.id.incarnation > known + AHEAD_MAX:
         return "its incarnation is too far ahead"
     if ready.weight == 0:
         return "" if not ready.samples and not ready.uses else "it has samples and no weight"

@@ -78,13 +78,21 @@ def test_a_term_far_beyond_the_known_one_is_refused() -> None:
     ],
 )
 def test_a_commit_and_a_contribution_count_only_with_numbers_in_range(numbers: dict[str, Any], fits: bool) -> None:
-    """The incarnation may be a day ahead of the highest that is known."""
+    """The incarnation may be a year ahead of the highest that is known."""
     told = objection(counting(**numbers), STATE, lead(), RULES)
     assert told == ("" if fits else "the weight, the samples or the incarnation of b is out of range")
     id = ContributionId(numbers.pop("incarnation", 1), 1)
     plain = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
     why = unfit("b", replace(plain, **numbers), STATE, lead(), RULES)
     assert why == ("" if fits else "it has a number out of range")
+
+
+def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
+    """An incarnation is the time of a start, in milliseconds."""
+    months = 90 * 86_400_000 << SALT_BITS
+    assert objection(counting(incarnation=50 + months), STATE, lead(), RULES) == ""
+    id = ContributionId(50 + months, 1)
+    assert unfit("b", Contribution(0, STATE.version, id, id, weight=1.0, samples=5), STATE, lead(), RULES) == ""
 
 
 def test_a_commit_counts_no_contribution_twice() -> None:
@@ -131,13 +139,14 @@ def test_a_replica_refuses_what_is_out_of_range_and_says_so(peer: Any) -> None:
         assert any(isinstance(e, Apply) for e in c.hear("a", c.commit()))
 
 
-def test_a_contribution_may_be_of_an_incarnation_a_day_ahead_of_all_that_are_known() -> None:
-    """A clock may be wrong by a day. After one far ahead was counted, no later one might fit into a message."""
-    day = 86_400_000 << SALT_BITS
+def test_a_contribution_may_be_of_an_incarnation_a_year_ahead_of_all_that_are_known() -> None:
+    """All others may have started months ago. After one far ahead was counted, no later one might fit into a
+    message."""
+    year = 366 * 86_400_000 << SALT_BITS
     counted = {"a": ContributionId(500, 1), "b": ContributionId(90, 7)}
-    assert latest_incarnation(counted, 100) == 500 + day
-    assert latest_incarnation(counted, 600) == 600 + day
-    assert latest_incarnation({}, 100) == 100 + day
+    assert latest_incarnation(counted, 100) == 500 + year
+    assert latest_incarnation(counted, 600) == 600 + year
+    assert latest_incarnation({}, 100) == 100 + year
 
 
 # -- peers that may be invented

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.core.lives import SALT_BITS
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.fragments import events as e
@@ -51,6 +52,14 @@ def choice_of(state: State, *names: str, sequence: int = 99, by: str = "", term:
 def after(state: State, *names: str, sequence: int = 99, choice: Choice | None = None) -> State:
     choice = choice or choice_of(state, *names, sequence=sequence)
     return append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), rules())
+
+
+def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
+    """An incarnation is the time of a start. One of the far future uses up all numbers, and is counted by nobody."""
+    state, month = a_state(2, "a", "b"), 30 * 86_400_000 << SALT_BITS
+    for later, fits in ((3 * month, True), (13 * month, False)):
+        entries = (("a", a_ready(state)), ("b", a_ready(state)), ("c", a_ready(state, life=1 + later)))
+        assert (unsound(Choice("a", 0, entries), state, rules()) == "") == fits
 
 
 # -- the key fixes the version
