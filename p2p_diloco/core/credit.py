@@ -1,6 +1,6 @@
 """How many of the samples that contributions tell a commit counts.
 
-Law: pure arithmetic on what the commit lists, so every replica counts the same.
+Law: what a commit counts follows from what it lists, so every replica counts the same.
 """
 
 from __future__ import annotations

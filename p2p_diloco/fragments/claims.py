@@ -7,6 +7,8 @@ the commit that it knows: whoever wins completes that one. So of one base nobody
 
 from __future__ import annotations
 
+import math
+
 from .admission import unsound
 from .events import Effect, Send
 from .fragment import FragmentLog
@@ -190,7 +192,7 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
     if holder != round.holder or holder not in round.idle:
         round.waited.pop(holder, None)
     if holder == round.holder:
-        round.idle.setdefault(holder, (0, 0.0))
+        round.idle.setdefault(holder, (0, -math.inf))
     round.term, round.holder, round.promised, round.votes = term, holder, None, {}
     round.refused.pop(holder, None)
     round.passed.discard(holder)

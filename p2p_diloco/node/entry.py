@@ -136,13 +136,17 @@ async def _entered(
     try:
         stays = local.identity_path is not None and not transport.reach.private
         own = transport.addresses() if stays or not local.initial_peers else ()
-        write_files(
-            local.run_id, key, [*local.initial_peers, *(address for address in own if not is_loopback(address))]
-        )
+        write_files(local.run_id, key, _named(local.initial_peers, own))
     except BaseException:
         await close(transport)
         raise
     return transport, _access(transport, key)
+
+
+def _named(initial_peers: Sequence[str], own: Sequence[str]) -> Sequence[str]:
+    """The addresses that an invitation names: the initial peers', and the founder's own as far as other machines may
+    reach them. A machine without a network has only some for itself; they will do for a try."""
+    return [*initial_peers, *(address for address in own if not is_loopback(address))] or own
 
 
 def _access(transport: HivemindTransport, key: RunKey | None) -> Access:
