@@ -16,8 +16,10 @@ WORLDS := $(BIN)/python -m tests.sim.worlds
 # Which worlds `make worlds` plays.
 SEEDS ?= 2000
 FIRST ?= 0
+# How long `make fuzz` plays.
+MINUTES ?= 10
 
-.PHONY: help setup test test-fast worlds chaos lint format traces demo bench clean
+.PHONY: help setup test test-fast worlds fuzz chaos lint format traces demo bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -41,6 +43,9 @@ test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; t
 
 worlds: $(STAMP)  ## play SEEDS simulated worlds from FIRST on; of one KIND, or of a mix (docs/testing.md)
 	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND)) $(addprefix --core ,$(CORE))
+
+fuzz: $(STAMP)  ## feed damaged bytes for MINUTES to all that reads what comes from outside (docs/testing.md)
+	$(BIN)/python -m tests.fuzz.campaign --minutes $(MINUTES) --seed $(FIRST)
 
 chaos: $(STAMP)  ## cut links (root on Linux, else skipped), corrupted wires, 14,000 simulated worlds; 45 minutes and more
 	$(WORLDS) --seeds 10000

@@ -69,6 +69,11 @@ def remember(run_id: str, initial_peers: Iterable[str], addresses: Iterable[str]
         log.debug("the peers' addresses can't be written to disk: %s", error)
 
 
+def met_through(initial_peers: Sequence[str], own_id: str) -> Sequence[str]:
+    """The addresses that say which swarm a peer is in: its initial peers', or its own if it has none."""
+    return initial_peers or (f"/p2p/{own_id}",)
+
+
 def remembered(run_id: str, initial_peers: Sequence[str]) -> list[str]:
     """The run's addresses that were met by way of one of these initial peers in the last seven days, newest first. The
     initial peers' own addresses are left out."""

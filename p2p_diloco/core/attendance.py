@@ -83,6 +83,8 @@ class Attendance:
             before = self._missed.get(peer)
             if before is None or before.epoch < base:
                 self._missed[peer] = Missed(base, now, 1 + (0 if before is None else before.in_a_row))
+                if self.misses_often(peer):
+                    self.roster.costs_a_deadline("works", peer, now)
         self.shows(commit.aggregator, epoch)
         self._news = self._news or bool(left_out)
         if epoch > self._newest:
@@ -153,9 +155,9 @@ class Attendance:
     def sure(self, peer: str, epoch: int) -> bool:
         """Whether the peer is sure to take part in the round on a base of this epoch: it holds the base or was counted
         in the commit that made the base, no shard's round of this epoch has closed without the peer, and the peer has
-        not missed several rounds in a row."""
+        not missed several rounds in a row, nor have others of its grant."""
         missed = self._missed.get(peer)
-        attends = missed is None or missed.epoch < epoch
+        attends = (missed is None or missed.epoch < epoch) and not self.roster.behind("works", peer)
         return self._evidence(peer) >= epoch and attends and not self.misses_often(peer)
 
     def misses_often(self, peer: str) -> bool:

@@ -69,6 +69,14 @@ class Discovered:
 
 
 @dataclass(frozen=True, slots=True)
+class Granted:
+    """The peer has shown by which grant it is in a private run. The holder of a grant can start any number of peers."""
+
+    peer: str
+    grant: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The bandwidth of this peer's link, in bytes a second, was measured for the first time or has changed clearly."""
 
@@ -214,6 +222,7 @@ Event = (
     | Closed
     | Moving
     | Discovered
+    | Granted
     | Measured
     | Reachable
     | Stepped

@@ -22,6 +22,11 @@ from dataclasses import dataclass, field
 from .messages import Summary
 from .shares import filled
 
+SPEED_TIMES = 16
+"""A speed counts at most this many times the median of three or more: so no member leaves the others one step a round
+by a speed that it makes up. What it sends can't tell an invented speed from a true one, because it may send at once. A
+true one may well be ten times the others', of one large GPU among small ones, and must not wait for them."""
+
 LATE_MAX = 0.1
 """A round's last step may end late by this share of the round, while other peers wait. Otherwise a round planned for
 exactly four steps would shrink to three if the fourth would end slightly late."""
@@ -32,9 +37,11 @@ least STEPS_MIN (once that many are known) and at most STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
-    """Return the speed, in inner steps a second, of each live worker that is not idle. Peers of unknown speed are left
-    out."""
-    return {peer: s.speed for peer, s in summaries.items() if s.role == "worker" and not s.idle and s.speed > 0}
+    """Return the speed, in inner steps a second, of each live worker that is not idle, as far as it counts
+    (`SPEED_TIMES`). Peers of unknown speed are left out."""
+    told = {peer: s.speed for peer, s in summaries.items() if s.role == "worker" and not s.idle and s.speed > 0}
+    most = SPEED_TIMES * statistics.median_low(told.values()) if len(told) >= 3 else math.inf
+    return {peer: min(speed, most) for peer, speed in told.items()}
 
 
 def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary]) -> float:

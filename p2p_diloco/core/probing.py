@@ -34,6 +34,8 @@ class Member:
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
     passed_until: float = float("-inf")  # when the peer may aggregate again, after a round went on without it
+    grant: str = ""  # by which it is in a private run; empty in an open run
+    since: float = float("-inf")  # when it showed its grant
     missed: bool = False  # whether it was logged that the peer has missed several rounds in a row
     gone_since: float | None = None  # when it was first found dead or departed
 

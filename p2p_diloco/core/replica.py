@@ -31,6 +31,7 @@ from .events import (
     Filled,
     Finished,
     Found,
+    Granted,
     Measured,
     Merge,
     Moving,
@@ -217,6 +218,9 @@ class Replica:
                 return self.presence.probe(peer, now) if self.roster.known(peer) and self.roster.heard(peer) else []
             case Discovered(peer):
                 return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
+            case Granted(peer, grant):
+                self.roster.granted(peer, grant, now)
+                return []
             case Measured(bandwidth):
                 self.roster.says(bandwidth=bandwidth)
                 return []

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import ge
-from typing import Any
+from typing import Any, Literal
 
 from .asked import Asked
 from .messages import Summary
 from .probing import Member, Probing
 from .rules import Rules
+
+Cost = Literal["leads", "works"]
+"""By what a peer may cost the others a deadline: see `Roster.costs_a_deadline`."""
 
 
 class Roster:
@@ -26,6 +29,9 @@ class Roster:
         # present lineage; ((), 0) if they never were: no peer counts fewer samples than that
         self.even: tuple[tuple[int, ...], int] = ((), 0)
         self.members: dict[str, Member] = {}
+        # (what, grant) → the peers of the grant that have lately cost the others a deadline by this, and when
+        self.costs: dict[tuple[Cost, str], dict[str, float]] = {}
+        self.trimmed = set[str]()  # the peers of which it was logged that not all their samples count
         # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
         # state or changes its role
         self.changes = 0
@@ -156,10 +162,32 @@ class Roster:
         that peer aggregate."""
         if peer in self.members:
             self.members[peer].passed_until = now + self.rules.forgotten_after
+            self.costs_a_deadline("leads", peer, now)
 
     def passed(self, peer: str) -> bool:
-        """Whether a round has lately gone on without this live peer."""
-        return peer in self.members and self.members[peer].passed_until > float("-inf")
+        """Whether a round has lately gone on without this live peer, or others of its grant put it behind."""
+        return peer in self.members and (self.members[peer].passed_until > float("-inf") or self.behind("leads", peer))
+
+    def granted(self, peer: str, grant: str, now: float) -> None:
+        """Record by which grant the peer is in the run."""
+        member = self.members.setdefault(peer, Member())
+        if member.grant != grant:
+            member.grant, member.since = grant, now
+
+    def costs_a_deadline(self, what: Cost, peer: str, now: float) -> None:
+        """Record that a round has waited for this peer in vain until a deadline: for its commit (``leads``) or for its
+        contributions (``works``)."""
+        if grant := self.members.get(peer, Member()).grant:
+            self.costs.setdefault((what, grant), {})[peer] = now
+
+    def behind(self, what: Cost, peer: str) -> bool:
+        """Whether the peer waits behind the others because of what other peers of its grant have lately cost. After the
+        first of them, those that came later are behind; after the second, all of the grant. So one invitation costs two
+        deadlines at most in ``behind_for``, however many peers it makes; and where many machines share one, a
+        single faulty machine puts none of those behind that are there already."""
+        member = self.members.get(peer, Member())
+        others = [when for other, when in self.costs.get((what, member.grant), {}).items() if other != peer]
+        return len(others) > 1 or any(member.since > when for when in others)
 
     def discovered(self, peer: str) -> bool:
         """Record that the DHT lists this peer. Returns True if the peer was unknown, so that it should be probed."""
@@ -244,6 +272,9 @@ class Roster:
     def expire(self, now: float) -> list[str]:
         """Handle the end of a heartbeat interval, as `Probing.expire` does."""
         known, gone = len(self.members), self.probing.expire(now)
+        since = now - self.rules.behind_for
+        lately = {key: {peer: when for peer, when in of.items() if when > since} for key, of in self.costs.items()}
+        self.costs = {key: of for key, of in lately.items() if of}
         self.changes += bool(gone) or len(self.members) != known
         return gone
 

@@ -213,6 +213,12 @@ class Rules:
         return self.forgotten * self.heartbeat_timeout
 
     @property
+    def behind_for(self) -> float:
+        """How long it is remembered what a peer of a grant has cost the others: ten times the longest deadline, so that
+        the grant can't cost one after the other."""
+        return max(self.forgotten_after, 10 * self.commits_within)
+
+    @property
     def assigned_for(self) -> float:
         """In asynchronous mode, the shortest time that a shard stays with its aggregator before it moves to a newly
         elected peer."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from . import contest, lending
 from .admission import bounded, not_entitled, objection
 from .attendance import Attendance
+from .credit import credited, trimmed
 from .events import Accept, Apply, Average, Averaged, Complaint, Effect, Note, Send
 from .incoming import Incoming
 from .leadership import Leadership
@@ -171,12 +172,14 @@ class ShardLog(ABC):
         self.averages += 1
         of = self.shard, state.version, contributions, after, held, state.buffered, draft.revision, self.averages
         round.working = work = Average(*of, len(draft.plan.group))
-        return [work]
+        counts = credited([contribution.samples for _, contribution in contributions])
+        return [*trimmed(contributions, counts, self.roster), work]
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:
         """Return the next commit, without its digest and payload."""
         assert self.state is not None
-        version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
+        samples = base.samples + sum(credited([c.samples for _, c in contributions]))
+        version = Version(base.generation, samples, base.epoch + 1, "")
         listed = tuple(lending.counted(peer, c) for peer, c in contributions)
         counts = {peer for peer, _ in contributions}
         plan = bounded(self.next_plan(counts, now), counts, self.me, self.state)

@@ -107,10 +107,10 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
         round.means[mean.key, mean.number] = mean
     keys = {told.key for told in (round.close, round.served, round.commit) if told is not None}
     if mean.key not in keys:
-        others = [(key, n) for (key, n), kept in round.means.items() if n == mean.number and kept.owner == mean.owner]
-        for place in others:
-            if place[0] not in {*keys, mean.key}:
-                del round.means[place]
+        for key, number in list(round.means):
+            same = number == mean.number and round.means[key, number].owner == mean.owner
+            if same and key not in {*keys, mean.key}:
+                del round.means[key, number]
         if keys:
             return []
     round.moved_at = now

@@ -7,6 +7,8 @@ the commit that it knows: whoever wins completes that one. So of one base nobody
 
 from __future__ import annotations
 
+import math
+
 from .admission import unsound
 from .events import Effect, Send
 from .fragment import FragmentLog
@@ -184,10 +186,13 @@ def promise(log: FragmentLog, now: float) -> list[Effect]:
 
 def yields(log: FragmentLog, term: int, holder: str) -> None:
     """Accept another peer's claim. What this peer wanted to commit is void; what it made for it stays known by
-    ``served``. A new holder has all its time before it; one that claims again has not."""
+    ``served``. A new holder has all its time before it. One that claims again has so once, because it was away; not
+    each time."""
     round = log.round
-    if holder != round.holder:
+    if holder != round.holder or holder not in round.idle:
         round.waited.pop(holder, None)
+    if holder == round.holder:
+        round.idle.setdefault(holder, (0, -math.inf))
     round.term, round.holder, round.promised, round.votes = term, holder, None, {}
     round.refused.pop(holder, None)
     round.passed.discard(holder)

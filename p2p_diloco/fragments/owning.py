@@ -74,8 +74,9 @@ def lacked(log: FragmentLog, choice: Choice, number: int) -> tuple[str, ...]:
 
 def fits(ready: Ready, part: Slice | None) -> bool:
     """Whether this slice is there, and is the one that its author signed."""
-    whole = part is not None and part.id == ready.id and bool(ready.weight)
-    return whole and part is not None and part.hash == ready.hashes[part.number]
+    if part is None or not ready.weight:
+        return False
+    return (part.id, part.hash) == (ready.id, ready.hashes[part.number])
 
 
 def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:

@@ -33,7 +33,7 @@ class Round:
     it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
     handed: who has this peer's own contribution, and since when.
     waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
-    it is promised nothing) of each that led and did nothing. moved_at: when a part last
+    it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last
     came. half_at: when half of the means were there.
     readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
     attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here. means:

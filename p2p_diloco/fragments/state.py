@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
-from statistics import median_low
 from typing import Any
 
+from ..core.credit import credited
 from ..core.leases import WEIGHT_MIN, Claim, Tables, after, holders
 from ..core.lives import life_of
 from ..core.revision import FOUNDED, Revision
@@ -24,9 +24,6 @@ from .plan import Member, Plan, plan_after
 
 LINKS_MAX = 256
 """A state remembers its newest ancestors, this many."""
-SAMPLES_TIMES = 4
-"""An entry's samples count at most this many times the median of the commit's entries, if it has three or more: so one
-peer can't drive a lineage's version."""
 FORGOTTEN_AFTER = 1024
 """In synchronous mode a member that no commit has counted for this many epochs leaves the roll."""
 BEHIND_FOR = 64
@@ -157,9 +154,7 @@ def _summed(state: State) -> str:
 
 def _samples(choice: Choice) -> list[int]:
     """Return how many samples each entry adds to the version."""
-    told = [ready.samples for _, ready in choice.entries if ready.weight]
-    most = SAMPLES_TIMES * median_low(told) if len(told) >= 3 else max(told, default=0)
-    return [min(samples, most) for samples in told]
+    return credited([ready.samples for _, ready in choice.entries if ready.weight])
 
 
 def _roll_after(state: State, choice: Choice, epoch: int, rules: Rules) -> dict[str, Member]:

@@ -33,22 +33,24 @@ def check(life: Life) -> Verdict:
         return Verdict(0, None, "its first files are gone, and a replica can't be played from the middle of its life")
     try:
         replica = replica_of(life)
-    except (KeyError, TypeError) as error:
+    except Exception as error:  # rules of another version, or a damaged head, fail in many ways
         return Verdict(0, None, f"it was written by version {life.head['version']}, whose rules differ ({error})")
     pack = packer()
-    replica.next_wakeup()  # as the node asks, before the first event and after each one
     for at, (entry, now) in enumerate(zip(life.entries, life.clocks, strict=True)):
         assert not isinstance(entry.what, str), "only simulated worlds have texts for events"
-        effects = tuple(replica.handle(entry.what, now))
+        try:
+            replica.next_wakeup()  # as the node asks, before the first event and after each one
+            effects = tuple(replica.handle(entry.what, now))
+        except Exception as error:  # events that no replica meets break its invariants
+            return Verdict(at, at, f"The event can't be played: {error!r}")
         if pack(effects) != pack(entry.effects):
             return Verdict(at, at, _difference(entry.effects, effects))
-        replica.next_wakeup()
     return Verdict(len(life.entries))
 
 
 def replica_of(life: Life) -> Replica:
-    """Make the replica with which a life began, from the head of its history file. Raises KeyError or TypeError if the
-    head lacks a value or has a rule that this version doesn't know."""
+    """Make the replica with which a life began, from the head of its history file. Raises KeyError or another
+    exception if the head lacks a value, has an unfit one, or a rule that this version doesn't know."""
     head, known = life.head, {field.name for field in fields(Rules)}
     if unknown := head["rules"].keys() - known:
         raise KeyError(*unknown)

@@ -156,7 +156,7 @@ def _values(path: Path) -> Iterator[Any]:
                     raise ValueError(f"its content is more than {EXPANSION_MAX} times as long as the file")
                 unpacker.feed(data)
                 yield from unpacker
-            except (zlib.error, msgpack.UnpackException, ValueError) as error:
+            except (zlib.error, msgpack.UnpackException, ValueError, TypeError) as error:  # TypeError: an unfit key
                 raise ValueError(f"{path.name} is damaged before its end: {error}") from None
 
 

@@ -40,6 +40,8 @@ def tell(what: events.Event | events.Effect) -> str:
             return f"sees a transfer with {peer} go on"
         case events.Discovered(peer):
             return f"finds {peer} in the DHT"
+        case events.Granted(peer, grant):
+            return f"learns that {peer} is here by the grant {grant[:6]}"
         case events.Measured(bandwidth):
             return f"measures a bandwidth of {bandwidth:.3g}"
         case events.Reachable(reachable):

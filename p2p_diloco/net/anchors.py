@@ -1,4 +1,5 @@
-"""Stores each record at the initial peers and at this peer itself too, and asks the initial peers for each key.
+"""Stores each record at the initial peers and at this peer itself too, and asks the initial peers for each key. If
+nobody has a record of it, peers that were met earlier are asked as well.
 
 The DHT keeps a record at the members whose ids are nearest to its key. Ids are free: one stranger can invent as many as
 it likes, all nearer to a run's keys than any honest member, and would then be the only one that is asked. It can't put
@@ -28,6 +29,11 @@ class Anchors:
     def __init__(self, node: Any, initial_peers: Sequence[str], records: SignedRecords) -> None:
         self._node, self._records = node, records
         self._peers = [PeerID.from_base58(peer) for peer in {peer_of(address) for address in initial_peers}]
+        self._met: list[Any] = []
+
+    def add(self, peer: str) -> None:
+        """Ask this peer, too, for what nobody else has. Each member stores its own records at itself."""
+        self._met.append(PeerID.from_base58(peer))
 
     async def store(self, key: str, subkey: bytes, value: bytes, until: float) -> bool:
         """Store a record; returns whether this peer or an initial peer has it now."""
@@ -47,8 +53,15 @@ class Anchors:
 
     async def fetch(self, key: str) -> Found:
         """What the initial peers have under a key. Of several records with one subkey the one that expires last."""
+        return await self._ask(self._peers, key)
+
+    async def fetch_from_the_met(self, key: str) -> Found:
+        """What peers that were met earlier have under a key."""
+        return await self._ask(self._met, key)
+
+    async def _ask(self, peers: Sequence[Any], key: str) -> Found:
         key_id = DHTID.generate(source=key)
-        answers = await asyncio.gather(*(self._node._call_find_with_blacklist(peer, [key_id]) for peer in self._peers))
+        answers = await asyncio.gather(*(self._node._call_find_with_blacklist(peer, [key_id]) for peer in peers))
         return latest(*(self._read(key_id, answer[key_id][0]) for answer in answers if answer))
 
     def _read(self, key_id: Any, found: Any) -> Found:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
@@ -20,8 +22,9 @@ from p2p_diloco.net.daemon_requests import closed_on_failure, noted
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reasons import dial_inconclusive, dial_refused, last_line, likely_reason
+from p2p_diloco.net.reasons import another_answers, dial_inconclusive, dial_refused, last_line, likely_reason
 from p2p_diloco.net.streams import stop
+from p2p_diloco.net.unproven import Unproven
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,17 @@ REAP_S = 0.1
 DIAL_S = 5.0
 """Deadline for dialling an initial peer. Dialling it and asking for its clock take less than 10 s together."""
 ADDRESSES_PER_PEER_MAX = 16
+ASKED_TO_END = (0, 0x80 + signal.SIGTERM, 0x80 + signal.SIGINT)
+"""The daemon's statuses after a signal that asks it to end, as ^C in a terminal asks all. Two of its threads then end
+it, one with 0 and one with the signal's number, and either may be first."""
+CONFIGURATION = Path(__file__).with_name("p2pd.json")
+"""The daemon's configuration file. It turns libp2p's relay off, which would serve strangers: no flag does that."""
+
+
+class _Configured(P2P):  # type: ignore[misc]  # Hivemind has no types
+    """Hivemind's client of a daemon, which starts it with our configuration file; `create` has no setting for that."""
+
+    DHT_MODE_MAPPING: ClassVar = {mode: {**flags, "f": CONFIGURATION} for mode, flags in P2P.DHT_MODE_MAPPING.items()}
 
 
 class Daemon:
@@ -48,6 +62,7 @@ class Daemon:
         self.certificate: bytes | None = None
         """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
         self._known: dict[str, dict[str, Multiaddr]] = {}  # by peer, and by the address as text
+        self._unproven = Unproven()
         self._died: str | None = None
         self._watching = asyncio.create_task(self._watch(on_death))
 
@@ -73,7 +88,7 @@ class Daemon:
         if stale := stale_sockets.sweep():
             log.debug("removed the sockets of %d daemons that are gone", stale)
         starting = asyncio.ensure_future(
-            P2P.create(
+            _Configured.create(
                 host_maddrs=None if client_mode else list(host_maddrs),
                 announce_maddrs=list(announce_maddrs) or None,
                 identity_path=identity_path,
@@ -111,7 +126,7 @@ class Daemon:
     async def _watch(self, on_death: Callable[[str], None] | None) -> None:
         status = await self.p2p._child.wait()
         self._died = f"the libp2p daemon ended with status {status}"
-        level = logging.ERROR if status else logging.INFO  # 0: it was asked to end, as ^C in a terminal asks all
+        level = logging.INFO if status in ASKED_TO_END else logging.ERROR
         log.log(level, "%s, so other peers can't reach this peer any more", self._died)
         if on_death is not None:
             on_death(self._died)
@@ -146,6 +161,35 @@ class Daemon:
         """The multiaddrs of a peer that `introduce` has remembered."""
         return list(self._known.get(peer, ()))
 
+    def dialable_at(self, peer: str) -> list[str]:
+        """Those of a peer's known multiaddrs that may be dialled now; see `Unproven`."""
+        return self._unproven.admit(peer, self.known_at(peer))
+
+    async def _reach(self, peer: str) -> None:
+        """Connect to a peer at those of its known multiaddrs that may be dialled now; if it is connected already, or
+        none is known, nothing is dialled.
+
+        Raises:
+            Unreachable: none of its addresses may be dialled now. The daemon's errors, if the dials fail.
+        """
+        known = self._known.get(peer, {})
+        if not known:
+            return
+        places, met = list(known), list[str]()
+        if not (proven := self._unproven.proven(peer, places)) and not (met := await self._connected_at(peer)):
+            places = self.dialable_at(peer)
+            if not places:
+                raise Unreachable(f"{peer}: too many dials to its hosts have found no peer in the last minute")
+        # returns at once if already connected
+        await self.p2p._client.connect(PeerID.from_base58(peer), tuple(known[place] for place in places))
+        if not proven:
+            for address in met or await self._connected_at(peer):
+                self._unproven.prove(peer, address)
+
+    async def _connected_at(self, peer: str) -> list[str]:
+        """The multiaddrs at which the daemon is connected to a peer."""
+        return [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]
+
     async def greet(self, address: str) -> str | None:
         """Connect to the peer at a full multiaddr; returns None, or the reason why this failed."""
         host, _, peer = address.rpartition("/p2p/")
@@ -159,6 +203,22 @@ class Daemon:
             return likely_reason(error)
         return None
 
+    async def meet(self, address: str) -> str | None:
+        """Connect to the peer at a full multiaddr, or to another one that answers there; returns its id, or None if
+        none does."""
+        host, _, peer = address.rpartition("/p2p/")
+        with contextlib.suppress(
+            asyncio.TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError
+        ):
+            try:
+                await self._connect(PeerID.from_base58(peer), [Multiaddr(host)])
+            except P2PDaemonError as error:
+                if (peer := another_answers(error) or "") in ("", self.peer_id):
+                    return None
+                await self._connect(PeerID.from_base58(peer), [Multiaddr(host)])
+            return peer
+        return None
+
     async def _connect(self, peer: PeerID, addresses: Sequence[Multiaddr]) -> None:
         with closed_on_failure():
             await within(DIAL_S, self.p2p._client.connect(peer, addresses))
@@ -166,10 +226,10 @@ class Daemon:
     async def found_at(self, peer: str) -> list[str]:
         """The multiaddrs at which the daemon is connected to a peer and has checked the peer's identity. Without a
         connection the daemon first dials the peer's known addresses; empty if none of them answers."""
-        with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError):
-            await self._connect(PeerID.from_base58(peer), tuple(self._known.get(peer, {}).values()))
-            there = [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]
-            return [address for address in there if not leads_over_a_relay(address)]
+        with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError, Unreachable):
+            with closed_on_failure():
+                await within(DIAL_S, self._reach(peer))
+            return [address for address in await self._connected_at(peer) if not leads_over_a_relay(address)]
         return []
 
     async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
@@ -193,17 +253,19 @@ class Daemon:
 
     async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
         peer_id = PeerID.from_base58(peer)
-        known = self._known.get(peer, {})
         with closed_on_failure():
             try:
-                if known:
-                    # returns at once if already connected
-                    await self.p2p._client.connect(peer_id, tuple(known.values()))
+                await self._reach(peer)
                 stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
             except P2PDaemonError as error:
-                refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(tuple(known)))
+                refused = dial_refused(error) or (dial_inconclusive(error) and await self._all_refuse(peer))
                 raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
             return await Pipe.adopt(reader, writer), str(stream.addr)
+
+    async def _all_refuse(self, peer: str) -> bool:
+        """Dial a peer's known addresses by plain TCP; returns whether all of them refuse the connection."""
+        places = self.dialable_at(peer)
+        return places == self.known_at(peer) and await all_refuse(places)
 
     async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
         """Serve a protocol: await `serve(peer id, pipe, the peer's multiaddr)` for every stream that another peer opens

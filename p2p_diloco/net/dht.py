@@ -46,6 +46,8 @@ START_S = 60.0
 """How long the daemon may take to start."""
 CLOCK_S = 2.0
 """Deadline for asking an initial peer for its time."""
+MET_MAX = 8
+"""The most addresses of peers met earlier that are dialled at the start."""
 CLOSE_S = 3.0
 """How long the DHT node may take to end."""
 
@@ -154,12 +156,24 @@ class DhtPeer:
         try:
             getting = asyncio.gather(self._node.get(key, latest=True), self._anchors.fetch(key))
             found, anchored = await within(CALL_S, getting)
+            if found is None and not anchored:
+                anchored = await within(CALL_S, self._anchors.fetch_from_the_met(key))
         except asyncio.TimeoutError:
             raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
         except Exception as error:  # Hivemind raises exceptions of many kinds for answers of its daemon or of strangers
             raise Unreachable(f"the DHT request failed: {error!r}") from None
         near = found.value if found is not None and isinstance(found.value, dict) else {}
         return newest_records(latest(near, anchored))
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        """Connect in the background to peers that were met earlier, at these addresses. Those that answer are asked for
+        records that nobody else has: a stranger may surround a key, and the initial peers may have restarted."""
+        for address in addresses[:MET_MAX]:
+            self._made.push_async_callback(stop, asyncio.create_task(self._meet(address)))
+
+    async def _meet(self, address: str) -> None:
+        if peer_of(address) != self.peer_id and await self.daemon.greet(address) is None:
+            self._anchors.add(peer_of(address))
 
     async def close(self) -> None:
         await self._made.aclose()
@@ -210,16 +224,18 @@ async def _clock_difference_s(daemon: Daemon, peer: str) -> float | None:
 
 async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:
     """Until cancelled, update this peer's addresses, and reconnect to initial peers that the DHT has lost: they may
-    have restarted, or may be back after a network partition."""
+    have restarted, or may be back after a network partition. A bootstrap without an identity file has another id then;
+    whoever joins through it finds the others because they have met it."""
     while True:
         await asyncio.sleep(REJOIN_EVERY_S)
         try:
             present = {str(peer) for peer in node.protocol.routing_table.peer_id_to_uid}
             for address in initial_peers:
-                if peer_of(address) not in present and await daemon.greet(address) is None:
-                    peer = PeerID.from_base58(peer_of(address))
-                    if await node.protocol.call_ping(peer) is not None:
-                        node.blacklist.register_success(peer)  # else it would not be asked for as long as it was gone
+                if peer_of(address) in present or (met := await daemon.meet(address)) is None or met in present:
+                    continue
+                peer = PeerID.from_base58(met)
+                if await node.protocol.call_ping(peer) is not None:
+                    node.blacklist.register_success(peer)  # else it would not be asked for as long as it was gone
             await daemon.look_up_addresses()
         except Exception as error:  # Hivemind raises exceptions of many kinds; the next turn may succeed
             log.debug("reconnecting to the DHT failed; the next attempt follows soon: %r", error)

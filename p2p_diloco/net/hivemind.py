@@ -172,7 +172,7 @@ class HivemindTransport:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
-                    addresses=daemon.known_at,
+                    addresses=daemon.dialable_at,
                     found_at=daemon.found_at,
                     serve=exchange.receiver.serve_direct,
                     hosts=[] if local.client_mode else [host(address) for address in listens_at(local)],
@@ -213,6 +213,9 @@ class HivemindTransport:
             direct = [address for address in direct if not is_loopback(address)]  # those of other machines
         self._dht.daemon.introduce(peer, direct)
         self._circuits.introduce(peer, addresses)
+
+    def meet(self, addresses: Sequence[str]) -> None:
+        self._dht.meet(addresses)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         return await self._records.store(key, subkey, value, ttl_s, owned=owned)

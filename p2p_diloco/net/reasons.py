@@ -35,11 +35,17 @@ _REFUSED = ("connection refused", "connection reset by peer", "broken pipe", "se
 _INCONCLUSIVE = ("dial backoff", "connection failed")
 
 
+def another_answers(error: Exception) -> str | None:
+    """The id of the peer that answered where another one was dialled; None if a dial failed for another reason."""
+    found = re.search(r"but remote key matches (\w+)", str(error))
+    return None if found is None else found[1]
+
+
 def likely_reason(error: Exception) -> str:
     """Name the most likely reason for a failed dial, in words for users."""
     text = str(error)
-    if (found := re.search(r"but remote key matches (\w+)", text)) is not None:
-        return f"another peer answers there: its id is {found[1]}"
+    if (other := another_answers(error)) is not None:
+        return f"another peer answers there: its id is {other}"
     return next((meaning for sign, meaning in _MEANINGS.items() if sign in text), last_line(error))
 
 

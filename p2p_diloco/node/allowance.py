@@ -1,8 +1,8 @@
-"""How often one peer may send the messages that cost this peer much: requests for states or for audits, and nudges.
+"""How often others may send the messages that cost this peer much: requests for states or for audits, and nudges.
 
-Law: pure; time and progress are arguments. Nudges are counted by group, not by peer. A group is all peers of one grant
-in a private run, because the holder of an invitation can start any number of peers with it. Even a peer that joins
-again and again needs far less than its allowance.
+Law: pure; time and progress are arguments. All is counted by group: all peers of one grant in a private run, because
+the holder of an invitation can start any number of peers with it; a single peer in an open run, where anyone can make
+identities. Even peers that join again and again need far less than their allowance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 FETCHES_AT_ONCE = 16.0
-"""The states of the whole model that a peer may ask for at once. After that the allowance grows by one whole state in
+"""The states of the whole model that a group may ask for at once. After that the allowance grows by one whole state in
 `FETCH_EVERY_S` seconds, up to this number again."""
 FETCH_EVERY_S = 1.0
 FETCH_COST_MIN = 1 / 128
@@ -19,43 +19,43 @@ FETCH_COST_MIN = 1 / 128
 NUDGED_EXCHANGES_MAX = 2
 """The most exchanges of the whole model that one nudge brings forward. A peer asks for one exchange; the receiver may
 be one exchange behind that peer."""
-PEERS_MAX = 4096
-"""The most peers, and the most groups, that are remembered; the one that asked longest ago is forgotten first."""
+GROUPS_MAX = 4096
+"""The most groups that are remembered; the one that asked longest ago is forgotten first."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What each peer may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
-    again. A peer that isn't remembered has its full budget."""
+    """What each group may still ask for: `at_once` at once, and one more every `every_s` seconds, up to this number
+    again. A group that isn't remembered has its full budget."""
 
     at_once: float
     every_s: float
-    _left: dict[str, tuple[float, float]] = field(default_factory=dict)  # by peer: how much was left, and when
+    _left: dict[Hashable, tuple[float, float]] = field(default_factory=dict)  # by group: how much was left, and when
 
-    def takes(self, peer: str, cost: float, now: float) -> bool:
-        """Take `cost` from a peer's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
+    def takes(self, group: Hashable, cost: float, now: float) -> bool:
+        """Take `cost` from a group's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
         return False."""
-        left, since = self._left.pop(peer, (self.at_once, now))
+        left, since = self._left.pop(group, (self.at_once, now))
         left = min(left + (now - since) / self.every_s, self.at_once)
         allowed = left >= cost
-        self._left[peer] = left - cost if allowed else left, now
-        if len(self._left) > PEERS_MAX:
+        self._left[group] = left - cost if allowed else left, now
+        if len(self._left) > GROUPS_MAX:
             del self._left[next(iter(self._left))]
         return allowed
 
 
 @dataclass(slots=True)
 class Allowances:
-    """How many states each peer, and how many nudges each group, may still ask for. A peer or
-    group that isn't remembered has its full allowance."""
+    """How many states and nudges each group may still ask for. A group that isn't remembered has its full
+    allowance."""
 
     _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
     _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
 
-    def fetch(self, peer: str, part: float, now: float) -> bool:
+    def fetch(self, group: Hashable, part: float, now: float) -> bool:
         """Count a request for a state, at the time `now`; returns whether it is allowed. `part`: the requested fraction
         of the whole model's state."""
-        return self._states.takes(peer, max(part, FETCH_COST_MIN), now)
+        return self._states.takes(group, max(part, FETCH_COST_MIN), now)
 
     def nudge(self, group: Hashable, goal: int, commits: int, fragments: int) -> bool:
         """Count a nudge by a peer of this group; returns whether it is allowed. `goal`: the number of commits that the
@@ -70,6 +70,6 @@ class Allowances:
         early = min(max(goal - commits, fragments), NUDGED_EXCHANGES_MAX * fragments)
         self._nudged.pop(group, None)
         self._nudged[group] = commits + early, commits + 2 * early
-        if len(self._nudged) > PEERS_MAX:
+        if len(self._nudged) > GROUPS_MAX:
             del self._nudged[next(iter(self._nudged))]
         return True

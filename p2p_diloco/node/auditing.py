@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from random import SystemRandom
 
@@ -28,6 +28,7 @@ from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases, Key
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Examiner
+from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
@@ -48,8 +49,9 @@ AT_ONCE = 2
 """The most audits at a time; others wait. The audits that other peers wait for have a queue of their own: else an
 accusation would wait behind audits by lot whose aggregator shows nothing, and the accusers split off meanwhile."""
 FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
-"""How many favours another peer may ask of this one at once, and the seconds until it may ask for one more. A favour is
-an audit of a third peer's commit, or copies sent once more. A peer that audits by lot seldom needs one."""
+"""How many favours the peers of one grant (in an open run: each peer) may ask of this one at once, and in how many
+seconds they may ask for one more. A favour is an audit of a third peer's commit, or copies sent once more. A peer that
+audits by lot seldom needs one."""
 STRANGERS_MAX = 16
 """An accusation is refused if its commit counts more contributions than this peer knows peers, by more than this
 number: the copies of the contributions take memory until the audit is over."""
@@ -62,9 +64,10 @@ EXPELLED = "this peer has expelled the sender"
 
 class Audits:
     """Seals this peer's commits, audits those of other peers, and answers their audits. If `audit_rate` is 0, it
-    does nothing."""
+    does nothing. `grant_of`: as of `RunInbox`."""
 
-    def __init__(self, common: Common) -> None:
+    def __init__(self, common: Common, grant_of: Callable[[str], Hashable | None] = no_grant) -> None:
+        self._grant_of = grant_of
         self._work, self._outbox, self._events = common.work, common.outbox, common.events
         self._roster, self._seals, self._token = common.replica.roster, common.seals, common.run.token
         self._logs, self._refusals, self._event_log = common.replica.logs, common.refusals, common.event_log
@@ -161,10 +164,14 @@ class Audits:
             raise Refusal("this commit is too old to be audited")
         if any(other.missing() and sender in other.askers for other in self._cases if other is not case):
             raise Refusal("this peer audits another commit at the sender's request")
-        if not case.begun and not self._favours.takes(sender, 1.0, self._clock()):
-            raise Refusal("this peer has audited many commits at the sender's request lately")
+        if not case.begun and not self._is_favoured(sender):
+            raise Refusal("this peer has audited many commits for the sender, or others with its invitation, lately")
         case.askers.add(sender)
         self._begin(case)
+
+    def _is_favoured(self, peer: str) -> bool:
+        """Take a favour from what the peer, with all others of its grant, may ask; False if there is none left."""
+        return self._favours.takes(group_of(peer, self._grant_of), 1.0, self._clock())
 
     def _case(self, key: Key) -> Case | None:
         """What is known of a commit; None if nothing is."""
@@ -181,7 +188,7 @@ class Audits:
                 case.given[to] = True
 
         lacks = case.given.get(to)
-        if lacks is None or (lacks and self._favours.takes(to, 1.0, self._clock())):
+        if lacks is None or (lacks and self._is_favoured(to)):
             case.given[to] = False
             for author, payload in case.copies.items():
                 self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)

@@ -54,11 +54,12 @@ class Beginning:
         states: Sequence[Any] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         of_fragments = run.rules.by_fragment
         goes_on = bool(states) and not local.new_generation
-        self._last_group: Collection[str] = set()
+        self.last_group: Collection[str] = set()
+        """The peers that the checkpoint names from which this peer goes on; empty if there is none."""
         self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes
         if goes_on:
             last = counted_last if of_fragments else named_by
-            self._last_group = {peer for state in states for peer in last(state)}
+            self.last_group = {peer for state in states for peer in last(state)}
         self._has_the_end = goes_on and saved is not None and saved.has_ended(run.rules)
         self.events: list[Event] = []
         """The events that give the replica its first state; empty if the state has to come from other peers."""
@@ -134,7 +135,7 @@ class Beginning:
         the trainer waits until this peer has fetched the last state; or, if its checkpoint has that state, until the
         others have fetched it. With `new_generation` it doesn't wait. Once the trainer may start, this call stays open
         until it is cancelled."""
-        local, replica, group = self._common.local, self._common.replica, self._last_group
+        local, replica, group = self._common.local, self._common.replica, self.last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)
         elif not local.new_generation:

@@ -1,8 +1,9 @@
 """Keeps an ended run ended. A peer that starts after the end fetches the run's last state, and doesn't train.
 
 Law: the record of an end binds a peer only from its start until it trains. It never binds a peer that trains, so a
-false record can't end a run that goes on. A bound peer's trainer waits for the last state, and the peer ends with an
-error if no other peer hands it over.
+false record can't end a run that goes on. It binds a peer that has a state to go on from only if peers that this
+state knows have signed it (`Ending._confirmed`); else it is a rumour, which is logged. A bound peer's trainer waits for
+the last state, and the peer ends with an error if no other peer hands it over.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
 SEEN_EVERY_S = 0.1
 """Seconds between two checks of which peers hold the last state."""
+SIGNERS_MAX = 8
+"""So many peers of the last round that have signed an end are enough, however many there were."""
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +41,18 @@ class Ending:
     """Holds what this peer knows about the end of its run, and keeps a record of that end in the DHT."""
 
     def __init__(
-        self, transport: Transport, founding: Founding, replica: Replica, goes_on: GoesOn, folder: Path | None
+        self,
+        transport: Transport,
+        founding: Founding,
+        replica: Replica,
+        goes_on: GoesOn,
+        folder: Path | None,
+        group: Collection[str] = (),
     ) -> None:
-        """`folder` holds this peer's checkpoints; None if it writes none."""
+        """`folder` holds this peer's checkpoints; None if it writes none. `group`: the peers that the checkpoint names
+        from which this peer goes on; empty if there is none."""
+        self._group = frozenset(group)
+        self._trusted = {transport.peer_id, founding.founder}
         self._transport, self._founding, self._replica = transport, founding, replica
         self._goes_on, self._folder = goes_on, folder
         self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
@@ -49,6 +61,8 @@ class Ending:
         self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
+        self._rumour: End | None = None
+        """The highest end of which it was logged that it is a rumour."""
         self._something = asyncio.Event()
         """Set once there is an end to keep in the DHT."""
 
@@ -113,11 +127,31 @@ class Ending:
         return any(model > end.model and not self._replica.rules.ended(model, end.revision) for model in models)
 
     async def _read(self) -> End | None:
+        """Read the highest end in the DHT that binds this peer; None if there is none. Log a higher rumour, once."""
+        of = self._transport, self._founding, self._replica.rules
         try:
-            return await ends.read(self._transport, self._founding, self._replica.rules)
+            found = await ends.read_all(*of, self._trusted | self._group)
         except Unreachable as error:
             log.debug("the DHT gave no answer about the run's end: %s", error)
             return None
+        confirmed = next((end for end in found if self._confirmed(end, found)), None)
+        if found and found[0] != confirmed and (self._rumour is None or found[0] > self._rumour):
+            self._rumour = found[0]
+            log.warning(
+                "a rumour says that the run has ended at %s: neither the founder nor half of the last round's other "
+                "peers have signed it, so this peer goes on from its checkpoint. If it is true, start a peer that has "
+                "the last state",
+                found[0],
+            )
+        return confirmed
+
+    def _confirmed(self, end: End, found: Iterable[End]) -> bool:
+        """Whether an end is more than a rumour: the founder or this peer itself has signed it, or at least half of the
+        other peers of the last round that this peer knows. A peer without a checkpoint believes any end, because it
+        can't go on by itself anyway."""
+        signers, others = {one.signer for one in found if one.model == end.model}, self._group - self._trusted
+        enough = max(1, min(len(others) - len(others) // 2, SIGNERS_MAX))
+        return not self._group or bool(signers & self._trusted) or len(signers & others) >= enough
 
     def _gave_up(self, end: End, wait_s: float) -> GaveUpWaiting:
         mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,15 +126,23 @@ async def read_any(transport: Transport, run_id: str) -> End | None:
 
 
 async def read(transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the highest valid end from the DHT; None if there is none. Records that can't be read, or whose signature is
-    wrong, are left out.
+    """Read the highest valid end from the DHT; None if there is none. Raises as `read_all`."""
+    return next(iter(await read_all(transport, founding, rules)), None)
+
+
+async def read_all(
+    transport: Transport, founding: Founding, rules: Rules, trusted: Collection[str] = ()
+) -> Sequence[End]:
+    """Read the valid ends from the DHT, highest first. Records that can't be read, or whose signature is wrong, are
+    left out. If there are too many to check, those of `trusted` signers are checked first.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
     found = await unowned.read(transport, _key(founding.run_id), End)
-    ends = sorted((end for end in found if rules.ended(end.model, end.revision)), reverse=True)
-    return next((end for end in ends[:TRIED_MAX] if holds(end, transport, founding, rules)), None)
+    ended = sorted((end for end in found if rules.ended(end.model, end.revision)), reverse=True)
+    first = sorted(ended, key=lambda end: end.signer not in trusted)[:TRIED_MAX]
+    return sorted((end for end in first if holds(end, transport, founding, rules)), reverse=True)
 
 
 async def store(transport: Transport, founding: Founding, end: End) -> bool:

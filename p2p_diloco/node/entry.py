@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from p2p_diloco.addresses import is_loopback
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, NodeDied, P2PDilocoError
 from p2p_diloco.net.hivemind import HivemindTransport
@@ -49,7 +50,7 @@ from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.which_core import on_fragments
-from p2p_diloco.remembered import remembered
+from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.threads import Threads, usual
 
 PEERS_S, LOOK_EVERY_S = 5.0, 0.5
@@ -138,11 +139,19 @@ async def _entered(
     invitation = founders_own(local.run_id, key)
     transport = await _open_transport(local, inbox, tell, dead, invitation)
     try:
-        write_files(local.run_id, key, local.initial_peers or transport.addresses())
+        stays = local.identity_path is not None and not transport.reach.private
+        own = transport.addresses() if stays or not local.initial_peers else ()
+        write_files(local.run_id, key, _named(local.initial_peers, own))
     except BaseException:
         await close(transport)
         raise
     return transport, _access(transport, key)
+
+
+def _named(initial_peers: Sequence[str], own: Sequence[str]) -> Sequence[str]:
+    """The addresses that an invitation names: the initial peers', and the founder's own as far as other machines may
+    reach them. A machine without a network has only some for itself; they will do for a try."""
+    return [*initial_peers, *(address for address in own if not is_loopback(address))] or own
 
 
 def _access(transport: HivemindTransport, key: RunKey | None) -> Access:
@@ -164,8 +173,8 @@ async def _open_transport(
     invitation: Invitation | None = None,
 ) -> HivemindTransport:
     """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run in
-    their swarm. If the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private
-    run; None for an open run.
+    their swarm; if one does, meet the peers at these addresses, too. If the transport's daemon dies later, the future
+    `dead` gets an exception. `invitation`: to a private run; None for an open run.
 
     Raises:
         NoBootstrapReached: no initial peer and no remembered address answers.
@@ -177,9 +186,11 @@ async def _open_transport(
 
     async def through(initial_peers: Sequence[str]) -> HivemindTransport:
         settings = local.model_copy(update={"initial_peers": tuple(initial_peers)})
-        return await HivemindTransport.create(
+        transport = await HivemindTransport.create(
             inbox, settings, limits=LIMITS, invitation=invitation, on_daemon_death=daemon_died
         )
+        transport.meet(remembered(local.run_id, met_through(local.initial_peers, transport.peer_id)))
+        return transport
 
     tell("connecting to the swarm" if local.initial_peers else "starting a swarm of its own")
     try:

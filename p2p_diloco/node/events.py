@@ -20,7 +20,7 @@ from p2p_diloco.net.signing import PEER_ID
 NOTES_KEPT = 50
 SHARDS_NAMED = 8
 """The most shards that one note names."""
-LOUD = ("mismatch", "fork", "passed", "missed", "expelled")
+LOUD = ("mismatch", "fork", "passed", "missed", "expelled", "samples")
 """Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
 waiting."""
 

@@ -62,6 +62,13 @@ def no_grant(peer: str) -> Hashable | None:
     return None
 
 
+def group_of(peer: str, grant_of: Callable[[str], Hashable | None]) -> Hashable:
+    """Return the group by which a peer's requests are limited: all peers of its grant; the peer alone in an open
+    run."""
+    grant = grant_of(peer)
+    return peer if grant is None else grant
+
+
 class Members(Protocol):
     """What a transport knows of the members of a private run."""
 

@@ -26,6 +26,7 @@ from p2p_diloco.node.run import Run, layout_of, token
 from p2p_diloco.node.run_record import RunRecord, cut_of, record_key
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.unowned import name_of
+from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.layout import Layout
 
 RECORD_TTL_S = 60.0
@@ -44,6 +45,12 @@ _NOT_TOLD = (
     "start the peer that has the run's settings, or give this peer found=True (--found) or settings",
 )
 """Why a peer that could found the run waits for another one to do it, and the mend."""
+_SEEN = (
+    "; this peer does not found it anew without found (--found): peers of it were met here, and may only be hidden",
+    "check that they are up and can be reached from here, or found the run anew with found=True (--found)",
+)
+"""The same for a peer whose machine has been in the run. A stranger may hide a run's records, and a bootstrap that has
+just started has none; founding the run anew would make two of one name."""
 
 UNCHANGEABLE = (
     "this run can't be changed, stopped for all or saved on demand (p2p-diloco set, stop, save): these commands need "
@@ -59,7 +66,8 @@ class Joined:
     """A run that was found or founded, and its record. `founder`: whether this peer has just founded the run, so that
     this peer's model is epoch 0. `card`: the packed card of the run's model; empty if this peer knows none. `key`: the
     public run key of a private run; empty in an open run. `may_begin_again`: whether this peer may found the run anew
-    if no peer holds its state: it is told to (`found`), has the run key, or is the founder, started again."""
+    if no peer holds its state: it is told to (`found`); or it has the run key, or is the founder, started again, and
+    has met no other peer of the run."""
 
     run: Run
     record: bytes
@@ -105,7 +113,8 @@ class Joining:
             ConfigError: the run's shards are too large or too many to be sent.
         """
         own: bytes | None = None
-        founds = self._may_found and self._setup.is_told_to_found(founding)
+        told = self._setup.is_told_to_found(founding)
+        founds = self._may_found and told and (founded is not None or not self._has_been_in_it)
         while not (found := await self._records()):
             if self._access is None and not self._setup.local.open:
                 await privacy.refuse_if_private(self._transport, self._run_id)
@@ -116,7 +125,7 @@ class Joining:
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = await self._records() or {name_of(own): own}
                 break
-            why, mend = _NOT_TOLD if self._may_found else ("", _LOOK_AFTER_THE_PEERS)
+            why, mend = (_SEEN if told else _NOT_TOLD) if self._may_found else ("", _LOOK_AFTER_THE_PEERS)
             await self._wait(
                 f"waiting for {self._founder} to found the run {self._run_id}{why}",
                 f"is over: no peer has founded the run {self._run_id}{why}",
@@ -147,9 +156,16 @@ class Joining:
         """Whether this peer can found the run: it has a model, and for a private run the run key."""
         return self._setup.can_found and (self._access is None or self._access.key is not None)
 
+    @property
+    def _has_been_in_it(self) -> bool:
+        """Whether this machine has met peers of the run, and this peer is not told to found the run all the same."""
+        local = self._setup.local
+        swarm = met_through(local.initial_peers, self._transport.peer_id)
+        return not local.found and bool(remembered(self._run_id, swarm))
+
     def _may_begin_again(self, record: RunRecord) -> bool:
         own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
-        return own or self._setup.local.found
+        return self._setup.local.found or (own and not self._has_been_in_it)
 
     @property
     def _founder(self) -> str:

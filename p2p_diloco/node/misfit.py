@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import NoneType
 
+from p2p_diloco.core.credit import credited
 from p2p_diloco.core.leases import fault
 from p2p_diloco.core.messages import (
     Commit,
@@ -89,7 +90,7 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case Commit(base=base, version=version) if version.generation != base.generation:
             return "it leads to another generation"
         case Commit(base=base, version=version) if version.samples - base.samples != _samples_of(message):
-            return "its samples aren't the sum of those of its base and of its contributions"
+            return "its samples aren't those of its base and what it counts of its contributions' samples"
         case State(version=version, history=history):
             if history.get(version.epoch) != version.digest or max(history) > version.epoch or min(history) < 0:
                 return "its history doesn't lead to its version"
@@ -101,8 +102,8 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
 
 
 def _samples_of(commit: Commit) -> int:
-    """Return the sum of the samples of all contributions that a commit counts."""
-    return sum(counted.samples for counted in commit.contributions)
+    """Return how many samples a commit adds to its base."""
+    return sum(credited([counted.samples for counted in commit.contributions]))
 
 
 def _out_of_range(value: object) -> str:

@@ -43,7 +43,7 @@ from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.trainer import TrainerSide
-from p2p_diloco.remembered import remember
+from p2p_diloco.remembered import met_through, remember
 
 TELL_S = 5.0
 """Deadline for publishing a known end of the run, before other peers see this peer."""
@@ -74,9 +74,10 @@ class Participation:
         self._beginning = Beginning(common, joined, saved)
         self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
         folder = common.local.checkpoint_dir
-        self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
+        of = self._transport, common.founding, self._replica, self._goes_on, folder
+        self._ending = Ending(*of, self._beginning.last_group)
         self._saving = FragmentSaving(common) if common.run.rules.by_fragment else Saving(common)
-        self._audits = Audits(common)
+        self._audits = Audits(common, inbox.grant_of)
         if common.run.rules.by_fragment:
             self._trainer: TrainerSide = FragmentTrainer(common, channel)
             self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
@@ -126,6 +127,7 @@ class Participation:
         for event in self._beginning.events:
             self._events.post(event)
         run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
+        swarm = met_through(self._common.local.initial_peers, transport.peer_id)
         consuming = asyncio.create_task(self._node.consume())
         beside = (
             self._trainer.serve(messages),
@@ -152,7 +154,7 @@ class Participation:
                 run_id,
                 self._discovered,
                 lambda: len(roster.alive()),
-                lambda addresses: remember(run_id, self._common.local.initial_peers, addresses),
+                lambda addresses: remember(run_id, swarm, addresses),
                 self._check_identity,
             ),
         )

@@ -16,6 +16,7 @@ from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run_record import record_key
+from p2p_diloco.remembered import met_through, remembered
 
 if TYPE_CHECKING:
     from p2p_diloco.node.setup import Setup  # would load torch, and `status` asks whether a run is private
@@ -46,7 +47,8 @@ async def refuse_if_private(dht: Records, run_id: str) -> None:
 
 async def founds_privately(setup: Setup, dht: Records) -> bool:
     """Whether this peer, which has no invitation, is to found a private run now. It is if it can found one and is told
-    to, its settings do not ask for an open run, other machines could reach the run, and there is no run of this name.
+    to, its settings do not ask for an open run, other machines could reach the run, and neither is there a run of this
+    name nor has this machine met peers of one.
 
     Raises:
         Refused: there is a private run of this name.
@@ -55,8 +57,9 @@ async def founds_privately(setup: Setup, dht: Records) -> bool:
     if local.open or on_this_machine(local) or not setup.can_found:
         return False
     await refuse_if_private(dht, local.run_id)
-    if not setup.is_told_to_found(setup.asked):
-        return False
+    seen = not local.found and remembered(local.run_id, met_through(local.initial_peers, dht.peer_id))
+    if seen or not setup.is_told_to_found(setup.asked):
+        return False  # `Joining` says why
     try:
         return not await unowned.fetch(dht, record_key(local.run_id))
     except Unreachable:

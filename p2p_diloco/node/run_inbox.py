@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
 
+from p2p_diloco.core.events import Granted
 from p2p_diloco.core.messages import Commit, Contribution, Fetch, Message, Probe, ProbeAck, State
+from p2p_diloco.core.probing import Member
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.inbox import Handler, no_grant
+from p2p_diloco.node.inbox import Handler, group_of, no_grant
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
@@ -50,8 +52,8 @@ log = logging.getLogger(__name__)
 
 class RunInbox(Handler):
     """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
-    run, and nudges are limited for each grant. It returns None in an open run: there nudges are not limited, because
-    anyone could make further identities."""
+    run; nudges and requests for states are limited for each grant. It returns None in an open run: there requests are
+    limited for each peer, and nudges are not, because anyone could make further identities."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class RunInbox(Handler):
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
         self._run = run = common.run
-        self._describing = common.describing
+        self._describing, self._events = common.describing, common.events
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
         self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
@@ -144,7 +146,17 @@ class RunInbox(Handler):
             case Description() | ListSlices() | GetSlice():
                 raise AssertionError(f"`read` should have refused this {type(message).__name__}")
             case _:
+                self._tell_grant(sender)
                 await self._node.receive(sender, self._believed(sender, message))
+
+    def _tell_grant(self, sender: str) -> None:
+        """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
+        certificate that the sender has shown, so no peer can name another one's."""
+        if (grant := self._grant_of(sender)) is None:
+            return
+        named = grant.hex() if isinstance(grant, bytes) else str(grant)
+        if self._replica.roster.members.get(sender, Member()).grant != named:
+            self._events.post(Granted(sender, named))
 
     def _check_nudge(self, sender: str, goal: int) -> None:
         """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
@@ -154,12 +166,12 @@ class RunInbox(Handler):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
     def _check_fetch(self, sender: str, request: Fetch) -> None:
-        """Raises Refusal if the sender has asked for too many states lately."""
+        """Raises Refusal if the peers with the sender's invitation have asked for too many states lately."""
         asked = range(self._shape[0]) if request.shards is None else set(request.shards)
         mine = self._replica.versions
         part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
-        if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
-            raise Refusal("the sender has asked for too many states lately")
+        if not self._allowances.fetch(group_of(sender, self._grant_of), part, asyncio.get_running_loop().time()):
+            raise Refusal("the sender, or others with its invitation, asked for too many states lately")
 
     def objection(self, sender: str) -> str:
         lie = self._audits.expelled.get(sender)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """The run's settings, as `RunConfig.to_wire` encodes them."""
+LEVELS_MAX = 8
+"""The most lists and maps in each other that a run's settings may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,15 @@ def cut_of(layout: Layout) -> str:
 def _read_config(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unfit("not a map")
+    if not _is_shallow(value, LEVELS_MAX):
+        raise Unfit("nested too deeply")
     return value
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    """Whether a value has at most so many lists and maps in each other. Python can't print a thousand of them."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is None or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inner))
 
 
 _SIGNATURE = "signature"

@@ -1,7 +1,8 @@
 """Changes a run in its founder's name: settings, its end, a checkpoint of all peers. Waits until the peers know of it.
 
 Law: takes no part in the run. It stores one signed record in the DHT and observes. A live peer that has read the record
-tells the others, and all of them adopt the revision, even if this process ends.
+tells the others, and all of them adopt the revision, even if this process ends. Peers' records are what the peers say
+of themselves: none decides by itself that the run has come somewhere, or has heard of a revision.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2p_diloco.config import RunConfig
@@ -23,7 +25,7 @@ from p2p_diloco.node import revising
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.look import look, run_record
-from p2p_diloco.observe.snapshot import Snapshot
+from p2p_diloco.observe.snapshot import Snapshot, weighed
 
 if TYPE_CHECKING:
     from p2p_diloco.net.membership import RunKey
@@ -105,7 +107,7 @@ async def revise(
         Refused: there is no such run, it has ended, the asker has not founded it, or another revision of the founder
             came first.
         ConfigError: a value can't be used in this run.
-        GaveUpWaiting: no live peer has read the record in time.
+        GaveUpWaiting: fewer than half of the live peers have read the record in time.
     """
     present = await look_at(dht, run_id, asker)
     wanted = {**present.settings, **changes}
@@ -157,8 +159,8 @@ async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
     """Read the run's settings and its highest revision.
 
     Raises:
-        Refused: there is no such run, it has ended, or a peer other than the asker has founded it; or its peers know of
-            a revision that can't be read.
+        Refused: there is no such run, it has ended, or a peer other than the asker has founded it; or most of its peers
+            know of a revision that can't be read.
     """
     record = await _until(lambda: run_record(dht, run_id), FOUND_S)
     if record is None:
@@ -185,11 +187,13 @@ async def look_at(dht: Records, run_id: str, asker: Asker) -> Present:
 
 
 async def _revision(dht: Records, founding: Founding) -> tuple[Revision, Snapshot] | None:
-    """The highest revision in the DHT, with a snapshot; None while a peer tells of a higher revision than the DHT has:
-    that peer will store it again."""
+    """The highest revision in the DHT, with a snapshot; None while more than half of the peers tell of a higher
+    revision than the DHT has: they will store it again. Fewer of them may invent it; the peers tell each other of a
+    revision within a second or two."""
     seen, there = await look(dht, founding.run_id), await revising.read(dht, founding)
-    told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
-    return (there, seen) if max([0, *told]) <= there.number else None
+    peers = weighed(_recent(seen) or seen.peers, founding.founder)
+    told = [max(peer.revision or 0, peer.revision_known or 0) for peer in peers]
+    return (there, seen) if median_low(told or [0]) <= there.number else None
 
 
 def _bare(present: Present, wanted: Mapping[str, float | None], *, alone: bool = False) -> Revision:
@@ -206,13 +210,13 @@ def _bare(present: Present, wanted: Mapping[str, float | None], *, alone: bool =
 
 def _stop_epoch(present: Present) -> int:
     """The epoch with which a stop ends the run: two after the present one, and as many more as may pass until all
-    peers know of the stop."""
-    peers = present.live
-    ages = [present.seen.last_seen_s(peer) + ARRIVES_S for peer in peers]
-    rates = [(peer.steps_per_second or 0.0) / max(1, peer.sync_every or 1) for peer in peers]
-    passing = [age * rate for age, rate in zip(ages, rates, strict=True)]
-    asynchronous = present.config.mode == "async"  # there each peer's exchange is an epoch
-    more = sum(passing) if asynchronous else max(passing, default=0.0)
+    peers know of the stop. How often peers exchange is what the middle one of them says; in asynchronous mode, where
+    each peer's exchange is an epoch, none counts for more than twice as often as that."""
+    passing_s = max(map(present.seen.last_seen_s, present.live)) + ARRIVES_S
+    workers = [peer for peer in present.live if peer.role != "aggregator"]
+    rates = [(peer.steps_per_second or 0.0) / max(1, peer.sync_every or 1) for peer in workers]
+    usual = median_low(rates or [0.0])
+    more = passing_s * (sum(min(rate, 2 * usual) for rate in rates) if present.config.mode == "async" else usual)
     return present.seen.run.epoch + 2 + (math.ceil(more) if more >= 1 else 0)
 
 
@@ -254,8 +258,8 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 async def _arrived(dht: Records, present: Present, revision: Revision, within_s: float, *, saving: bool) -> Outcome:
     """Wait until all live peers know of the revision and one has adopted it in all its shards; with `saving` also
-    until all of them that have a checkpoint folder have begun to save. After `within_s` seconds it is enough that one
-    live peer knows of the revision."""
+    until all of them that have a checkpoint folder have begun to save. After `within_s` seconds it is enough that half
+    of the live peers know of the revision."""
     clock, founding = asyncio.get_running_loop().time, present.founding
     before = {peer.peer_id: peer.checkpoint for peer in present.seen.peers}
     give_up_at, told = clock() + within_s, ""
@@ -276,12 +280,15 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
             wrong = f"{revision} lost to another: the run adopts {there}"
             raise Refused(wrong, mend="ask for the change again")
         late, all_know = clock() >= give_up_at, len(known) == len(live)
-        if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (known and late):
+        if (adopted and all_know and (not saving or len(saved) == len(keepers))) or (
+            late and known and 2 * len(known) >= len(live)
+        ):
             return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
         if late:
             kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"
-            wrong = f"no peer of the run {founding.run_id} has read {revision} within {within_s:g} s"
+            who = f"{len(known)} of the {len(live)}" if known else "no"
+            wrong = f"{who} peers of the run {founding.run_id} have read {revision} within {within_s:g} s"
             raise GaveUpWaiting(wrong, mend=mend)
         await asyncio.sleep(LOOK_EVERY_S)
 

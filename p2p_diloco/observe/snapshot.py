@@ -1,7 +1,9 @@
 """Describes the state of a run by one frozen value. It is made from DHT records: the run's own and its peers'.
 
-Law: pure. Records come from strangers and were validated on reading (`node.status`); nothing here raises. The fields,
-and what `to_json` makes of them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
+Law: pure. Records come from strangers and were validated on reading (`node.status`); nothing here raises. What the
+records say of the run as a whole is the middle of what its peers say (`weighed`), so no single peer decides it. The
+fields, and what `to_json` makes of them, are documented in docs/status.md; a change of their meaning raises
+`SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from statistics import fmean, median_high
 
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, clean, highest
@@ -69,17 +72,17 @@ class RunStatus:
     run_id: str
     mode: str | None
     epoch: int
-    """The highest epoch of any peer."""
+    """The epoch of the middle one of the peers that are there now; of two middle ones, the higher epoch."""
     samples: int | None
-    """The training samples of all peers that the commits have counted since the run's start."""
+    """The training samples of all peers that the commits have counted since the run's start, by the middle peer."""
     loss: float | None
     """The mean of the losses that the training peers reported last."""
     held_out_loss: float | None
     """The mean of the held-out losses that the training peers reported last."""
     shards: int | None
     revision: int | None
-    """The highest revision that any peer has adopted in all its shards. 0: no peer reports one, so the rates are those
-    of the config. None: the run's record isn't known either."""
+    """The revision that the middle one of the peers has adopted in all its shards. 0: no peer reports one, so the rates
+    are those of the config. None: the run's record isn't known either."""
     outer_lr: float | None
     """The outer learning rate at that revision."""
     outer_momentum: float | None
@@ -134,15 +137,17 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
     deaths = _deaths(newest)
     training = [peer for peer in newest if _seen_as(peer, deaths, now) in TRAINING]
-    epoch = max((peer.epoch or 0 for peer in newest), default=0)
+    present = [peer for peer in newest if not peer.gone and now - peer.time <= SILENT_S] or newest
+    voters = weighed(present, None if record is None else record.founder)
+    epoch = middle(peer.epoch for peer in voters) or 0
     config = None if record is None else _config(record)
-    revision, outer_lr, outer_momentum, changed = _highest(record, newest)
+    revision, outer_lr, outer_momentum, changed = _adopted(record, voters)
     mode = config.get("mode") if config else None
     run = RunStatus(
         run_id=run_id,
         mode=mode if isinstance(mode, str) else None,
         epoch=epoch,
-        samples=max((peer.counted_samples for peer in newest if peer.counted_samples is not None), default=None),
+        samples=middle(peer.counted_samples for peer in voters),
         loss=_mean(peer.loss for peer in training),
         held_out_loss=_mean(peer.held_out_loss for peer in training),
         shards=None if record is None else record.shards,
@@ -157,6 +162,19 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         events=_events(newest),
     )
     return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))), deaths)
+
+
+def weighed(peers: Sequence[PeerStatus], founder: str | None) -> list[PeerStatus]:
+    """The peers whose records together tell what holds for the run. The founder, whose word changes the run anyway,
+    comes twice, so that the other one of a pair does not decide."""
+    return [*peers, *(peer for peer in peers if peer.peer_id == founder)]
+
+
+def middle(values: Iterable[int | None]) -> int | None:
+    """The middle one of the values that peers tell; of two, the higher. A minority of peers can't move it beyond what
+    an honest peer tells. None: no peer tells one."""
+    told = [value for value in values if value is not None]
+    return median_high(told) if told else None
 
 
 def _seen_as(peer: PeerStatus, deaths: Mapping[str, float], now: float) -> str:
@@ -192,19 +210,22 @@ def newest_deaths(peer: PeerStatus) -> dict[str, float]:
     return {**last, **{death.text: death.time for death in peer.newest_deaths}}
 
 
-def _highest(
-    record: RunRecord | None, peers: Iterable[PeerStatus]
+def _adopted(
+    record: RunRecord | None, voters: Iterable[PeerStatus]
 ) -> tuple[int | None, float | None, float | None, dict[str, float | None]]:
-    """The highest revision that any peer has adopted in all its shards, with all that it changes, and the outer lr and
-    momentum of the peer that has come furthest with it. If no peer tells them, those in the run's record."""
+    """The revision that the middle peer has adopted in all its shards; of the peers that have adopted just this one the
+    middle outer lr and momentum, and the changes that most of them tell. If no peer tells them, those in the run's
+    record."""
     told = [
-        (peer.revision, peer.epoch or 0, peer.outer_lr, peer.outer_momentum, peer)
-        for peer in peers
+        (peer.revision, peer.outer_lr, peer.outer_momentum, peer.changed)
+        for peer in voters
         if peer.revision is not None and peer.outer_lr is not None and peer.outer_momentum is not None
     ]
     if told:
-        number, _, lr, momentum, peer = max(told, key=lambda one: one[:4])
-        return number, lr, momentum, {clean(key): _whole(key, value) for key, value in peer.changed}
+        number = median_high(number for number, *_ in told)
+        rates, momenta, changes = zip(*(values for adopted, *values in told if adopted == number), strict=True)
+        (changed, _), *_ = Counter(changes).most_common(1)
+        return number, median_high(rates), median_high(momenta), {clean(key): _whole(key, v) for key, v in changed}
     if record is None:
         return None, None, None, {}
     founded = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))

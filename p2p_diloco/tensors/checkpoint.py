@@ -210,7 +210,8 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
     files = manifest["files"]
     assert isinstance(files, dict), "checked when the manifest was read"
     for name, expected in files.items():
-        if Path(name).name != name or not isinstance(expected, dict):
+        stem = name.removesuffix(".safetensors")
+        if stem == name or not _STEM.fullmatch(stem) or not isinstance(expected, dict):
             raise _broken(folder, f"{MANIFEST} is not a manifest of p2p_diloco")
         try:
             length = (folder / name).stat().st_size

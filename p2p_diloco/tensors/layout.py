@@ -372,5 +372,7 @@ def _text(value: object) -> str:
 
 def _size(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
-        raise TypeError(f"expected a size or an index, found {value!r:.40}")
+        # lists may be nested too deeply to print
+        found = value if isinstance(value, int | float) else type(value).__name__
+        raise TypeError(f"expected a size or an index, found {found}")
     return value

@@ -78,13 +78,21 @@ def test_a_term_far_beyond_the_known_one_is_refused() -> None:
     ],
 )
 def test_a_commit_and_a_contribution_count_only_with_numbers_in_range(numbers: dict[str, Any], fits: bool) -> None:
-    """The incarnation may be a day ahead of the highest that is known."""
+    """The incarnation may be a year ahead of the highest that is known."""
     told = objection(counting(**numbers), STATE, lead(), RULES)
     assert told == ("" if fits else "the weight, the samples or the incarnation of b is out of range")
     id = ContributionId(numbers.pop("incarnation", 1), 1)
     plain = Contribution(0, STATE.version, id, id, weight=1.0, samples=5)
     why = unfit("b", replace(plain, **numbers), STATE, lead(), RULES)
     assert why == ("" if fits else "it has a number out of range")
+
+
+def test_a_newcomer_is_counted_though_all_others_started_months_ago() -> None:
+    """An incarnation is the time of a start, in milliseconds."""
+    months = 90 * 86_400_000 << SALT_BITS
+    assert objection(counting(incarnation=50 + months), STATE, lead(), RULES) == ""
+    id = ContributionId(50 + months, 1)
+    assert unfit("b", Contribution(0, STATE.version, id, id, weight=1.0, samples=5), STATE, lead(), RULES) == ""
 
 
 def test_a_commit_counts_no_contribution_twice() -> None:

@@ -277,6 +277,25 @@ def test_a_count_ends_the_misses_in_a_row() -> None:
     assert a.waits_until("b", 100.0) == 100.0 + 2 * SETTLE
 
 
+def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_waited_for_only_briefly() -> None:
+    """They say that they work, as it did. After two such peers that goes for all of their grant, and for no other."""
+    a = attendance(b=9, c=9, d=9, e=9, f=9)
+    for peer, grant, when in (("b", "one", 0.0), ("c", "one", 0.0), ("d", "other", 0.0)):
+        a.roster.granted(peer, grant, when)
+    for base in (5, 6):
+        round_of(a, base, "ab", "a", now=1.0)
+    for peer, grant in (("e", "one"), ("f", "other")):
+        a.roster.granted(peer, grant, 2.0)
+    assert [p for p in "bcdef" if a.sure(p, 7)] == ["c", "d", "f"]
+    for base in (7, 8):
+        round_of(a, base, "ac", "a", now=3.0)
+    a.roster.granted("g", "one", 2.0)
+    says(a, "g", epochs=(9, 0))
+    assert [p for p in "bcdefg" if a.sure(p, 9)] == ["d", "f"]
+    a.roster.expire(3.0 + RULES.behind_for)
+    assert [p for p in "bcdefg" if a.sure(p, 9)] == ["d", "e", "f", "g"]
+
+
 def test_a_peer_that_was_not_expected_misses_nothing() -> None:
     """It holds a state, but no plan named it for the round."""
     a = attendance(b=3)

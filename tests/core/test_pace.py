@@ -73,6 +73,16 @@ def test_an_unknown_bandwidth_counts_as_the_median() -> None:
     assert trains_for(20, 1000, "a", run) == trains_for(20, 1000, "b", run) == pytest.approx(20.0)
 
 
+def test_an_invented_speed_leaves_the_others_some_of_their_steps() -> None:
+    """Of three workers or more none counts for more than sixteen times the median one. Of two neither is known to
+    lie."""
+    run = {"a": summary(1.0), "b": summary(0.5), "c": summary(2.0**40)}
+    assert speeds(run) == {"a": 1.0, "b": 0.5, "c": 16.0}
+    assert trains_for(20, 0, "a", run) == 1.25
+    del run["b"]
+    assert speeds(run) == {"a": 1.0, "c": 2.0**40}
+
+
 @pytest.mark.parametrize("other", [{"idle": True}, {"role": "aggregator"}, {"speed": 0.0}], ids=str)
 def test_a_peer_that_does_not_train_sets_no_pace(other: dict[str, Any]) -> None:
     """Speeds of idle peers, of aggregators, and unknown ones do not count."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from p2p_diloco.core.events import Delivered, Note, Send
+from p2p_diloco.core.events import Delivered, Granted, Note, Send
 from p2p_diloco.core.messages import Contribution, Outdated, TakeOver
 
 
@@ -176,3 +176,50 @@ def test_a_candidate_that_wins_its_term_back_gets_one_more_chance(peer: Any) -> 
         assert (lead.holder, lead.passed_over) == ("b", {"a"})
         handed(b, b.hear("a", Outdated(0, b.held, 0, "a")))
         assert (lead.holder, lead.passed_over) == then
+
+
+# -- one invitation, many peers
+
+
+def granted(p: Any, **grants: str) -> Any:
+    """Peers show by which grants they are here, and say that they hold the state."""
+    for name, grant in grants.items():
+        p.feed(Granted(name, grant))
+        p.meet(name)
+    return p.replica.roster
+
+
+def test_after_a_holder_that_commits_nothing_later_peers_of_its_grant_do_not_aggregate(peer: Any) -> None:
+    """Else the holder of an invitation would have each of its peers elected in turn, and each would hold up a round.
+    Those that were there before still aggregate: they may be honest, and share the invitation."""
+    b = peer("b", group="abcdef", round_timeout=100.0)
+    granted(b, a="one", c="one", d="other")
+    handed(b, b.contribute())
+    b.pass_time(b.rules.commits_within + 2.0)
+    roster = granted(b, e="one", f="other")
+    assert [name for name in "acdef" if roster.passed(name)] == ["a", "e"]
+    assert set(b.replica.logs[0].next_plan(set("bcdef"), b.now).succession) == set("bcdf")
+
+    roster.expire(b.now + b.rules.forgotten_after)
+    assert [name for name in "acdef" if roster.passed(name)] == ["e"]
+    roster.expire(b.now + b.rules.behind_for)
+    assert not any(map(roster.passed, "acdef"))
+
+
+def test_after_two_holders_that_commit_nothing_no_peer_of_their_grant_aggregates(peer: Any) -> None:
+    """Peers of one invitation that were all there before cost two rounds at most."""
+    b = peer("b", group="abcd")
+    roster = granted(b, a="one", c="one", d="one", e="other")
+    roster.passes_over("a", b.now)
+    assert [name for name in "acde" if roster.passed(name)] == ["a"]
+    roster.passes_over("c", b.now)
+    assert [name for name in "acde" if roster.passed(name)] == ["a", "c", "d"]
+
+
+def test_in_an_open_run_each_peer_is_judged_alone(peer: Any) -> None:
+    """No peer has a grant there."""
+    b = peer("b", group="abcd")
+    for name in "ac":
+        b.replica.roster.passes_over(name, b.now)
+    b.meet("e")
+    assert [name for name in "acde" if b.replica.roster.passed(name)] == ["a", "c"]

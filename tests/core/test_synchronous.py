@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.election import assign
-from p2p_diloco.core.events import Accept, Average, Changed, Measured, Release, Restore, Send
+from p2p_diloco.core.events import Accept, Average, Changed, Measured, Note, Release, Restore, Send
 from p2p_diloco.core.messages import Commit, Counted, Leave, Outdated, Plan, Want
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 from tests.core.conftest import filled, meta
@@ -40,6 +40,24 @@ def test_a_round_averages_the_contributions_of_its_group(peer: Any, life: int) -
     assert (average.shard, average.base, average.meta) == (0, a.version(1), covered)
     assert [name for name, _ in average.contributions] == ["a", "b", "c"]
     assert [c.payload for _, c in average.contributions] == ["Δ", "Δ1", "Δ4"]
+
+
+def test_a_commit_counts_four_times_the_median_of_samples_for_one_contribution_at_most(peer: Any) -> None:
+    """So one peer can't drive the version, or end a run after its samples. It is noted; two have nothing to compare
+    with."""
+    a = peer("a")
+    a.hear("b", a.contribution(a.held, samples=2**20))
+    a.hear("c", a.contribution(a.held, samples=7))
+    note, average = a.contribute(samples=5)
+    assert note == Note("samples", f"the run counts 28 of {2**20} samples that b tells of a round, because this is 4 "
+                        "times the median (noted once)")  # fmt: skip
+    assert a.averaged([average], "n2")[0].proposals[0][1] == "n2"
+    assert a.replica.logs[0].state.version.samples == 10 + 5 + 28 + 7
+
+    pair = peer("a", group="ab", live="b")
+    pair.hear("b", pair.contribution(pair.held, samples=2**20))
+    pair.averaged(pair.contribute(samples=5), "n2")
+    assert pair.replica.logs[0].state.version.samples == 10 + 5 + 2**20
 
 
 def test_a_contribution_from_outside_the_group_is_counted(peer: Any) -> None:

@@ -54,6 +54,16 @@ def test_a_left_out_event_is_found(tmp_path: Path) -> None:
     assert check(life).at is not None
 
 
+@pytest.mark.parametrize("stop", [{}, "soon"])
+def test_rules_that_no_run_has_are_said(stop: object, tmp_path: Path) -> None:
+    """Whoever hands over a history may have written anything into its head."""
+    world = RecordedWorld(tmp_path)
+    world.run(3.0)
+    life = world.lives()[0]
+    life.head = {**life.head, "rules": {**life.head["rules"], "stop_after_samples": stop}}
+    assert "can't be played: TypeError" in check(life).why
+
+
 def test_a_history_without_its_beginning_is_not_played(tmp_path: Path) -> None:
     """Once its first files are gone, a history can't be played, and the reason is said."""
     world = RecordedWorld(tmp_path, bytes_max=5_000)

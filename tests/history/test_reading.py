@@ -63,6 +63,14 @@ def test_damage_is_said_and_what_comes_before_it_is_read(world: RecordedWorld, t
     assert not life.whole
 
 
+def test_a_head_with_a_list_for_a_key_is_no_history(tmp_path: Path) -> None:
+    """No map of Python has such a key."""
+    path = tmp_path / "p1.history"
+    path.write_bytes(zlib.compress(b"\x91\x81\x90\x01"))
+    with pytest.raises(ConfigError, match="unhashable"):
+        read([path])
+
+
 def test_only_the_oldest_files_are_lost(tmp_path: Path) -> None:
     """Under many events a history stays within its bound: whole files are deleted, the oldest first, and what is left
     is one piece that ends with the last event."""

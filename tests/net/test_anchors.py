@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.net.hivemind_library import DHTID, DHTLocalStorage, PeerID, dht_pb2
 from p2p_diloco.observe.look import observer
-from tests.net.patience import awaited
+from tests.net.patience import awaited, until
 from tests.net.swarm import join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
@@ -27,17 +27,17 @@ class Forgets(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no types
 
 
 async def surround(eve: Any, key: str, *victims: Any) -> None:
-    """Eve has ids nearer to the key than any honest member, as far as the victims know. She answers, stores nothing,
-    and knows nobody else."""
+    """Eve has ids nearer to the key than any honest member, as far as the victims know; one peer is taken under one id,
+    so this stands for as many strangers. She answers, stores nothing, and knows nobody else."""
     protocol, nearest = eve._dht._node.protocol, int(DHTID.generate(source=key))
     protocol.storage = Forgets()
     protocol.routing_table.get_nearest_neighbors = lambda *_, **__: []
     for victim in victims:
         stub = protocol.get_stub(PeerID.from_base58(victim.peer_id))
+        await stub.rpc_ping(dht_pb2.PingRequest(), timeout=10.0)  # connects them
+        table, peer = victim._dht._node.protocol.routing_table, PeerID.from_base58(eve.peer_id)
         for number in range(INVENTED):
-            invented = dht_pb2.NodeInfo(node_id=DHTID(nearest ^ number).to_bytes())
-            await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=10.0)
-        table = victim._dht._node.protocol.routing_table
+            table.add_or_update_node(DHTID(nearest ^ number), peer)
         assert [str(peer) for _, peer in table.get_nearest_neighbors(DHTID(nearest), 5)] == [eve.peer_id] * 5
 
 
@@ -59,6 +59,26 @@ async def test_a_record_is_found_though_a_stranger_surrounds_its_key() -> None:
             assert set(await watching.fetch("key")) == {"x", "y"}
     finally:
         for one in (newcomer, eve, member, boot):
+            await one.close()
+
+
+@awaited
+async def test_who_was_met_earlier_is_asked_for_what_nobody_has() -> None:
+    """A bootstrap that has just started knows nothing, and a stranger has surrounded the key."""
+    elsewhere = await join()
+    member = await join(initial_peers=elsewhere.addresses())
+    assert await member.store("key", "x", b"1", 60.0)
+    boot = await join()
+    eve = await join(initial_peers=boot.addresses())
+    returning = await join(initial_peers=boot.addresses())
+    await surround(eve, "key", boot, returning)
+    try:
+        assert await returning.fetch("key") == {}
+        returning.meet([*boot.addresses(), *member.addresses()])
+        await until(lambda: len(returning._dht._anchors._met) == 2)
+        assert set(await returning.fetch("key")) == {"x"}
+    finally:
+        for one in (returning, eve, boot, member, elsewhere):
             await one.close()
 
 

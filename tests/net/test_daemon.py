@@ -246,3 +246,21 @@ async def test_a_request_that_fails_leaves_no_connection_open(recwarn: pytest.Wa
     await a.close()
     await b.close()
     assert [str(w.message) for w in recwarn if "StreamWriter" in str(w.message)] == []
+
+
+@awaited
+async def test_no_daemon_relays_for_strangers() -> None:
+    """Neither a peer's nor one's that listens nowhere. As Hivemind starts it, a daemon would pass on 128 KiB within two
+    minutes, again and again."""
+    boot = await join()
+    hidden = await join(initial_peers=boot.addresses(), client_mode=True)
+    eve = await join(initial_peers=boot.addresses())
+    try:
+        await boot._dht.daemon.greet(eve.addresses()[0])
+        await hidden._dht.daemon.greet(eve.addresses()[0])
+        for peer in (boot.peer_id, hidden.peer_id):
+            with pytest.raises(Unreachable, match="it isn't in this run"):
+                await eve._dht.daemon.open_stream(peer, "/libp2p/circuit/relay/0.2.0/hop", timeout_s=10.0)
+    finally:
+        for one in (eve, hidden, boot):
+            await one.close()

@@ -125,20 +125,23 @@ async def test_an_unusable_identity_file_is_a_config_error(tmp_path: Path, bad: 
 
 
 @awaited
-async def test_a_restarted_bootstrap_is_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seed that comes back empty, under its identity and port, connects old and new peers."""
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_restarted_bootstrap_is_joined_again(
+    same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed that comes back empty at its port, under its identity or a new one, connects old and new peers."""
     monkeypatch.setattr("p2p_diloco.net.dht.REJOIN_EVERY_S", 0.2)
     from p2p_diloco.net.dht import DhtPeer
 
-    path = str(tmp_path / "identity")
+    path = str(tmp_path / "identity") if same else None
     seed = await DhtPeer.create(PeerConfig(identity_path=path))
     old = await DhtPeer.create(PeerConfig(initial_peers=seed.daemon.addresses))
     host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
     await seed.close()
     assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table
     seed = await DhtPeer.create(PeerConfig(identity_path=path, host_maddrs=[host]))
-    assert seed.daemon.addresses == address
-    new = await DhtPeer.create(PeerConfig(initial_peers=address))
+    assert (seed.daemon.addresses == address) is same
+    new = await DhtPeer.create(PeerConfig(initial_peers=seed.daemon.addresses))
     deadline = time.monotonic() + 60
     while set(await new.fetch("key")) != {"old"}:
         assert time.monotonic() < deadline

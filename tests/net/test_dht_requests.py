@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net import dht_requests
-from p2p_diloco.net.dht_requests import BURST_BYTES, BYTES_PER_S, FOUND_BYTES_MAX, KEYS_MAX, Allowance, bounded
-from p2p_diloco.net.hivemind_library import PeerID, dht_pb2
-from tests.net.patience import awaited
+from p2p_diloco.net.dht_requests import (
+    BURST_BYTES,
+    BYTES_PER_S,
+    FOUND_BYTES_MAX,
+    IDS_MAX,
+    IDS_S,
+    KEYS_MAX,
+    STORED_BYTES_MAX,
+    STORED_KEYS_MAX,
+    Allowance,
+    Ids,
+    bounded,
+    cheap,
+)
+from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
+from tests.net.patience import awaited, until
 from tests.net.swarm import join
 
 
@@ -67,12 +80,48 @@ async def test_who_asks_for_much_waits_and_the_others_dont() -> None:
         await peer.ask(b"a")
 
 
+@awaited
+async def test_who_costs_much_processor_time_is_refused_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its requests say; the others are served."""
+    now, spent = 100.0, 0.0
+    monkeypatch.setattr(dht_requests.time, "thread_time", lambda: spent)
+    peer = Asked()
+
+    async def slow(self: Any, request: Any, context: Any) -> Any:
+        nonlocal spent
+        spent += 0.5
+        return dht_pb2.StoreResponse()
+
+    peer._answer = cheap(slow, Allowance(lambda: now, per_s=0.1, burst=2.0), Ids())
+    for _ in range(4):
+        await peer.ask(b"a")
+    with pytest.raises(ValueError, match="cost too much lately"):
+        await peer.ask(b"a")
+    await peer.ask(b"a", sender="bob")
+    now += 1.0
+    await peer.ask(b"a")
+
+
+def test_a_member_may_have_another_id_now_and_then() -> None:
+    """It has one for each of its starts."""
+    now = 100.0
+    ids = Ids(lambda: now)
+    assert [ids.has("eve", b"%d" % number) for number in range(IDS_MAX + 2)] == [True] * IDS_MAX + [False] * 2
+    assert ids.has("eve", b"%d" % (IDS_MAX - 1))
+    assert ids.has("bob", b"0")
+    now += IDS_S
+    assert ids.has("eve", b"new")
+
+
 def test_the_senders_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dht_requests, "SENDERS_MAX", 10)
     allowance = Allowance()
     for number in range(100):
         allowance.got(str(number), 1)
     assert len(allowance._used) <= 10
+    ids = Ids()
+    assert all(ids.has(str(number), b"x") for number in range(100))
+    assert len(ids._of) <= 10
 
 
 @pytest.mark.real
@@ -85,8 +134,34 @@ async def test_members_of_the_dht_have_these_limits() -> None:
         assert await a.store("key", "x", b"1", 60.0)
         assert set(await b.fetch("key")) == {"x"}
         stub = b._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
+        for count, nbytes in ((STORED_KEYS_MAX + 1, 1), (1, STORED_BYTES_MAX)):
+            said = {"keys": [bytes(20)] * count, "values": [bytes(nbytes)] * count, "in_cache": [False] * count}
+            request = dht_pb2.StoreRequest(expiration_time=[9e9] * count, **said)
+            with pytest.raises(Exception, match="at most 256 keys and 1048576 bytes"):
+                await stub.rpc_store(request, timeout=5.0)
         with pytest.raises(Exception, match="names 5 keys"):
             await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes([n]) * 20 for n in range(5)]), timeout=5.0)
     finally:
         await b.close()
+        await a.close()
+
+
+@pytest.mark.real
+@awaited
+async def test_one_stranger_has_one_place_in_the_routing_table() -> None:
+    """Over libp2p: it pings with invented ids beside a key, and is in the table under the last that it may have."""
+    a = await join()
+    eve = await join(initial_peers=a.addresses())
+    try:
+        stub = eve._dht._node.protocol.get_stub(PeerID.from_base58(a.peer_id))
+        for number in range(20):
+            invented = dht_pb2.NodeInfo(node_id=DHTID(number).to_bytes())
+            await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=5.0)
+        table = a._dht._node.protocol.routing_table
+        await until(lambda: eve.peer_id in [str(peer) for peer in table.uid_to_peer_id.values()])
+        assert [str(peer) for peer in table.uid_to_peer_id.values()] == [eve.peer_id]
+        with pytest.raises(Exception, match="too many ids"):
+            await stub.rpc_find(dht_pb2.FindRequest(keys=[bytes(20)], peer=invented), timeout=5.0)
+    finally:
+        await eve.close()
         await a.close()

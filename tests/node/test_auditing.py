@@ -46,8 +46,8 @@ def auditors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Audits]:
     found: dict[str, Audits] = {}
 
     class Found(Audits):
-        def __init__(self, common: Any) -> None:
-            super().__init__(common)
+        def __init__(self, common: Any, *given: Any) -> None:
+            super().__init__(common, *given)
             found[common.transport.peer_id] = self
 
     monkeypatch.setattr(participation, "Audits", Found)
@@ -585,12 +585,14 @@ async def test_one_peer_makes_others_audit_few_commits(memory_peer: Any, quick: 
     cases = await commits_of(peers, a, "b", FAVOURS_AT_ONCE + 1)
     with silent(a):
         a._wait_s = 1000.0  # no commit becomes old, however slow the machine is
-        for case in cases[:FAVOURS_AT_ONCE]:
-            a.asked("c", Audit(case.shard, case.digest))
+        a._grant_of = lambda peer: {"c": "grant", "d": "grant"}.get(peer)
+        for turn, case in enumerate(cases[:FAVOURS_AT_ONCE]):
+            a.asked("cd"[turn % 2], Audit(case.shard, case.digest))
             case.askers.clear()
         last = Audit(cases[-1].shard, cases[-1].digest)
-        with pytest.raises(Refusal, match="many commits at the sender's request"):
-            a.asked("c", last)
+        for asker in "cd":
+            with pytest.raises(Refusal, match="many commits for the sender, or others with its invitation"):
+                a.asked(asker, last)
         a.asked("b", last)  # others still have theirs
     await stop(peers)
 

@@ -605,6 +605,92 @@ def test_an_end_binds_a_peer_with_a_lesser_state(
     assert asyncio.run(look()) == binds
 
 
+@pytest.mark.parametrize(
+    ("group", "signers", "binds"),
+    [
+        ("xab", ("mallory",), False),
+        ("xab", ("mallory", "eve", "carol"), False),
+        ("xab", ("a",), True),
+        ("xabcd", ("a", "mallory"), False),
+        ("xabcd", ("a", "b"), True),
+        ("xab", ("founder",), True),
+        ("xab", ("x",), True),  # it has held that state itself
+        ("x", ("a",), False),
+        ("", ("mallory",), True),  # without a checkpoint it can't go on by itself
+    ],
+)
+def test_an_end_that_too_few_of_the_last_round_have_signed_is_a_rumour(
+    group: str, signers: tuple[str, ...], *, binds: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not keep a stopped run from going on, however many strangers tell it; half of the other peers of the last
+    round, or the founder, do."""
+
+    async def look() -> bool:
+        transport = MemoryNetwork().join("x", Inbox())
+        for signer in signers:
+            await ends.store(transport, FOUNDING, signed_end(LAST, signer))
+        mine = SimpleNamespace(model=ModelVersion(0, 4, 2, "x"))
+        roster = SimpleNamespace(mine=mine, summaries=dict, alive=list)
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None, group)
+        assert await made.look() == await made.look()
+        return await made.look()
+
+    assert asyncio.run(look()) == binds
+    assert caplog.text.count("a rumour says that the run has ended at epoch 3") == (not binds)
+
+
+@awaited
+async def test_a_rumour_hides_no_confirmed_end() -> None:
+    """Of a higher end than the true one, in more records than a look checks."""
+    transport = MemoryNetwork().join("x", Inbox())
+    for number in range(2 * ends.TRIED_MAX):
+        higher = dataclasses.replace(LAST, samples=100 + number)
+        await ends.store(transport, FOUNDING, signed_end(higher, "mallory"))
+    await ends.store(transport, FOUNDING, true := signed_end(LAST, "a"))
+    mine = SimpleNamespace(model=ModelVersion(0, 4, 2, "x"))
+    roster = SimpleNamespace(mine=mine, summaries=dict, alive=list)
+    replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+
+    async def nobody() -> dict[str, float]:
+        return {}
+
+    made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None, "xab")
+    assert await made.look()
+    assert made.known == true
+
+
+@awaited
+async def test_a_stopped_run_goes_on_though_a_stranger_says_that_it_has_ended(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """All peers have stopped before the end, and start again from their checkpoints."""
+    network, config = MemoryNetwork(), {**quick, "stop_after_epochs": 1000, "start_peers": 2}
+    peers = [memory_peer(network, name, config, **disk(tmp_path, name)) for name in "ab"]
+    for peer in peers:
+        await peer.enter(theta=1.0)
+    for _ in range(3):
+        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    founding = founding_in(network)
+    for peer in peers:
+        await peer.stop()
+
+    network = MemoryNetwork()
+    false = signed_end(ModelVersion(0, 10**6, 10**6, "d" * 32), founding=founding, shards=1)
+    await ends.store(network.join("stranger", Inbox()), founding, false)
+    peers = [memory_peer(network, name, **disk(tmp_path, name, wait_timeout=10.0)) for name in "ab"]
+    await asyncio.gather(*(peer.enter() for peer in peers))
+    before = peers[0].memory.epoch
+    await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    assert (peers[0].memory.epoch, peers[0].memory.finished) == (before + 1, 0)
+    for peer in peers:
+        await peer.stop()
+
+
 def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is found while a newcomer waits for its state beside those that train."""
 

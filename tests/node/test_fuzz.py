@@ -22,6 +22,7 @@ from p2p_diloco.core.events import (
     Fill,
     Filled,
     Found,
+    Granted,
     Load,
     Merge,
     Received,
@@ -132,6 +133,7 @@ happenings = st.one_of(
     st.builds(Received, names.filter(lambda name: name != "me"), any_message()),
     st.sampled_from([Wakeup(), Merge(), Stepped(0.1)]),
     st.builds(Expelled, names, st.just("a lie")),
+    st.builds(Granted, names, st.sampled_from(["one", "two"])),
 )
 
 

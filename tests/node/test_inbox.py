@@ -42,6 +42,8 @@ from tests.net.patience import awaited
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
 ID = ContributionId(1, 1)
+A_FEW = (("a", 1), ("b", 1), ("c", 9))
+"""Peers with the samples of their contributions."""
 
 
 def contribution(shard: int = 0, weight: float = 1.0, samples: int = 1) -> Contribution:
@@ -95,8 +97,12 @@ def floats(*values: float) -> memoryview:
         ),
         (Commit(0, V, V, 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "next epoch"),
         (Commit(0, V, Version(1, 1, 1, "e"), 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "another generation"),
-        (Commit(0, V, NEXT, 0, "a", (), PLAN), "samples aren't the sum"),
-        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2),), PLAN), "samples aren't the sum"),
+        (Commit(0, V, NEXT, 0, "a", (), PLAN), "samples aren't those of its base"),
+        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2),), PLAN), "samples aren't those of its base"),
+        (  # of the third, four are counted
+            Commit(0, V, Version(0, 11, 1, "e"), 0, "a", tuple(Counted(p, ID, 1.0, n) for p, n in A_FEW), PLAN),
+            "samples aren't those of its base",
+        ),
         (
             Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2), Counted("b", ID, 1.0, -1)), PLAN),
             "samples of a Counted",

@@ -19,8 +19,10 @@ from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import key_of, look_around, publish, read_peers
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import name_of
+from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
+from tests.net.swarm import STRANGER
 
 
 def test_a_lone_peer_founds_and_steps(memory_peer: Any, quick: dict[str, Any]) -> None:
@@ -290,6 +292,30 @@ async def test_the_founder_that_starts_again_begins_its_run_again(memory_peer: A
         await founder.enter(theta=theta)
         assert founder.memory.theta[0].item() == theta
         await founder.stop()
+
+
+@pytest.mark.parametrize("record_is_there", [True, False])
+@awaited
+async def test_a_founder_that_has_met_others_founds_nothing_anew_unless_it_is_told_to(
+    record_is_there: bool, memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it finds nobody doesn't show that they are gone. Its error names `found`, which founds the run."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    network = MemoryNetwork()
+    founder = memory_peer(network, "founder", quick)
+    await founder.enter()
+    await founder.stop()
+    remember("r", met_through((), "founder"), [f"/ip4/192.0.2.1/tcp/31337/p2p/{STRANGER}"])
+    if not record_is_there:
+        network.records.clear()
+    again = memory_peer(network, "founder", quick, wait_timeout=4 * quick["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2.* is over.*--found"):
+        await again.enter(theta=1.0)
+    await again.stop()
+    told = memory_peer(network, "founder", quick, found=True)
+    await told.enter(theta=2.0)
+    assert told.memory.theta[0].item() == 2.0
+    await told.stop()
 
 
 def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

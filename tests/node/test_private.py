@@ -182,3 +182,11 @@ async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytes
     await entry._refuse_without_peers(reader, "r")
     await a.stop()
     await reader.close()
+
+
+def test_an_invitation_names_addresses_that_other_machines_may_reach() -> None:
+    """Only a machine without a network names those that no other machine reaches."""
+    here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
+    assert entry._named([bootstrap], [here, near]) == [bootstrap, near]
+    assert entry._named([], [here, near]) == [near]
+    assert entry._named([], [here]) == [here]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from functools import reduce
 from typing import Any
 
 import msgpack
@@ -21,6 +22,7 @@ from p2p_diloco.node import records, wire
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import key_of, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -89,6 +91,18 @@ def test_other_versions_have_other_fields() -> None:
     assert PeerStatus.unpack(other) == PeerStatus(peer_id="a", step=7, ways=Ways(1, 0, 0))
     with pytest.raises(ValueError, match="not a peer's status: the field peer_id is missing or invalid"):
         PeerStatus.unpack(msgpack.packb({"name": "alice"}))
+
+
+def test_settings_that_can_not_be_printed_are_no_settings() -> None:
+    """Anyone can write the record of an open run: a joiner and `status` would end in a RecursionError."""
+    nested = reduce(lambda inner, _: [inner], range(700), [])
+    for config, right in (({"outer_options": {"a": [[1]]}}, True), ({"sync_every": nested}, False)):
+        packed = RunRecord(config, "model", "cut", 1, 10, 1, "id", 0.0).pack()
+        if right:
+            assert RunRecord.unpack(packed).config == config
+        else:
+            with pytest.raises(ValueError, match="config is missing or invalid"):
+                RunRecord.unpack(packed)
 
 
 @awaited

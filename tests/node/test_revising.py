@@ -220,6 +220,7 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
             transport=None,
             ledger=Ledger(OF_EXCHANGE),
             outbox=None,
+            events=None,
             replica=None,
             describing=None,
             fetching=SimpleNamespace(questions=None),
@@ -254,7 +255,7 @@ def test_a_commit_or_state_with_an_unsigned_revision_is_refused() -> None:
     founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
     common: Any = SimpleNamespace(
         run=run, work=None, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None, replica=None,
-        describing=None, fetching=SimpleNamespace(questions=None),
+        describing=None, events=None, fetching=SimpleNamespace(questions=None),
     )  # fmt: skip
     inbox = RunInbox(common, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace(expelled={})))
     plan, v = Plan(("a",), ("a",)), Version(0, 0, 1, "d")

@@ -11,7 +11,7 @@ from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, Summary,
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, PEERS_MAX, Allowances
+from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
@@ -120,7 +120,7 @@ def test_a_nudge_for_no_more_than_was_granted_is_no_further_one() -> None:
 def test_allowances_take_bounded_memory() -> None:
     """However many identities ask."""
     left = Allowances()
-    for number in range(PEERS_MAX + 100):
+    for number in range(GROUPS_MAX + 100):
         assert left.fetch(f"p{number}", 1.0, 0.0)
         assert left.nudge(f"p{number}", 1, 0, 1)
-    assert len(left._states._left) == len(left._nudged) == PEERS_MAX
+    assert len(left._states._left) == len(left._nudged) == GROUPS_MAX

@@ -64,10 +64,10 @@ class Swarm:
         if rev is not None:
             await self.publish(rev)
 
-    async def publish(self, rev: list[float], **more: Any) -> None:
-        values = {**ALICE, **dict(zip(RATES, rev, strict=True)), **more}
+    async def publish(self, rev: list[float], name: str = "alice", **more: Any) -> None:
+        values = {**ALICE, "peer_id": f"{name}-id", "name": name, **dict(zip(RATES, rev, strict=True)), **more}
         status = PeerStatus(**values, time=time.time())
-        await self.alice.store(key_of("main", "alice-id"), "alice-id", status.pack(), 30.0)
+        await self.alice.store(key_of("main", status.peer_id), status.peer_id, status.pack(), 30.0)
 
     async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 30.0) -> Outcome:
         return await revise(self.eyes, "main", Asker(Identity(who)), rates, within_s)
@@ -279,6 +279,52 @@ def test_a_stop_ends_the_run_soon_but_not_before_all_peers_know(mode: str, speed
     assert outcome.known_by == ("alice",)
     assert there == Revision(1, stop_after_epochs=outcome.settings["stop_after_epochs"])  # type: ignore[arg-type]
     assert ends <= (there.stop_after_epochs or 0) <= ends + (4 if speed > 1 else 0)
+
+
+FALSE: dict[str, Any] = {"epoch": 10**9, "steps_per_second": 1e30, "sync_every": 1}
+"""What a peer tells that is neither so far nor so quick."""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("others", [(), ("bob",)])
+def test_a_peer_that_tells_wonders_neither_ends_the_run_nor_keeps_it_going(mode: str, others: tuple[str, ...]) -> None:
+    """A stop is made although one peer tells of an epoch after the stop that is set, of a revision that nobody signed,
+    and of a speed at which the run would be there in no time. It is said to be done when the others know of it."""
+
+    async def life() -> tuple[Outcome, Revision]:
+        swarm = Swarm(mode=mode, stop_after_epochs=1000, outer_momentum=0.0)
+        await swarm.begin()
+        revision = [10**9, 0.7, 0.9, 10**9]
+        await swarm.publish(revision, "mallory", **FALSE)
+        for name in ("alice", *others):
+            await swarm.publish([0, 0.7, 0.9, 0], name, steps_per_second=50.0, sync_every=500)
+        asking = asyncio.create_task(module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0))
+        while await swarm.there() == FOUNDED and not asking.done():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        for name in ("alice", *others):
+            await swarm.publish([1, 0.7, 0.9, 1], name)
+        return await asking, await swarm.there()
+
+    outcome, there = asyncio.run(asyncio.wait_for(life(), 100.0))
+    assert {"alice", *others} < set(outcome.known_by)
+    assert there.stop_after_epochs is not None
+    assert 9 <= there.stop_after_epochs <= 9 + 3 * 2 * 5
+
+
+def test_a_peer_that_tells_of_a_revision_is_not_enough_among_others_that_do_not() -> None:
+    """When time is up, half of the live peers must have heard of it: one may say so and not be true."""
+
+    async def life() -> None:
+        swarm = Swarm()
+        await swarm.begin([0, 0.7, 0.9, 0])
+        await swarm.publish([0, 0.7, 0.9, 0], "bob")
+        await swarm.publish([1, 0.7, 0.9, 1], "mallory")
+        await swarm.ask({"outer_lr": 0.5}, within_s=0.1)
+
+    with pytest.raises(GaveUpWaiting, match="1 of the 3 peers of the run main have read"):
+        asyncio.run(asyncio.wait_for(life(), 100.0))
 
 
 def test_a_stop_that_is_set_already_stays() -> None:

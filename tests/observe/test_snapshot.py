@@ -138,12 +138,35 @@ def test_a_revision_that_means_nothing_is_left_out(odd: dict[str, Any]) -> None:
     assert (seen.run.revision, seen.run.outer_lr, seen.run.outer_momentum) == (0, 0.7, 0.9)
 
 
-def test_the_rates_are_those_of_the_highest_revision_that_a_peer_is_at() -> None:
-    """Others may have heard of a higher one, or not be there yet."""
-    rates = [("a", 0, 0.7, 0.9), ("b", 2, 0.3, 0.0), ("c", 1, 0.5, 0.9)]
+def test_the_rates_are_those_of_the_revision_that_the_middle_peer_is_at() -> None:
+    """Others may not be there yet, or may invent one."""
+    rates = [("a", 0, 0.7, 0.9), ("b", 2**40, 0.3, 0.0), ("c", 1, 0.5, 0.9)]
     records = [record(name, revision=n, outer_lr=lr, outer_momentum=beta) for name, n, lr, beta in rates]
     run = snapshot("main", CONFIG, records, NOW).run
-    assert (run.revision, run.outer_lr, run.outer_momentum) == (2, 0.3, 0.0)
+    assert (run.revision, run.outer_lr, run.outer_momentum) == (1, 0.5, 0.9)
+
+
+def test_of_equal_revisions_the_changes_are_those_that_most_peers_tell() -> None:
+    """A peer that tells other values of the revision that all have is alone with them."""
+    false = {"outer_lr": 99.0, "outer_momentum": 0.0, "changed": [["stop_after_epochs", 7.0]]}
+    records = [record("alice"), record("bob"), record("mallory", **false)]
+    run = snapshot("main", CONFIG, records, NOW).run
+    assert (run.outer_lr, run.outer_momentum) == (0.5, 0.8)
+    assert run.changed == {"outer_lr": 0.5, "min_peers": 2, "stop_after_epochs": None}
+
+
+@pytest.mark.parametrize("others", [("alice",), ("bob", "carol")])
+def test_one_peer_does_not_say_how_far_the_run_is(others: tuple[str, ...]) -> None:
+    """Neither in a pair with the founder, alice, nor in a larger run."""
+    false = record("mallory", epoch=10**9, counted_samples=10**15)
+    seen = snapshot("main", CONFIG, [*map(record, others), false], NOW)
+    assert (seen.run.epoch, seen.run.samples) == (12, 97600)
+
+
+def test_peers_that_are_gone_do_not_set_the_run_back() -> None:
+    """Nor those that have been silent for long, though they are more."""
+    gone = [record("b", epoch=3, state="leaving"), record("c", epoch=4, time=NOW - 60), record("d", epoch=4, time=0.0)]
+    assert snapshot("main", CONFIG, [record("e"), *gone], NOW).run.epoch == 12
 
 
 def test_submissions_are_told_in_asynchronous_mode() -> None:
@@ -173,7 +196,7 @@ def test_a_run_without_a_founder_is_empty() -> None:
     )
 
 
-def test_peers_are_sorted_and_the_furthest_tells_the_epoch() -> None:
+def test_peers_are_sorted_and_the_further_one_of_two_tells_the_epoch() -> None:
     """The order doesn't jump between looks, and a joiner without state doesn't set the run back."""
     seen = snapshot("main", CONFIG, [record("zoe", epoch=3), record("bob", epoch=None), record("al", epoch=2)], NOW)
     assert [peer.name for peer in seen.peers] == ["al", "bob", "zoe"]

@@ -1,9 +1,14 @@
 """Measures what large requests to the DHT cost a private run: `python -m tests.real.dht_flood_cost [--seconds S]`.
 
-Three honest nodes in this process make rounds. Turns of three kinds follow each other. Some are quiet. In some a
-stranger in a process of its own asks each node for 180,000 keys at once, every 4 s (4 MB). In the others it has stored
-1,000 records of 1 kB under one key at the first node, and asks that node for this key again and again, 600 times in
-each request (13 kB).
+Three honest nodes in this process make rounds. Turns of these kinds follow each other, in which a stranger in a process
+of its own does something to them:
+
+    quiet    nothing
+    keys     it asks each node for 180,000 keys at once, every 4 s (4 MB)
+    records  it has stored 1,000 records of 1 kB under one key at the first node, and asks that node for this key again
+             and again, 600 times in each request (13 kB)
+    stores   it stores 20,000 records of a few bytes at each node, in each request (1 MB)
+    ids      it pings each node again and again, each time with another id of the DHT
 
 Prints for each kind, as JSON: the rounds a second turn by turn, and the most memory of this process meanwhile, in MB.
 """
@@ -34,6 +39,7 @@ from tests.net.swarm import join
 
 KEYS, EVERY_S = 180_000, 4.0
 RECORDS, RECORD_BYTES, NAMED = 1000, 1000, 600
+STORED = 20_000
 TURNS = 2
 
 
@@ -48,6 +54,20 @@ async def attack(kind: str, seconds: float, victims: list[str]) -> None:
     async def find(stub: Any, keys: list[bytes]) -> None:
         with contextlib.suppress(Exception):
             await stub.rpc_find(dht_pb2.FindRequest(keys=keys, peer=protocol.node_info), timeout=20.0)
+
+    async def store(stub: Any) -> None:
+        keys = [os.urandom(20)] * STORED
+        values = [protocol.serializer.dumps(b"x")] * STORED
+        subkeys = [protocol.serializer.dumps(b"%d" % number) for number in range(STORED)]
+        said = {"values": values, "in_cache": [False] * STORED, "peer": protocol.node_info}
+        request = dht_pb2.StoreRequest(keys=keys, subkeys=subkeys, expiration_time=[until] * STORED, **said)
+        with contextlib.suppress(Exception):
+            await stub.rpc_store(request, timeout=20.0)
+
+    async def ping(stub: Any) -> None:
+        invented = dht_pb2.NodeInfo(node_id=DHTID(int.from_bytes(os.urandom(20), "big")).to_bytes())
+        with contextlib.suppress(Exception):
+            await stub.rpc_ping(dht_pb2.PingRequest(peer=invented), timeout=20.0)
 
     if kind == "records":
         names = [protocol.serializer.dumps(f"{number}".encode()) for number in range(RECORDS)]
@@ -66,7 +86,11 @@ async def attack(kind: str, seconds: float, victims: list[str]) -> None:
     many = [os.urandom(20) for _ in range(KEYS)]
     while time.monotonic() < give_up_at:
         began = time.monotonic()
-        if kind == "keys":
+        if kind == "stores":
+            await asyncio.gather(*(store(stub) for stub in stubs))
+        elif kind == "ids":
+            await asyncio.gather(*(ping(stub) for stub in stubs))
+        elif kind == "keys":
             await asyncio.gather(*(find(stub, many) for stub in stubs))
             await asyncio.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
         else:
@@ -109,7 +133,7 @@ def main() -> None:
     try:
         turns = defaultdict[str, list[tuple[float, float]]](list)
         for _ in range(TURNS):
-            for kind in ("quiet", "keys", "records"):
+            for kind in ("quiet", "keys", "records", "stores", "ids"):
                 turns[kind].append(measured(field, kind, asked.seconds))
         for kind, figures in turns.items():
             told = {"rounds": [round(rate, 2) for rate, _ in figures], "MB": round(max(most for _, most in figures))}

@@ -65,6 +65,8 @@ class Liar:
         self.eligible = True
         """Whether it says that others can dial it, so that it is elected."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
+        self.speed = 1.0
+        """The inner steps a second that it tells."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
         self.commits: Callable[[int], Coroutine[Any, Any, None]] = self._nothing
         """Awaited once: when a plan lets it aggregate a shard for the first time."""
@@ -196,7 +198,9 @@ class Liar:
         """What it says of itself: as far as the honest peers, and at work."""
         versions = [self.known[shard][0] for shard in range(SHARDS)]
         epochs = (min(version.epoch for version in versions),)
-        summary = Summary(self.incarnation, "worker", self.eligible, model_version(versions), epochs, False, speed=1.0)
+        summary = Summary(
+            self.incarnation, "worker", self.eligible, model_version(versions), epochs, False, speed=self.speed
+        )
         return replace(summary, **changes)
 
     def new_id(self) -> ContributionId:

@@ -125,6 +125,7 @@ def ended_under_torchrun(swarm: Swarm, example: str, **changed: Any) -> None:
     options |= {**options_of(swarm, "group", example), **changed}
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAMS / "example.py")]
     group = swarm.launch("group", [*command, json.dumps(options)], fresh=True)
+    group.wait_for("in", rank=0)  # until then the ranks mostly import their libraries
     first, other = (group.wait_for("result", 150.0, rank=rank) for rank in (0, 1))
     assert group.status() == 0, group.log()
     for key in ("rates", "step", "epoch"):

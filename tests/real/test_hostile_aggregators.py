@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
 from p2p_diloco.tensors.mean import Given
+from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 UNHURRIED = {"heartbeat_timeout": 5.0, "round_timeout": 20.0}
@@ -81,16 +83,28 @@ def test_a_member_that_holds_the_term_and_never_commits_is_passed_over(field: Fi
 def test_a_member_that_works_and_contributes_nothing_holds_up_few_rounds(
     field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two rounds wait for it until `round_timeout`, later ones only for a grace; the log says so."""
+    """Two rounds wait for it until `round_timeout`, later ones only for a grace; the log says so. Further peers with
+    its invitation are waited for only so long from their first round on."""
+
+    def waits_briefly(peer: str) -> bool:
+        return all(node.inbox.handler._replica.roster.behind("works", peer) for node in field.nodes)  # type: ignore[attr-defined]
 
     async def row() -> None:
-        async with liar(field, "idler") as member:
+        invited = invitation(name="idler")
+        async with liar(field, "idler", invited) as member:
             await member.take_part()
             await member.until(lambda: any(member.id in plan.group for _, _, plan in member.known.values()), "named")
             await field.goes_on(6)
             noted = re.compile(rf"…{member.id[-6:]}\)? says that it works, and has missed")
             await member.until(lambda: noted.search(caplog.text) is not None, "noted")
             await field.goes_on(6)
+            assert not waits_briefly(member.id)
+        async with liar(field, "idler again", invited) as further, liar(field, "honest") as other:
+            await further.take_part()
+            await other.take_part()
+            await further.until(lambda: waits_briefly(further.id), "behind the others")
+            assert not waits_briefly(other.id)
+            await field.goes_on()
 
     field.do(row())
 
@@ -152,8 +166,8 @@ def test_an_aggregator_that_commits_wrong_means_is_expelled(monkeypatch: pytest.
     audits = dict[str, Audits]()
 
     class Known(Audits):
-        def __init__(self, common: Common) -> None:
-            super().__init__(common)
+        def __init__(self, common: Common, *given: Any) -> None:
+            super().__init__(common, *given)
             audits[common.transport.peer_id] = self
 
     monkeypatch.setattr(participation, "Audits", Known)

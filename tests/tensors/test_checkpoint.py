@@ -227,12 +227,14 @@ def test_damage_is_refused_in_a_sentence_and_passed_over_with_a_warning(tmp_path
     assert "checkpoint-9" in record.getMessage()
 
 
-def test_a_manifest_cant_point_outside_its_folder(tmp_path):
-    """A folder from elsewhere may say anything, with a seal that fits."""
+@pytest.mark.parametrize("name", ["../outside.safetensors", "a\ud800.safetensors", "theta", ""])
+def test_a_manifest_names_the_files_of_a_checkpoint_alone(name, tmp_path):
+    """None outside of its folder, and none that can't be. A folder from elsewhere may say anything, with a seal that
+    fits."""
     path = save(tmp_path, 1)
     content = json.loads((path / "manifest.json").read_text())
     del content["seal"]
-    content["files"] = {"../outside.safetensors": {"bytes": 0, "xxh3": ""}}
+    content["files"] = {name: {"bytes": 0, "xxh3": ""}}
     (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
     with pytest.raises(CheckpointError, match="not a manifest of p2p_diloco"):
         checkpoint.load(path)

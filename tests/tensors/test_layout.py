@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import reduce
 
 import pytest
 import torch
@@ -317,6 +318,7 @@ def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
         {"shards": [[0, 0, 2, 1], [1, 2, 5, 0]]},
         {"shards": [[0, 0, 2, 3], [1, 2, 5, 0]]},
         {"shards": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
+        {"shards": [reduce(lambda inner, _: [inner], range(3000), [])]},
         {"homes": [0]},
         {"buffers": [["b", [1], "float32"]]},
         {"buffers": [["b", [1], "float32"]], "homes": [0]},

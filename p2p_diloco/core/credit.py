@@ -1,0 +1,36 @@
+"""How many of the samples that contributions tell a commit counts.
+
+Law: what a commit counts follows from what it lists, so every replica counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median_low
+
+from .events import Effect, Note
+from .messages import Contribution
+from .roster import Roster
+
+SAMPLES_TIMES = 4
+"""A contribution's samples count at most this many times the median of its commit's, if three or more tell some: so no
+member can drive a version, or end a run after its samples, by what it says of itself. Of three, one that says
+anything at all makes the sum at most twice the truth."""
+
+
+def credited(told: Sequence[int]) -> list[int]:
+    """Return how many samples a commit counts for each of its contributions, which tell this many."""
+    some = [samples for samples in told if samples]
+    most = SAMPLES_TIMES * median_low(some) if len(some) >= 3 else max(some, default=0)
+    return [min(samples, most) for samples in told]
+
+
+def trimmed(contributions: Iterable[tuple[str, Contribution]], counts: Iterable[int], roster: Roster) -> list[Effect]:
+    """Log each peer of whose samples a commit counts only a part, once. ``counts``: what it counts."""
+    notes = list[Effect]()
+    for (peer, contribution), count in zip(contributions, counts, strict=True):
+        if count < contribution.samples and peer not in roster.trimmed:
+            roster.trimmed.add(peer)
+            text = f"the run counts {count} of {contribution.samples} samples that {peer} tells of a round, because"
+            notes.append(Note("samples", f"{text} this is {SAMPLES_TIMES} times the median (noted once)"))
+    return notes
