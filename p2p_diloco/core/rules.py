@@ -49,7 +49,6 @@ class Rules:
     samples_max: int = 2**40  # the most samples of a contribution
     misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many rounds in a row
     small: tuple[int, ...] = ()  # shards so small that it hardly matters which peer aggregates them
-    by_fragment: bool = False  # a fragment has one log, not one for each of its shards
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
@@ -74,11 +73,6 @@ class Rules:
     def shards(self) -> int:
         """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
-
-    @property
-    def logs(self) -> int:
-        """The number of logs of the whole model."""
-        return len(self.fragments) if self.by_fragment else self.shards
 
     def divided(self, fragment: int, shard: int) -> tuple[int, ...]:
         """Return the shards of a fragment whose aggregation is divided evenly among the peers, together with that of
@@ -111,8 +105,8 @@ class Rules:
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
         """Whether the run has ended, judging by this version of the whole model and the revision of its shards."""
         epochs, samples = self.stops(revision)
-        return (epochs is not None and model.epochs >= epochs * self.logs) or (
-            samples is not None and model.samples >= samples * self.logs
+        return (epochs is not None and model.epochs >= epochs * len(self.fragments)) or (
+            samples is not None and model.samples >= samples * len(self.fragments)
         )
 
     @property

@@ -10,15 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, cast
 
-from p2p_diloco.core.events import Event, Found, Restore, Revised
-from p2p_diloco.core.messages import State
-from p2p_diloco.core.replica import founding_meta
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.fragments.events import Found as FoundFragments
-from p2p_diloco.fragments.events import Restore as RestoreFragments
-from p2p_diloco.fragments.state import State as FragmentState
+from p2p_diloco.fragments.events import Event, Found, Restore, Revised
+from p2p_diloco.fragments.state import State
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.joining import Joined, holders_of
@@ -51,21 +46,18 @@ class Beginning:
         """
         self._common, local, run = common, common.local, joined.run
         self._may_begin_again, self._record = joined.may_begin_again, joined.record
-        states: Sequence[Any] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
-        of_fragments = run.rules.by_fragment
+        states: Sequence[State] = () if saved is None else saved.restore(run, common.work, joined.founding.founder)
         goes_on = bool(states) and not local.new_generation
         self.last_group: Collection[str] = set()
         """The peers that the checkpoint names from which this peer goes on; empty if there is none."""
         self._patience_s = 2 * run.config.heartbeat_timeout  # longer than the discovery of other peers takes
         if goes_on:
-            last = counted_last if of_fragments else named_by
-            self.last_group = {peer for state in states for peer in last(state)}
+            self.last_group = {peer for state in states for peer in counted_last(state)}
         self._has_the_end = goes_on and saved is not None and saved.has_ended(run.rules)
         self.events: list[Event] = []
         """The events that give the replica its first state; empty if the state has to come from other peers."""
         if goes_on:
-            restore = RestoreFragments if of_fragments else Restore
-            self.events.append(cast(Event, restore(tuple(states))))
+            self.events.append(Restore(tuple(states)))
         elif saved is not None:
             self.events.append(self.founding(saved.generation + 1))
             if saved.run_id == run.run_id:
@@ -75,12 +67,8 @@ class Beginning:
 
     def founding(self, generation: int) -> Found:
         """Make the event by which the present tensors become epoch 0 of this generation."""
-        common = self._common
-        if common.run.rules.by_fragment:
-            hashes = founding_hashes(self._record, common.run.rules.fragments, cast(Any, common.work).state)
-            return cast(Found, FoundFragments(generation, hashes))
-        meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
-        return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
+        hashes = founding_hashes(self._record, self._common.run.rules.fragments, self._common.work.state)
+        return Found(generation, hashes)
 
     async def find_state(self, ending: Ending, tell: Callable[[str], None]) -> None:
         """Wait for the run's state. If no peer has it, say so with `tell` and go on waiting, or found the run anew if
@@ -150,12 +138,7 @@ class Beginning:
         await asyncio.Event().wait()
 
 
-def named_by(state: State) -> Sequence[str]:
-    """The peers that the last commit of a shard names."""
-    return *state.plan.group, *state.plan.succession
-
-
-def counted_last(state: FragmentState) -> Sequence[str]:
+def counted_last(state: State) -> Sequence[str]:
     """The peers that the last commit of a fragment counts."""
     return [peer for peer, member in state.roll.items() if member.epoch == state.version.epoch]
 

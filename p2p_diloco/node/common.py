@@ -10,13 +10,11 @@ import math
 import secrets
 import time
 from functools import partial
-from typing import cast
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.core.events import Event
 from p2p_diloco.core.lives import SALT_BITS, incarnation
-from p2p_diloco.core.replica import Replica
-from p2p_diloco.fragments.replica import Replica as FragmentReplica
+from p2p_diloco.fragments.events import Event
+from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.describing import Describing
@@ -31,7 +29,6 @@ from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.seals import Seals
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.tensor_work import TensorWork
 
 
 class Common:
@@ -44,15 +41,14 @@ class Common:
         joined: Joined,
         transport: Transport,
         shared: SharedMemory,
-        work: TensorWork | SliceWork,
+        work: SliceWork,
         refusals: Refusals,
         grant: str = "",
     ) -> None:
         """`grant`: by which this peer is in a private run; empty in an open run."""
         run, now = joined.run, asyncio.get_running_loop().time()
         self.local, self.run, self.transport, self.shared = local, run, transport, shared
-        self.work = cast(TensorWork, work)  # the parts for which the two differ know which one they have
-        self.refusals = refusals
+        self.work, self.refusals = work, refusals
         self.started_at = time.time()
         """Seconds since 1970."""
         self.incarnation = incarnation(int(self.started_at * 1000), secrets.randbits(SALT_BITS))
@@ -71,15 +67,13 @@ class Common:
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue[Event](), EventLog(transport.peer_id), History()
         self.deaths = DeathCount(transport, run.run_id, self.event_log.named, self.event_log.news.set)
-        of_core = partial(FragmentReplica, grant=grant) if run.rules.by_fragment else Replica
-        replica = of_core(
+        self.replica = Replica(
             transport.peer_id,
             run.rules,
             role=local.role,
             eligible=not transport.reach.private,
             incarnation=self.incarnation,
             now=now,
+            grant=grant,
         )
-        self.replica = cast(Replica, replica)  # as `work`
-        if not run.rules.by_fragment:
-            begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)
+        begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)

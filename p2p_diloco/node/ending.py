@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
 
-from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.fragments.roster import Roster as FragmentRoster
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.roster import Roster
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends
@@ -195,8 +193,8 @@ class Ending:
     async def _tell(self) -> None:
         if self._replica.finished:
             if self.known is None or self.known.model != self._mine:
-                logs, revision = self._replica.rules.logs, self._replica.ended_by
-                self.known = ends.signed(self._transport, self._founding, self._mine, logs, time.time(), revision)
+                fragments, revision = len(self._replica.rules.fragments), self._replica.ended_by
+                self.known = ends.signed(self._transport, self._founding, self._mine, fragments, time.time(), revision)
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
                 # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
                 await self._save(self._folder, self.known)
@@ -236,12 +234,11 @@ async def until_the_others_have_it(
         await asyncio.sleep(SEEN_EVERY_S)
 
 
-def _served(roster: Roster | FragmentRoster) -> tuple[list[str], list[str]]:
+def _served(roster: Roster) -> tuple[list[str], list[str]]:
     """Divide the other peers into two lists. In the first are those that have this peer's state or have left, because a
     peer may leave before it reports the state. In the second are the live peers that lack the state."""
     through, lacking = [], []
-    members: Mapping[str, Any] = roster.peers if isinstance(roster, FragmentRoster) else roster.members
-    for peer, member in sorted(members.items()):
+    for peer, member in sorted(roster.peers.items()):
         if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):
             through.append(peer)
         elif member.live:

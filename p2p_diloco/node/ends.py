@@ -90,7 +90,7 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
-    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, rules.logs)
+    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, len(rules.fragments))
     ended = this_run and rules.ended(end.model, end.revision)
     return ended and founding.proven(transport, end.revision) and _proven(end, transport, founding.run_id)
 

@@ -35,8 +35,6 @@ from p2p_diloco.node import ends, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.fragment_observing import FragmentObserver
-from p2p_diloco.node.fragment_saving import FragmentCheckpoint
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.observing import Observer
@@ -48,8 +46,6 @@ from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.tensor_work import TensorWork
-from p2p_diloco.node.which_core import on_fragments
 from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.threads import Threads, usual
 
@@ -234,9 +230,7 @@ async def take_part(
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
         numel = run.layout.numel  # the memory is longer if the run keeps buffers local
         theta, base = shared.theta[:numel], shared.base[:numel]
-    work: TensorWork | SliceWork = TensorWork(run, theta, base, threads)
-    if run.rules.by_fragment:
-        work = SliceWork(run, theta, Signatures(transport.peer_id, transport, run.token).of_mean, base, threads)
+    work = SliceWork(run, theta, Signatures(transport.peer_id, transport, run.token).of_mean, base, threads)
     grant = "" if access is None else access.member.own.grant_id.hex()
     common = Common(setup.local, joined, transport, shared, work, inbox.refusals, grant)
     await Participation(common, joined, saved, channel, inbox).live(messages)
@@ -335,15 +329,14 @@ async def _observer(
     setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None], access: Access | None
 ) -> Observer:
     joined = await Joining(setup, transport, inbox, tell, access).find_run(setup.asked)
-    observer = (FragmentObserver if on_fragments() else Observer)(transport, joined, tell)
+    observer = Observer(transport, joined, tell)
     inbox.handler = observer
     return observer
 
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     """Read the checkpoint that this peer starts from; None if there is none."""
-    opens = FragmentCheckpoint if on_fragments() else Checkpoint
-    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local, opens)
+    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
     if saved is None:
         return None
     if local.from_checkpoint is None and saved.run_id != local.run_id:

@@ -16,10 +16,8 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.version import model_version
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.node.entry import observing
-from p2p_diloco.node.fragment_saving import FragmentCheckpoint
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import read_checkpoint
-from p2p_diloco.node.which_core import on_fragments
 from p2p_diloco.tensors import export
 from p2p_diloco.tensors.card import ModelCard
 from p2p_diloco.tensors.layout import Layout
@@ -62,7 +60,7 @@ def of_checkpoint(path: Path) -> Source:
         CheckpointError: there is none, or it can't be used.
     """
     try:
-        saved = read_checkpoint(PeerConfig(from_checkpoint=path), FragmentCheckpoint if on_fragments() else None)
+        saved = read_checkpoint(PeerConfig(from_checkpoint=path))
     except CheckpointError as error:
         key = "--checkpoint" if error.key == "from_checkpoint" else error.key
         raise CheckpointError(error.wrong, key=key, value=error.value, mend="name another folder") from None

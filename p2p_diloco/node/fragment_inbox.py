@@ -22,7 +22,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_node import FragmentNode
+from p2p_diloco.node.node import Node
 from p2p_diloco.node.headers import Folded, opened, unpack
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.payloads import unfit
@@ -49,7 +49,7 @@ class FragmentInbox(Handler):
     def __init__(
         self,
         run: Run,
-        node: FragmentNode,
+        node: Node,
         signatures: Signatures,
         refusals: Refusals,
         proven: Callable[[Revision], bool],

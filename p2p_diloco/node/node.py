@@ -1,8 +1,8 @@
-"""The node's loop: it feeds the replica one event, carries out the effects in order, and takes the next event.
+"""The loop of a node: an event in, its effects out, one after another.
 
-Law: the replica's state changes only here, by one event at a time. An effect on the network becomes a task, which posts
-an event when it is done. Effects on tensors are carried out one by one. The event that results from one is fed before
-the next one is carried out, so the messages of one result are sent while the next one is computed.
+Law: the replica's state changes only here, by one event at a time. A message is sent by a task, which posts an event
+when it is done. Work on tensors is done one by one, while no event waits; the result of one is fed before the next
+begins. Digests are computed by threads, beside all else.
 """
 
 from __future__ import annotations
@@ -10,85 +10,109 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
 
-from p2p_diloco.core.events import (
-    Accept,
-    Apply,
-    Average,
-    Averaged,
-    Changed,
-    Closed,
-    Complaint,
-    Died,
-    Effect,
-    Event,
-    Fill,
-    Finished,
-    Load,
-    Moving,
-    Note,
-    Ready,
-    Received,
-    Release,
-    Send,
-    Wakeup,
-)
-from p2p_diloco.core.messages import Contribution, Message
-from p2p_diloco.node.alike import Alike
-from p2p_diloco.node.auditing import Audits
-from p2p_diloco.node.backpressure import Backpressure
-from p2p_diloco.node.common import Common
-from p2p_diloco.node.events import Fed, gathered
-from p2p_diloco.node.ledger import OUTER_STEP
-from p2p_diloco.node.posting import Posting
-from p2p_diloco.node.trainer import TrainerSide
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.node.events import EventQueue, Fed
+from p2p_diloco.node.forms import NOBODY, NOWHERE, About
+from p2p_diloco.node.headers import Rolls, pack
+from p2p_diloco.node.outbox import Outbox, Outcome
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import Signatures
+from p2p_diloco.node.slice_work import SliceWork
+
+PROMPT_ROUNDS = 2
+"""While the means of so many rounds are on their way to a peer, further ones wait for the payloads of rounds."""
+
+Work = e.Average | e.Apply | e.Fill | e.Roll
+Told = e.Note | e.Died | e.Complaint
 
 log = logging.getLogger(__name__)
+
+
+class Trainer(Protocol):
+    """What the node says to its trainer."""
+
+    async def not_reading(self) -> None:
+        """Wait until the trainer is not reading θ, which is about to change."""
+
+    def load(self, effect: e.Load) -> None: ...
+    def sent(self, effect: e.Sent) -> None: ...
+    def release(self, effect: e.Release) -> None: ...
+    def ready(self) -> None: ...
+    def changed(self) -> None: ...
+    def finished(self) -> None: ...
+    def link_broke(self) -> None: ...
+
+
+def _nothing(*_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What goes on beside the loop. `wrote`: gets each event, its time and the effects that follow. `stepping`: makes
+    the context of each work on tensors. `averages`: gets each mean before it is computed. `settled`: called after each
+    event, at a moment when versions and tensors agree."""
+
+    wrote: Callable[[float, e.Event, Sequence[e.Effect]], None] = _nothing
+    stepping: Callable[[], AbstractContextManager[None]] = nullcontext
+    averages: Callable[[e.Average], None] = _nothing
+    settled: Callable[[], None] = _nothing
 
 
 class Node:
     """Connects a replica with its tensors, its messages and its trainer."""
 
     def __init__(
-        self, common: Common, trainer: TrainerSide, audits: Audits, settled: Callable[[], None] = lambda: None
+        self,
+        run: Run,
+        replica: Replica,
+        work: SliceWork,
+        outbox: Outbox,
+        trainer: Trainer,
+        signatures: Signatures,
+        tells: Callable[[Told], None],
+        beside: Beside = Beside(),
+        events: EventQueue[e.Event] | None = None,
     ) -> None:
-        """`settled` is called after each event, at a moment when versions and tensors agree."""
-        self._replica, self._work, self._history = common.replica, common.work, common.history
-        self._events, self._event_log = common.events, common.event_log
-        self._refusals, self._deaths = common.refusals, common.deaths
-        self._alike = Alike(common.event_log.named, common.run)
-        self._stepping = partial(common.ledger.part, OUTER_STEP)
-        self._outbox, self._trainer, self._audits, self._settled = common.outbox, trainer, audits, settled
-        self._loop = asyncio.get_running_loop()
-        self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work with its waiters
+        """`tells` gets what users should know, and faults of other peers. `events`: the queue from which the replica is
+        fed; None: one of its own."""
+        self.replica, self.work, self.rolls = replica, work, Rolls()
+        self.events = EventQueue[e.Event]() if events is None else events
+        self.settled: Callable[[], None] = lambda: None
+        """Called after each event, at a moment when versions and tensors agree."""
+        self._run, self._outbox, self._trainer, self._signatures, self._tells = run, outbox, trainer, signatures, tells
+        self._beside, self._loop = beside, asyncio.get_running_loop()
+        self._due: deque[Work] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
-        self._posting = Posting(common, self._at_rest)
-        self._backpressure = Backpressure(common.replica, common.run.rules.room_within)
+        self._parts: set[tuple[str, int, int]] = set()  # (peer, fragment, number) that are queued or being sent
+        self._means = Counter[str]()  # to each peer, queued or being sent
+        self._heard = Counter[str]()  # signs of life of each peer
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = math.inf
-        self._waking = False  # whether a Wakeup is queued
 
     # -- events in
 
     async def receive(self, sender: str, message: Message) -> None:
-        """Feed a message from another peer to the replica; return when its effects are carried out. A contribution may
-        have to wait first (`Backpressure`)."""
-        self._posting.heard(sender)
-        if isinstance(message, Contribution):
-            await self._backpressure.wait(message.shard)
-        await self._events.feed(Received(sender, message))
+        """Feed a message from another peer to the replica; return when its effects are carried out."""
+        self._heard[sender] += 1
+        await self.events.feed(e.Received(sender, message))
 
     def closed(self, peer: str) -> None:
         self._trainer.link_broke()
-        self._events.post(Closed(peer))
+        self.events.post(e.Closed(peer))
 
     def moving(self, peer: str) -> None:
-        self._posting.heard(peer)
-        self._events.post(Moving(peer))
+        self._heard[peer] += 1
+        self.events.post(e.Moving(peer))
 
     async def consume(self) -> None:
         """Feed queued events to the replica, and carry out their effects, until cancelled."""
@@ -96,108 +120,183 @@ class Node:
         try:
             self._arm()
             while True:
-                if not self._due or not self._events.empty:
-                    event, current = await self._events.next()
-                    before = len(self._due)
+                event: e.Event | None
+                if self._due and self.events.empty:
+                    event = await self._computed(self._due.popleft())
+                else:
+                    event, current = await self.events.next()
+                if event is not None:
                     await self._feed(event)
-                    if len(self._due) > before:  # answered once all tensor work of this event is computed
-                        self._due[-1] = self._due[-1][0], current
-                    else:
-                        _answer(current)
-                    current = None
-                    await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
-                if self._due:
-                    effect, current = self._due.popleft()
-                    await self._feed(self._computed(effect))
-                    _answer(current)
-                    current = None
-                    await asyncio.sleep(0)
+                if current is not None and not current.done():
+                    current.set_result(None)
+                current = None
+                await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._events.end([current, *(fed for _, fed in self._due)])
+            self.events.end([current])
 
-    async def _feed(self, event: Event) -> None:
+    async def _feed(self, event: e.Event) -> None:
         self._at_rest.clear()
-        self._waking &= not isinstance(event, Wakeup)
-        effects = self._replica.handle(event, now := self._loop.time())
-        self._history.write(now, event, effects)
+        effects = self.replica.handle(event, now := self._loop.time())
+        self._beside.wrote(now, event, effects)
+        self._learn_rolls()
+        if isinstance(event, e.Found | e.Restore):
+            for begun in self.replica.logs:
+                self.work.hold(begun.fragment, begun.held.version)
+                self.look(begun.fragment)
         log.debug("%s leads to %s", event, effects)
-        for effect in gathered(effects):
+        for effect in effects:
             await self._carry_out(effect)
         self._at_rest.set()
-        self._backpressure.look()
-        self._settled()
+        self.settled()
+        self._beside.settled()
         self._arm()
 
+    def _learn_rolls(self) -> None:
+        """Remember the rolls of states that messages may be about: the present ones, and those on their way."""
+        heads = (fetch.head for fetch in self.replica.fetching.fetches.values())
+        for state in (*(log.state for log in self.replica.logs), *heads):
+            if state is not None:
+                self.rolls.know(state)
+
     def _arm(self) -> None:
-        """Set the timer for the replica's next Wakeup. Nothing is done if a Wakeup is queued already, or if the timer
-        is set for that time already, which is so after most events."""
-        due = self._replica.next_wakeup()
-        if self._waking or (self._timer is not None and self._wakes_at == due):
-            return
+        """Set the timer for the replica's next Wakeup."""
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_at = due
-        self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None
-
-    def _wake(self) -> None:
-        self._timer, self._waking = None, True
-        self._events.post(Wakeup())
+        due = self.replica.next_wakeup()
+        self._timer = self._loop.call_at(due, self.events.post, e.Wakeup()) if math.isfinite(due) else None
 
     # -- effects out
 
-    async def _carry_out(self, effect: Effect) -> None:
+    async def _carry_out(self, effect: e.Effect) -> None:
         match effect:
-            case Send(to, message):
-                self._posting.send(to, message)
-            case Average() | Apply() | Fill():
-                self._due.append((effect, None))
-            case Accept(proposals):
+            case e.Send(to, message):
+                self._send(to, message)
+            case e.Average() | e.Apply() | e.Fill() | e.Roll():
+                self._due.append(effect)
+            case e.Accept(proposals):
                 await self._trainer.not_reading()
-                with self._stepping():
-                    self._work.accept(proposals)
-                self._audits.accepted(proposals)
-            case Load(due=due):
-                while due and self._due:  # the trainer may soon write memory that this work reads
-                    early, fed = self._due.popleft()
-                    self._events.post(self._computed(early))
-                    _answer(fed)
-                for shard in due:
-                    await self._outbox.withdraw(shard)
+                self.work.accept(effect)
+                for fragment, _ in proposals:
+                    self.look(fragment)
+            case e.Keep(fragment):
+                self.work.keep(effect)
+                self.look(fragment)
+            case e.Load(fragments):
+                for loaded in fragments:
+                    await self._outbox.withdraw(loaded.fragment)  # slices for a round that is over
                 self._trainer.load(effect)
-            case Release():
+            case e.Sent():
+                self._trainer.sent(effect)
+            case e.Release():
                 self._trainer.release(effect)
-            case Ready():
+            case e.Start():
                 self._trainer.ready()
-            case Changed():
+            case e.Changed():
                 self._trainer.changed()
-            case Finished():
+            case e.Finished():
                 self._trainer.finished()
-            case Note(kind, text):
-                self._event_log.note(kind, text)
-            case Died():
-                self._deaths.notice(effect)
-            case Complaint(peer, why):
-                self._refusals.count(peer, why)
+            case e.Note() | e.Died() | e.Complaint():
+                self._tells(effect)
 
-    def _computed(self, effect: Average | Apply | Fill) -> Event:
+    async def _computed(self, effect: Work) -> e.Event | None:
         """Carry out an effect on tensors; returns the resulting event."""
-        match effect:
-            case Average():
-                self._alike.look(effect.shard, ((peer, c.weight, c.payload) for peer, c in effect.contributions))
-                with self._stepping():
-                    averaged = self._work.average(effect)
-                    return self._audits.made(effect, averaged) if isinstance(averaged, Averaged) else averaged
-            case Apply(commit):
-                with self._stepping():
-                    applied = self._work.apply(effect)
-                self._audits.applied(commit)
-                return applied
-            case Fill():
-                return self._work.fill(effect)
+        if isinstance(effect, e.Apply):
+            return await self._applied(effect)
+        with self._beside.stepping():
+            match effect:
+                case e.Average():
+                    self._beside.averages(effect)
+                    return self.work.average(effect)
+                case e.Fill():
+                    return self.work.fill(effect)
+                case e.Roll():
+                    return self.work.roll(effect)
 
+    async def _applied(self, effect: e.Apply) -> e.Event | None:
+        """Make the outer step, unless the replica has gone over to another state meanwhile. Damage of the base is told,
+        and is repaired after the step: other peers have made theirs, and keep no base."""
+        fragment = effect.commit.fragment
+        replicated = self.replica.logs[fragment]
+        if replicated.phase is not Phase.APPLYING or replicated.round.working is not effect:
+            return None
+        if (damaged := self.work.damaged(fragment)) is not None:
+            self.events.post(damaged)
+        await self._trainer.not_reading()
+        self._at_rest.clear()
+        with self._beside.stepping():
+            return self.work.apply(effect, () if damaged is None else damaged.numbers)
 
-def _answer(fed: Fed | None) -> None:
-    if fed is not None and not fed.done():
-        fed.set_result(None)
+    def look(self, fragment: int) -> None:
+        """Let a thread compute the digests of a fragment's present tensors, and tell the replica."""
+
+        def tell(done: asyncio.Future[e.Digested | None]) -> None:
+            if not done.cancelled() and (digested := done.result()) is not None:
+                self.events.post(digested)
+
+        self._loop.run_in_executor(None, self.work.digest, fragment).add_done_callback(tell)
+
+    # -- messages out
+
+    def _send(self, to: str, message: Message) -> None:
+        """Send a message. An event tells the replica whether it was delivered."""
+        part = (to, message.fragment, message.number) if isinstance(message, Part) else None
+        heard = self._heard[to]
+
+        def answer(outcome: Outcome) -> None:
+            self._means[to] -= isinstance(message, Mean)
+            if part is not None:
+                self._parts.discard(part)
+            if outcome is None:
+                self.events.post(e.Delivered(to, message))
+                return
+            log.debug("sending a %s message to %s failed: %s", type(message).__name__, to, outcome)
+            # A passed deadline doesn't prove that the peer is gone, and the transport itself reports a broken link. Nor
+            # does a dial prove it that began before the peer's last sign of life: the peer or its relay was not ready.
+            gone = isinstance(outcome, Unreachable) and outcome.refused and self._heard[to] == heard
+            self.events.post(e.SendFailed(to, message, gone))
+
+        if part is not None:
+            if part not in self._parts:  # the queued one will have the newest tensors
+                self._parts.add(part)
+                self._outbox.put_late(to, lambda: self._part(part[1], part[2]), answer)
+            return
+        header, body = self._packed(message)
+        payload = getattr(message, "payload", None) if body is None else memoryview(body)
+        if not isinstance(message, Mean):
+            self._outbox.put(to, header, payload, answer, message.fragment if isinstance(message, Slice) else None)
+            return
+        slices = len(self._run.rules.fragments[message.fragment])
+        self._means[to] += 1
+        if self._means[to] <= PROMPT_ROUNDS * slices:
+            self._outbox.put(to, header, payload, answer)
+            return
+
+        async def made() -> tuple[bytes, memoryview]:
+            return header, message.payload
+
+        kept = message.fragment, message.number, message.base.epoch % self._run.rules.commits_kept
+        self._outbox.put_late(to, made, answer, kept)
+
+    def _packed(self, message: Message) -> tuple[bytes, bytes | None]:
+        """Sign and encode a message. Peers are named by their places in the roll of its base, which its receivers hold
+        or are about to. In asynchronous mode to be behind is usual, so names are spelled out."""
+        fragment, base = getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE)
+        roll = None if self._run.rules.asynchronous else self.rolls.of(fragment, base)
+        about = About(self.replica.me, self._run.rules, roll or NOBODY)
+        return pack(self._signatures.signed(message), about, self._run.token)
+
+    async def _part(self, fragment: int, number: int) -> tuple[bytes, memoryview]:
+        """Encode a slice's present tensors, when they can be sent: they may be newer than when they were asked for.
+
+        Raises:
+            Refusal: the tensors don't have their digest.
+        """
+        while not self._at_rest.is_set():
+            await self._at_rest.wait()
+        if (damaged := self.work.damaged(fragment, (number,))) is not None:
+            self.events.post(damaged)
+            raise Refusal(f"slice {number} of fragment {fragment} is corrupted in the sender's memory")
+        part = self.work.part(fragment, number)
+        return self._packed(part)[0], part.payload

@@ -1,69 +1,75 @@
 """Reads a run's global parameters without taking part in the run.
 
-Law: an observer only asks (`Describe`, `Fetch`). It is in no roster and in no plan, no peer waits for it, and it
-publishes nothing. It takes only what it has asked for; the tensors of each shard must have the digest of their version.
-A state is complete if all shards of a fragment are at one epoch; in asynchronous mode every state is.
+Law: an observer only asks (`Describe`, `Ask`). It is in no roster and in no plan, no peer waits for it, and it
+publishes nothing. It takes only what it has asked for. A fragment is read once all its slices have the version of its
+head, and the digests that the head names. Donors keep no past, so slices that a round overtook are asked for again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
-from p2p_diloco.core.events import Fill
-from p2p_diloco.core.messages import Fetch, State, Versions
-from p2p_diloco.core.replica import meta_of
-from p2p_diloco.core.state import fetched, final
-from p2p_diloco.core.version import ModelVersion, Version, model_version
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.events import Fill
+from p2p_diloco.fragments.lineage import model_of
+from p2p_diloco.fragments.state import State, final, is_sound
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ends, wire
+from p2p_diloco.node import ends
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_inbox import Long, misplaced
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined
-from p2p_diloco.node.misfit import misfit
-from p2p_diloco.node.payloads import objection
+from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.slice_work import SliceWork
 
 LOOK_EVERY_S = 1.0
 """Seconds between two searches for a peer that holds the state."""
 TELL_EVERY_S = 3.0
 """Seconds between two reports of how much of a state has come."""
-EVEN_EVERY_S = 0.2
-"""Seconds between two questions to a peer whose shards are at unlike epochs, because commits are on their way."""
 QUESTIONS_MAX = 20
-"""The most questions in a row to one peer. After them the next peer is asked, only for shards that still differ."""
+"""The most questions in a row to one peer. After them the next peer is asked, only for slices that still differ."""
 END_S = 5.0
 """Seconds for which an observer looks for a peer that holds a state, before it looks whether the run has ended."""
+
+Place = tuple[int, int]
+"""A fragment and the number of a slice of it; -1: its head."""
 
 log = logging.getLogger(__name__)
 
 
 class Observer(Handler):
     """Holds the newest state that was read of a run. `theta`: the global parameters [numel]. `versions`: the version of
-    each shard; None: not read yet. Both change only in `refresh`. During that call, and after it has failed, `theta`
+    each fragment; None: not read yet. Both change only in `refresh`. During that call, and after it has failed, `theta`
     may mix several states."""
 
     def __init__(self, transport: Transport, joined: Joined, tell: Callable[[str], None]) -> None:
         """`tell` is called with the reason of each wait."""
         self.run, self.card = joined.run, joined.card
         self.theta = torch.zeros(self.run.layout.numel, device="cpu")
-        self.versions: list[Version | None] = [None for _ in self.run.layout.shards]
-        self._final = [False for _ in self.run.layout.shards]  # whether the run ends for the shard at its version
+        fragments = self.run.rules.fragments
+        self.versions: list[Version | None] = [None for _ in fragments]
+        self._final = [False for _ in fragments]  # whether the run ends for the fragment at its version
         self._founding = joined.founding
         self._transport, self._tell = transport, tell
-        self._work = TensorWork(self.run, self.theta)
+        self._work = SliceWork(self.run, self.theta, lambda *of: b"")
         self._donor = ""
-        self._told: list[Versions] = []  # the answer to the last question for versions
-        self._awaited: set[int] = set()  # shards that were asked for
-        self._asked, self._told_at = 0, 0.0  # how many shards were asked for, and when the progress was last reported
-        self._wrong = False  # whether the donor has sent a state that can't be used
+        self._answers: list[m.Told] = []  # to the last question for versions
+        self._heads: dict[int, tuple[State, tuple[str, ...]]] = {}  # by fragment, with the digests of its slices
+        self._parts: dict[Place, tuple[Version, str]] = {}  # the version of each slice that came, and its digest
+        self._open: set[Place] = set()  # what was asked for
+        self._asked, self._told_at = 0, 0.0  # how many slices were asked for, and when the progress was last reported
         self._news = asyncio.Event()
         self._heard_at = 0.0
         self._why = "no peer of the run holds its state"
@@ -77,8 +83,13 @@ class Observer(Handler):
 
     @property
     def model(self) -> ModelVersion:
-        """The version of the whole model; the lowest one, `ModelVersion()`, while a shard is missing."""
-        return model_version(self.held) if len(self.held) == len(self.versions) else ModelVersion()
+        """The version of the whole model; the lowest one, `ModelVersion()`, while a fragment is missing."""
+        return model_of(self.held) if self._complete() else ModelVersion()
+
+    def _complete(self) -> bool:
+        """Whether all fragments are held, of one generation."""
+        generations = {version.generation for version in self.held}
+        return len(self.held) == len(self.versions) and len(generations) == 1
 
     @property
     def epoch(self) -> int:
@@ -148,57 +159,66 @@ class Observer(Handler):
             raise ends.unreadable(self.run.run_id, end)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
-        """Fetch from this peer the shards that differ from those held, unless the state held is complete and newer.
-        Returns False if the peer has given no complete state in time."""
         clock, self._donor = asyncio.get_running_loop().time, donor
         for _ in range(QUESTIONS_MAX):
-            if clock() >= give_up_at or (theirs := await self._versions_of(donor)) is None:
+            if clock() >= give_up_at or (told := await self._told_by(donor)) is None:
                 return False
-            if model_version(theirs) < self.model and self._complete():
+            if model_of(told) < self.model:
                 return True
-            lacking = [s for s, version in enumerate(theirs) if version != self.versions[s]]
-            if lacking and not await self._states_of(donor, lacking, give_up_at):
+            lacking = {
+                (fragment, number)
+                for fragment, shards in enumerate(self.run.rules.fragments)
+                for number in range(len(shards))
+                if self._parts.get((fragment, number), (None, ""))[0] != told[fragment]
+            }
+            if lacking and not await self._come(donor, lacking, give_up_at):
+                self._why = f"not all slices came from the peer {donor}"
                 return False
-            if self._complete() and (self.held == list(theirs) or self.run.rules.asynchronous):
+            self._take_whole()
+            if self._complete() and not lacking:
                 return True
-            self._why = "rounds are shorter than its transfer" if lacking else "its shards are at unlike epochs"
-            await asyncio.sleep(0 if lacking else EVEN_EVERY_S)
+            self._why = "rounds are shorter than its transfer"
         return False
 
-    def _complete(self) -> bool:
-        """Whether all shards are held, of one generation, and (unless asynchronous) at one epoch in each fragment."""
-        if len(self.held) < len(self.versions):
-            return False
-        if len({version.generation for version in self.held}) > 1:
-            return False
-        fragments = self.run.rules.fragments
-        even = all(len({v.epoch for s in shards if (v := self.versions[s])}) == 1 for shards in fragments)
-        return even or self.run.rules.asynchronous
-
-    async def _versions_of(self, donor: str) -> tuple[Version, ...] | None:
-        """Ask a peer for its versions; None if they do not come in time."""
-        self._told = []
-        if await self._ask(donor, Fetch(tuple(self.versions), shards=())):
-            await self._wait(lambda: bool(self._told), self.run.rules.answers_within)
-        if not self._told:
+    async def _told_by(self, donor: str) -> tuple[Version, ...] | None:
+        self._answers = []
+        if await self._says(donor, m.Ask()):
+            await self._wait(lambda: bool(self._answers), self.run.rules.answers_within)
+        if not self._answers:
             self._why = f"the peer {donor} does not answer"
             return None
-        return self._told[-1].versions
+        return self._answers[-1].versions
 
-    async def _states_of(self, donor: str, shards: Collection[int], give_up_at: float) -> bool:
-        """Fetch these shards' states; False if some did not come."""
-        self._awaited, self._asked, self._wrong = set(shards), len(shards), False
-        self._told_at = asyncio.get_running_loop().time()
-        if await self._ask(donor, Fetch(tuple(self.versions), whole=True, shards=tuple(shards))):
-            await self._wait(lambda: not self._awaited or self._wrong, self.run.rules.answered_within, give_up_at)
-        if self._awaited:
-            self._why = f"{len(self._awaited)} of {len(shards)} shards did not come from the peer {donor}"
-        came, self._awaited = not self._awaited, set()
+    async def _come(self, donor: str, lacking: set[Place], give_up_at: float) -> bool:
+        """Ask for these slices, and for the heads of their fragments; False if some did not come."""
+        window = self.run.rules.fetch_window
+        self._open, self._asked = lacking | {(fragment, -1) for fragment, _ in lacking}, len(lacking)
+        for fragment in sorted({fragment for fragment, _ in lacking}):
+            numbers = sorted(number for of, number in lacking if of == fragment)
+            asks = [numbers[start : start + window] for start in range(0, len(numbers), window)]
+            for ask in ([], *asks):
+                if not await self._says(donor, m.Ask(fragment, tuple(ask))):
+                    return False
+        await self._wait(lambda: not self._open, self.run.rules.answered_within, give_up_at)
+        came, self._open = not self._open, set()
         return came
 
-    async def _ask(self, donor: str, request: Fetch) -> bool:
+    def _take_whole(self) -> None:
+        """Record the version of each fragment whose slices are all at that of its head, with the head's digests."""
+        for fragment, (state, digests) in self._heads.items():
+            parts = [self._parts.get((fragment, n), (None, "")) for n in range(len(self.run.rules.fragments[fragment]))]
+            if any(version != state.version for version, _ in parts):
+                continue
+            if digests and [digest for _, digest in parts] != list(digests):
+                log.warning("fragment %d: slices of %s don't have the digests that it told", fragment, self._donor)
+                self._parts = {place: part for place, part in self._parts.items() if place[0] != fragment}
+                continue
+            self.versions[fragment], self._final[fragment] = state.version, final(state, self.run.rules)
+
+    async def _says(self, donor: str, ask: m.Ask) -> bool:
+        header, _ = pack(ask, About(self._transport.peer_id, self.run.rules), self.run.token)
         try:
-            await self._transport.send(donor, wire.pack(request, self.run.token))
+            await self._transport.send(donor, header)
         except (Refusal, Unreachable) as error:
             log.debug("the peer %s was not asked: %s", donor, error)
             return False
@@ -217,46 +237,56 @@ class Observer(Handler):
 
     # -- what comes
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = wire.unpack(header, self.run.token)
-        if not isinstance(message, (State, Versions)):
-            raise Refusal("this peer only observes the run")
-        layout = self.run.layout
-        if reason := misfit(message, len(layout.shards), len(layout.fragments)):
-            raise Refusal(f"the {type(message).__name__} is refused: {reason}")
+    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
+        body = opened(header, self.run.token)
+        if isinstance(body, int):
+            return Long(), body
+        message = self._checked(unpack(body, About(sender, self.run.rules), Rolls()))
         return message, self._work.nbytes(message)
 
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        awaited = not isinstance(message, State) or message.shard in self._awaited
+    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
+        if isinstance(message, Long):
+            assert payload is not None, "the length of its payload was checked"
+            message = self._checked(unpack(payload, About(sender, self.run.rules), Rolls()))
+        awaited = isinstance(message, m.Told) or (message.fragment, getattr(message, "number", -1)) in self._open
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
-        if isinstance(message, State) and payload is not None:
-            if why := objection(self.run, message, payload):
-                raise Refusal(f"the State is refused: {why}")
-            return dataclasses.replace(message, payload=payload)
+        if isinstance(message, m.Part) and payload is not None:
+            if why := unfit(payload, "fp32", payload.nbytes // 4):
+                raise Refusal(f"the Part is refused: {why}")
+            return replace(message, payload=payload)
         return message
 
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
+    def _checked(self, message: m.Message | Folded) -> m.Message:
+        if not isinstance(message, m.Told | m.Head | m.Part):
+            raise Refusal("this peer only observes the run")
+        if why := misplaced(message, self.run.rules):
+            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        if isinstance(message, m.Head) and not is_sound(message.state):
+            raise Refusal("the Head is refused: its state does not have the chain of its version")
+        return message
+
+    async def take(self, sender: str, message: Any) -> None:
         match message:
-            case Versions():
-                self._told.append(message)
-            case State(shard=shard, version=version):
-                digest = self._work.fill(Fill(message, meta_of(fetched(message, self.run.rules)))).digest
-                if digest == version.digest:
-                    self._work.accept([(shard, digest)])
-                    self.versions[shard], self._final[shard] = version, final(message, self.run.rules)
-                    self._awaited.discard(shard)
-                    self._report()
-                else:
-                    self._wrong = True
-                    log.warning("shard %d: a state of %s doesn't have the digest that it names", shard, sender)
+            case m.Told():
+                self._answers.append(message)
+            case m.Head(fragment=fragment, state=state, digests=digests):
+                self._heads[fragment] = state, digests
+                self._open.discard((fragment, -1))
+            case m.Part(fragment=fragment, version=version, number=number, payload=payload):
+                # no fragment has a version in `_slices`, so its slices are filled in place: in `theta`
+                filled = self._work.fill(Fill(fragment, version, number, payload))
+                self._parts[fragment, number] = version, filled.digest
+                self._open.discard((fragment, number))
+                self._report()
         self._heard()
 
     def _report(self) -> None:
         """Tell now and then how much of the state has come."""
         if (now := asyncio.get_running_loop().time()) - self._told_at >= TELL_EVERY_S:
             self._told_at = now
-            self._tell(f"{self._asked - len(self._awaited)} of {self._asked} shards have come")
+            left = sum(number >= 0 for _, number in self._open)
+            self._tell(f"{self._asked - left} of {self._asked} slices have come")
 
     def moving(self, peer: str) -> None:
         if peer == self._donor:

@@ -11,13 +11,20 @@ import contextlib
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from p2p_diloco.core.events import Complaint, Depart, Died, Discovered, Measured, Note, Reachable, Revised
 from p2p_diloco.errors import Refused
-from p2p_diloco.fragments.events import Average
-from p2p_diloco.fragments.events import Event as FragmentEvent
-from p2p_diloco.fragments.replica import Replica as FragmentReplica
+from p2p_diloco.fragments.events import (
+    Average,
+    Complaint,
+    Depart,
+    Died,
+    Discovered,
+    Measured,
+    Note,
+    Reachable,
+    Revised,
+)
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.node import curves, records, revising
 from p2p_diloco.node.alike import Alike
@@ -26,21 +33,16 @@ from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending
-from p2p_diloco.node.events import EventQueue
 from p2p_diloco.node.fragment_inbox import FragmentInbox
-from p2p_diloco.node.fragment_node import Beside, FragmentNode, Told, Trainer
-from p2p_diloco.node.fragment_saving import FragmentSaving
-from p2p_diloco.node.fragment_trainer import FragmentTrainer
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.joining import Joined, keep_record
 from p2p_diloco.node.ledger import OUTER_STEP
-from p2p_diloco.node.node import Node
+from p2p_diloco.node.node import Beside, Node, Told
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.signatures import Signatures
-from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import met_through, remember
@@ -76,25 +78,20 @@ class Participation:
         folder = common.local.checkpoint_dir
         of = self._transport, common.founding, self._replica, self._goes_on, folder
         self._ending = Ending(*of, self._beginning.last_group)
-        self._saving = FragmentSaving(common) if common.run.rules.by_fragment else Saving(common)
-        self._audits = Audits(common, inbox.grant_of)
-        if common.run.rules.by_fragment:
-            self._trainer: TrainerSide = FragmentTrainer(common, channel)
-            self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
-            self._node: Node | FragmentNode = self._of_fragments(self._trainer)
-        else:
-            self._trainer = TrainerSide(common, channel)
-            self._node = Node(common, self._trainer, self._audits, self._settled)
+        self._saving, self._audits = Saving(common), Audits(common, inbox.grant_of)
+        self._trainer = TrainerSide(common, channel)
+        self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
+        self._node = self._loop()
         self._reporter = Reporter(common, self._trainer, self._audits)
 
-    def _of_fragments(self, trainer: TrainerSide) -> FragmentNode:
+    def _loop(self) -> Node:
+        """Make the node's loop, with what goes on beside it."""
         common = self._common
-        replica, work = cast(FragmentReplica, common.replica), cast(SliceWork, common.work)
         alike = Alike(common.event_log.named, common.run)
 
         def averages(effect: Average) -> None:
-            shard = common.run.rules.fragments[effect.fragment][effect.number]
-            alike.look(shard, ((part.author, weight, part.payload) for weight, part in effect.slices))
+            index = common.run.rules.fragments[effect.fragment][effect.number]
+            alike.look(index, ((part.author, weight, part.payload) for weight, part in effect.slices))
 
         def tells(told: Told) -> None:
             match told:
@@ -106,19 +103,14 @@ class Participation:
                     common.refusals.count(peer, why)
 
         beside = Beside(stepping=partial(common.ledger.part, OUTER_STEP), averages=averages, settled=self._settled)
-        node = FragmentNode(
-            common.run, replica, work, common.outbox, cast(Trainer, trainer), self._signatures, tells, beside
-        )
-        node.events = cast(EventQueue[FragmentEvent], common.events)
-        return node
+        parts = common.run, common.replica, common.work, common.outbox, self._trainer, self._signatures
+        return Node(*parts, tells, beside, common.events)
 
     def _handler(self) -> Handler:
-        common, node = self._common, self._node
-        handler = RunInbox(common, cast(Node, node), self._trainer, self._audits, self._inbox.grant_of)
-        if not isinstance(node, FragmentNode):
-            return handler
+        common = self._common
+        handler = RunInbox(common, self._node, self._trainer, self._audits, self._inbox.grant_of)
         proven = partial(common.founding.proven, common.transport)
-        return FragmentInbox(common.run, node, self._signatures, common.refusals, proven, handler, self._inbox)
+        return FragmentInbox(common.run, self._node, self._signatures, common.refusals, proven, handler, self._inbox)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
@@ -136,7 +128,7 @@ class Participation:
             self._measure(),
             self._beginning.find_state(self._ending, self._trainer.hold_for),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
-            *(() if self._run.rules.by_fragment else (self._audits.serve(),)),
+            self._audits.serve(),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(

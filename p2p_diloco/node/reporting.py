@@ -67,7 +67,9 @@ class Reporter:
             loss=self._told(shared.loss),
             held_out_loss=self._told(shared.held_out_loss),
             samples=shared.samples,
-            counted_samples=replica.roster.mine.model.samples // run.rules.logs if replica.has_state else None,
+            counted_samples=replica.roster.mine.model.samples // len(run.rules.fragments)
+            if replica.has_state
+            else None,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
             revision=replica.revision.number,

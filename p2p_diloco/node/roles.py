@@ -6,12 +6,11 @@ signed (`revising`), whatever a member's role is.
 
 from __future__ import annotations
 
-from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, ProbeAck
 from p2p_diloco.fragments import messages as m
-from p2p_diloco.node.wire import AnyMessage, Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
+from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, NodeMessage, Nudge, SliceBytes, SliceList
 
 
-def forbidden(role: str | None, message: AnyMessage | m.Message) -> str:
+def forbidden(role: str | None, message: NodeMessage | m.Message) -> str:
     """The reason why a peer of this role may not send the message; empty if it may.
 
     A worker may send everything. An aggregator may neither contribute, nor nudge, nor say that it is a worker, nor get
@@ -19,18 +18,16 @@ def forbidden(role: str | None, message: AnyMessage | m.Message) -> str:
     `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
     """
     match role, message:
-        case (None | "worker", _) | ("observer", Describe() | Fetch() | Leave() | m.Ask() | m.Leave()):
+        case (None | "worker", _) | ("observer", Describe() | m.Ask() | m.Leave()):
             return ""
         case "aggregator", m.Ready(weight=0.0):
             return ""
         case (
             "aggregator",
-            Contribution() | m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes(),
+            m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes(),
         ):
             return f"an aggregator's invitation allows no {type(message).__name__}"
-        case "aggregator", Probe(summary) | ProbeAck(summary) | m.Probe(summary) | m.ProbeAck(summary) if (
-            summary.role != "aggregator"
-        ):
+        case "aggregator", m.Probe(summary) | m.ProbeAck(summary) if summary.role != "aggregator":
             return "the peer's invitation lets it aggregate, and not train; start it with --role aggregator"
         case "aggregator", _:
             return ""

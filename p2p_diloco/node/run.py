@@ -16,10 +16,9 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Limits
-from p2p_diloco.node.which_core import on_fragments
 from p2p_diloco.node.wire import TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors import running, store
+from p2p_diloco.tensors import outer_state, running
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec, Shard
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -72,7 +71,6 @@ class Run:
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
             samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
-            by_fragment=on_fragments(),
             fetch_window=max(FETCH_MIN, FETCH_BYTES // self._state_nbytes),
         )
 
@@ -90,7 +88,7 @@ class Run:
 
     def state_lengths(self, shard: Shard) -> dict[str, int]:
         """The number of elements of each state tensor of a shard, by name, in the order of storage."""
-        return store.state_lengths(shard, self.outer, self.config.step_limit)
+        return outer_state.state_lengths(shard, self.outer, self.config.step_limit)
 
     @property
     def _commits_kept(self) -> int:

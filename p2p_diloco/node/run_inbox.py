@@ -9,23 +9,16 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Hashable
-from functools import lru_cache, partial
+from functools import partial
 
-from p2p_diloco.core.events import Granted
-from p2p_diloco.core.messages import Commit, Contribution, Fetch, Message, Probe, ProbeAck, State
-from p2p_diloco.core.probing import Member
-from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.inbox import Handler, group_of, no_grant
+from p2p_diloco.node.inbox import Handler, no_grant
 from p2p_diloco.node.ledger import CODEC
-from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.payloads import objection
-from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import (
     Accusation,
@@ -35,7 +28,6 @@ from p2p_diloco.node.wire import (
     Description,
     GetSlice,
     ListSlices,
-    NodeMessage,
     Nudge,
     SliceBytes,
     SliceList,
@@ -76,8 +68,7 @@ class RunInbox(Handler):
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
-        message = read(header, self._token, self._shape)
+        message = wire.unpack(header, self._token)
         match message:
             case Describe() | Nudge() | Audit() | Accusation():
                 return message, 0
@@ -91,41 +82,16 @@ class RunInbox(Handler):
                 raise Refusal("this peer is no data node")
             case SliceList() | SliceBytes():
                 return message, self._questions.nbytes(message)
-        return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         match message:
             case Nudge():
                 self._check_nudge(sender, message.goal)
-            case Fetch():
-                self._check_fetch(sender, message)
             case SliceList() | SliceBytes():
                 self._questions.check(sender, message, payload)
-        if isinstance(message, (Commit, State)) and message.revision.number and not self._proven(message.revision):
-            raise Refusal(f"the {type(message).__name__} is refused: the run's founder has not signed its revision")
-        if isinstance(message, (Contribution, Commit, State)) and payload is not None:
-            with self._judging():
-                why = objection(self._run, message, payload)
-            if why:
-                raise Refusal(f"the {type(message).__name__} is refused: {why}")
-            message = dataclasses.replace(message, payload=payload)
-            self._check_seal(sender, message)
         if isinstance(message, Copy):
             return dataclasses.replace(message, payload=payload)
         return message
-
-    def _check_seal(self, sender: str, message: Contribution | Commit | State) -> None:
-        """Raises Refusal if a contribution or a commit isn't sealed by its author."""
-        if self._seals is None or isinstance(message, State):
-            return
-        with self._judging():
-            if isinstance(message, Contribution):
-                sealed = self._seals.sealed(sender, message)
-            else:
-                seal = self._seals.read(message)
-                sealed = seal is not None and is_digest_of(seal.mean, message.payload)
-        if not sealed:
-            raise Refusal(f"the {type(message).__name__} isn't sealed by its author")
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
         match message:
@@ -145,18 +111,6 @@ class RunInbox(Handler):
                 pass  # `check` has handed it on
             case Description() | ListSlices() | GetSlice():
                 raise AssertionError(f"`read` should have refused this {type(message).__name__}")
-            case _:
-                self._tell_grant(sender)
-                await self._node.receive(sender, self._believed(sender, message))
-
-    def _tell_grant(self, sender: str) -> None:
-        """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
-        certificate that the sender has shown, so no peer can name another one's."""
-        if (grant := self._grant_of(sender)) is None:
-            return
-        named = grant.hex() if isinstance(grant, bytes) else str(grant)
-        if self._replica.roster.members.get(sender, Member()).grant != named:
-            self._events.post(Granted(sender, named))
 
     def _check_nudge(self, sender: str, goal: int) -> None:
         """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
@@ -164,14 +118,6 @@ class RunInbox(Handler):
         group = self._grant_of(sender)
         if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
-
-    def _check_fetch(self, sender: str, request: Fetch) -> None:
-        """Raises Refusal if the peers with the sender's invitation have asked for too many states lately."""
-        asked = range(self._shape[0]) if request.shards is None else set(request.shards)
-        mine = self._replica.versions
-        part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
-        if not self._allowances.fetch(group_of(sender, self._grant_of), part, asyncio.get_running_loop().time()):
-            raise Refusal("the sender, or others with its invitation, asked for too many states lately")
 
     def objection(self, sender: str) -> str:
         lie = self._audits.expelled.get(sender)
@@ -189,40 +135,3 @@ class RunInbox(Handler):
         if peer not in self._told:
             self._told.add(peer)
             self._node.moving(peer)
-
-    def _believed(self, sender: str, message: Message) -> Message:
-        """If a probe has a revision that the founder has not signed, remove the revision and keep the probe's other
-        fields. Commits and states with such a revision are refused as a whole, in `check`."""
-        match message:
-            case Probe(summary) | ProbeAck(summary) if summary.revision.number:
-                if self._proven(summary.revision):
-                    return message
-                if sender not in self._unsigned:
-                    self._unsigned.add(sender)
-                    log.warning(
-                        "ignored the revision %s of the peer %s: not signed by the run's founder",
-                        summary.revision,
-                        sender,
-                    )
-                return dataclasses.replace(message, summary=dataclasses.replace(summary, revision=FOUNDED))
-        return message
-
-
-def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
-    """Decode a header, and check it against the run. `shape`: how many shards and how many fragments the run has.
-
-    Raises:
-        Refusal: the header is no message of this run.
-    """
-    message = wire.unpack(header, token)
-    if isinstance(message, (Audit, Copy, Accusation)) and not 0 <= message.shard < shape[0]:
-        raise Refusal(f"the run has no shard {message.shard}")
-    if isinstance(message, NodeMessage):
-        return message
-    if reason := misfit(message, *shape):
-        raise Refusal(f"the {type(message).__name__} is refused: {reason}")
-    return message
-
-
-_read_once = lru_cache(maxsize=64)(_read)
-"""Cached, because a header is decoded when it comes and again with its payload; few are under way at a time."""

@@ -1,12 +1,14 @@
 """Writes checkpoints of a replica's outer state, and reads them.
 
-Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are saved and loaded only if
-they have the digests of their versions.
+Law: a checkpoint is a snapshot between two events, written by a thread of its own. Versions say nothing of tensors: a
+checkpoint's tensors are those of its versions because they were copied at a moment when both agree, and a slice whose
+memory has changed since its step is not saved. A checkpoint is used only if its tensors have the digests that it names.
 
     theta      the global parameters and buffers, by name and shape, fp32
-    outer      the outer optimizer's state, as <shard>.<name>
-    manifest   run_id, founded (by whom, and when), generation, samples, config, layout, states (`core.messages.State`
-               by shard), card (`tensors.card`, in base64)
+    outer      the outer optimizer's state, as <slice>.<name>
+    manifest   run_id, founded (by whom, and when), generation, samples, config, layout, fragments (the replicated
+               state of each, as `headers` writes it, in base64), digests (of each slice's tensors), card
+               (`tensors.card`, in base64)
 """
 
 from __future__ import annotations
@@ -15,49 +17,45 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core import leases
-from p2p_diloco.core.events import Damaged, Event
-from p2p_diloco.core.messages import Plan, State
-from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.state import final
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.fragments.events import Damaged
+from p2p_diloco.fragments.state import State, final, founded_by
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.node.fields import STATE
+from p2p_diloco.node.forms import NOBODY, About, Unfit
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.setup import SAVE_S_MAX
-from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 
 _CONFIG_BEFORE = {"buffers": "local"}
 """Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""
-_FIELDS_BEFORE = 8
-"""The number of fields of a state in checkpoints by older versions of this package, in which a revision could change
-only the rates."""
-
-Wrong = tuple[int, Event]
-"""A damaged shard, and the event that tells the replica of it."""
+Wrong = tuple[int, Damaged]
+"""A damaged slice, and the event that tells the replica of it."""
 
 log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a checkpoint every `save_every` epochs of the whole model, at the run's end, and once all shards have
-    adopted a revision that asks for one.
+    """Writes a checkpoint every `save_every` epochs of the whole model, at the run's end, and once all fragments
+    have adopted a revision that asks for one.
 
     The `save_every` epochs are counted from the last checkpoint. At the start, and when a greater lineage with a lower
     epoch is adopted, they are counted from the highest multiple of `save_every` that is not above the present epoch.
@@ -119,57 +117,64 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[Wrong]]) -> None:
-        """If a checkpoint was not written because shards are damaged, report these shards to the replica. They are
-        logged only once, because shards may stay damaged for long."""
+        """If a checkpoint was not written because slices are damaged, report these to the replica. They are logged
+        only once, because they may stay damaged for long."""
         damaged = writing.result()
         if damaged and not self._spoilt:
-            shards = ", ".join(str(shard) for shard, _ in damaged)
-            log.error("no checkpoint was written: shards %s are corrupted in memory; older checkpoints stay", shards)
+            slices = ", ".join(str(index) for index, _ in damaged)
+            log.error("no checkpoint was written: slices %s are corrupted in memory; older checkpoints stay", slices)
         self._spoilt = bool(damaged)
         for _, event in damaged:
             self._events.post(event)
 
     def _snapshot(self) -> Snapshot:
-        layout, store = self._run.layout, self._work.store
-        states = (store.state(shard.index) for shard in layout.shards)
+        held, states = self._work.state.slices, [log.held for log in self._replica.logs]
         # copied, because the tensors change while the checkpoint is written
-        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
-        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
-        held = [self._replica.state(shard.index) for shard in layout.shards]
-        return Snapshot(self._run, theta, outer, held, self._founded, self._describing.card)
+        theta = torch.cat([one.theta for one in held])
+        outer = [{name: values.clone() for name, values in one.state.items()} for one in held]
+        known = [self._work.known_digests(state.fragment) for state in states]
+        return Snapshot(self._run, theta, outer, states, known, self._founded, self._describing.card)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the outer state, to be saved: θ [numel], and for each shard the outer optimizer's state (`outer`) and
-    the replicated state (`states`)."""
+    """A copy of the outer state, to be saved: θ [numel], the outer optimizer's state of each slice (`outer`), and of
+    each fragment the replicated state (`states`) and the digests of its slices after their last step (`known`; empty if
+    they are not computed yet)."""
 
     run: Run
     theta: Tensor
     outer: Sequence[Mapping[str, Tensor]]
-    states: Sequence[Any]
+    states: Sequence[State]
+    known: Sequence[Sequence[str]]
     founded: tuple[str, float]
     card: bytes
 
+    @cached_property
+    def digests(self) -> Sequence[str]:
+        """The digest of each slice's tensors."""
+        return _digests(self.run.layout, self.theta, self.outer)
+
     def damaged(self) -> Sequence[Wrong]:
-        """The shards whose tensors don't have the digests that their versions name."""
-        wrong = _damaged(self.run.layout, self.theta, self.outer, self.states)
-        return [(state.shard, Damaged(state.shard, state.version)) for state in wrong]
+        """The slices whose memory has changed since their last step."""
+        wrong = []
+        for state, known in zip(self.states, self.known, strict=True):
+            for number, place in enumerate(self.run.layout.shards_of(state.fragment)):
+                if known and self.digests[place.index] != known[number]:
+                    wrong.append((place.index, Damaged(state.fragment, state.version, (number,))))
+        return wrong
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Arrange the tensors in the groups of a checkpoint."""
         layout = self.run.layout
         by_name = {spec.name: self.theta[start : start + spec.numel].view(spec.shape) for spec, start in layout.places}
         states = enumerate(self.outer)
-        outer = {f"{shard}.{name}": tensor for shard, state in states for name, tensor in state.items()}
+        outer = {f"{index}.{name}": tensor for index, state in states for name, tensor in state.items()}
         return {"theta": by_name, "outer": outer}
-
-    def _listed(self) -> dict[str, object]:
-        return {"states": [to_plain(state) for state in self.states]}
 
     def manifest(self) -> dict[str, object]:
         """Make the entries of the checkpoint's manifest."""
-        versions = [state.version for state in self.states]
+        rules, versions = self.run.rules, [state.version for state in self.states]
         return {
             "run_id": self.run.run_id,
             "founded": list(self.founded),
@@ -177,13 +182,14 @@ class Snapshot:
             "samples": sum(version.samples for version in versions),
             "config": self.run.config.to_wire(),
             "layout": self.run.layout.to_wire(),
-            **self._listed(),
+            "fragments": [_packed(state, rules) for state in self.states],
+            "digests": self.digests,
             "card": base64.b64encode(self.card).decode(),
         }
 
 
 def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wrong]:
-    """Save a snapshot, unless some of its shards are damaged; returns these shards."""
+    """Save a snapshot, unless some of its slices are damaged; returns these."""
     if damaged := snapshot.damaged():
         return damaged
     try:
@@ -195,23 +201,13 @@ def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wr
     return ()
 
 
-def _damaged(
-    layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]], states: Sequence[State]
-) -> Sequence[State]:
-    """The states of the shards whose tensors don't have the digests that their versions name. A shard's tensors are its
-    part of θ [numel] and its outer optimizer's state."""
-    return [
-        state
-        for shard, tensors, state in zip(layout.shards, outer, states, strict=True)
-        if state.version.digest != digest(theta[shard.start : shard.stop], tensors, meta_of(state))
-    ]
+def _digests(layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]]) -> list[str]:
+    """The digest of each slice's tensors."""
+    pairs = zip(layout.shards, outer, strict=True)
+    return [digest(theta[place.start : place.stop], state, b"") for place, state in pairs]
 
 
-Opens = Callable[[Path], "Checkpoint"]
-"""Reads the checkpoint in a folder."""
-
-
-def read_checkpoint(local: PeerConfig, opens: Opens | None = None) -> Checkpoint | None:
+def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     """Read the checkpoint that this peer starts from: the one that its settings name, or the newest usable one of its
     own. If there are both, the newer one of this run, unless a new generation begins from the named one: a command that
     founded the run may be given again when the run has gone on. None if there is none.
@@ -219,13 +215,12 @@ def read_checkpoint(local: PeerConfig, opens: Opens | None = None) -> Checkpoint
     Raises:
         CheckpointError: the named one can't be used; or no other is named, and of the peer's own none can be used.
     """
-    opens = opens or Checkpoint
-    if (named := _named(local, opens)) is None:
-        return _own(local, opens)
+    if (named := _named(local)) is None:
+        return _own(local)
     if local.new_generation:
         return named
     try:
-        own = _own(local, opens)
+        own = _own(local)
     except CheckpointError:  # its reasons are logged
         return named
     if own is None or own.run_id != local.run_id:
@@ -239,7 +234,7 @@ def read_checkpoint(local: PeerConfig, opens: Opens | None = None) -> Checkpoint
     return own
 
 
-def _named(local: PeerConfig, opens: Opens) -> Checkpoint | None:
+def _named(local: PeerConfig) -> Checkpoint | None:
     """Read the checkpoint that the settings name."""
     named = local.from_checkpoint
     if named is None:
@@ -248,15 +243,15 @@ def _named(local: PeerConfig, opens: Opens) -> Checkpoint | None:
     if path is None:
         mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
         raise CheckpointError("holds no complete checkpoint", key="from_checkpoint", value=named, mend=mend)
-    return opens(path)
+    return Checkpoint(path)
 
 
-def _own(local: PeerConfig, opens: Opens) -> Checkpoint | None:
+def _own(local: PeerConfig) -> Checkpoint | None:
     """Read the newest usable one of this peer's own checkpoints."""
     unusable = None
     for path in checkpoint.whole(local.checkpoint_dir) if local.checkpoint_dir is not None else ():
         try:
-            return opens(path)
+            return Checkpoint(path)
         except CheckpointError as error:
             log.warning("a checkpoint can't be used, so an older one is tried if there is one: %s", error)
             unusable = unusable or error
@@ -293,23 +288,26 @@ class Checkpoint:
             for key, tensor in outer.items():
                 index, _, name = key.partition(".")
                 self._outer[int(index)][name] = tensor
-            self._check()
+            self._check(manifest.get("digests"))
         except (KeyError, IndexError) as error:
             raise self._unusable(f"its tensors are not what its model needs ({error})") from None
         except ValueError as error:
             raise self._unusable(str(error)) from None
 
-    def _read_states(self, manifest: Mapping[str, object]) -> Sequence[Any]:
-        """Read the replicated states. Raises ValueError if they can't be used."""
-        states = manifest.get("states")
-        if not isinstance(states, list):
-            raise ValueError("it has no states of shards")
-        return tuple(from_plain(State, _completed(fields)) for fields in states)
+    def _read_states(self, manifest: Mapping[str, object]) -> Sequence[State]:
+        """Read the replicated state of each fragment. Raises ValueError if they can't be used."""
+        packed, rules = manifest.get("fragments"), Run(self.run_id, self.run_config, self.layout).rules
+        if not isinstance(packed, list) or len(packed) != len(rules.fragments):
+            raise ValueError("it has no states of fragments")
+        return [_unpacked(fragment, text, rules) for fragment, text in enumerate(packed)]
 
-    def _check(self) -> None:
-        """Raises ValueError if tensors don't have the digests that their states name."""
-        if damaged := _damaged(self.layout, self.theta, self._outer, self._states):
-            raise ValueError(f"shard {damaged[0].shard} doesn't have the digest that it names")
+    def _check(self, named: object) -> None:
+        """Raises ValueError unless the tensors have the digests that the manifest names."""
+        if not isinstance(named, list) or len(named) != len(self.layout.shards):
+            raise ValueError("it has no digests of its slices")
+        found = _digests(self.layout, self.theta, self._outer)
+        if wrong := [index for index, one in enumerate(named) if one != found[index]]:
+            raise ValueError(f"slice {wrong[0]} doesn't have the digest that it names")
 
     @property
     def run_config(self) -> RunConfig:
@@ -322,11 +320,11 @@ class Checkpoint:
 
     @property
     def revision(self) -> Revision:
-        """The highest revision in the checkpoint's shards."""
+        """The highest revision in the checkpoint's fragments."""
         return max((state.revision for state in self._states), default=FOUNDED)
 
     def has_ended(self, rules: Rules) -> bool:
-        """Whether the run had ended for all shards when the checkpoint was made."""
+        """Whether the run had ended when the checkpoint was made."""
         return all(final(state, rules) for state in self._states)
 
     def config_for(self, run_id: str) -> dict[str, Any]:
@@ -336,39 +334,27 @@ class Checkpoint:
             return self.config
         return {**self.config, **{key: value for key, value in self.revision.changed.items() if key not in STOPS}}
 
-    def restore(self, run: Run, work: TensorWork, founder: str) -> tuple[State, ...]:
-        """Load the checkpoint's tensors; returns the replicated state of every shard. The lengths of earlier means stay
-        only if the run and its settings are the checkpoint's, because other settings make means of other lengths.
-        `founder`: of the run. If it is a new one, its first round is the founder's, and no peer of the old run is left.
+    def restore(self, run: Run, work: SliceWork, founder: str) -> tuple[State, ...]:
+        """Load the checkpoint's tensors; returns the replicated state of every fragment. The lengths of earlier means
+        stay only if the run and its settings are the checkpoint's, because other settings make means of other lengths.
+        `founder`: of the run. If it is another run than the checkpoint's, its first round is the founder's, no peer of
+        the old run is left, and the revision is gone.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
-        if [s.shard for s in self._states] != [s.index for s in self.layout.shards]:
-            raise self._unusable("its model, or the way it is cut, is not the run's")
-        layout, outers, of = self.layout, self._restored(run), self._founder(run, founder)
-        kept = zip(self._states, outers, strict=True)
-        states = tuple(self._restated(state, outer, of) for state, outer in kept)
+        outers = self._restored(run)
         try:
-            payloads = self._payloads(run, outers)
-            loaded = [work.store.load(s.shard, p, meta_of(s)) for s, p in zip(states, payloads, strict=True)]
+            for index, payload in enumerate(self._payloads(run, outers)):
+                work.state.stage(index, payload, in_place=True)
         except (KeyError, ValueError) as error:
             raise self._unusable(f"its tensors are not what the run needs ({error})") from None
-        proposals = []
-        for shard, state, proposal in zip(layout.shards, states, loaded, strict=True):
-            if proposal.digest != state.version.digest:
-                raise self._unusable(f"shard {shard.index} doesn't have the digest that it names")
-            proposals.append((shard.index, proposal))
-        for index, proposal in proposals:
-            work.store.accept(index, proposal)
-        return states
-
-    def _founder(self, run: Run, founder: str) -> str | None:
-        """The founder, if the run is another one than the checkpoint's; else None."""
-        return founder if run.run_id != self.run_id else None
+        if run.run_id == self.run_id:
+            return tuple(self._states)
+        return tuple(founded_by(founder, state, run.rules) for state in self._states)
 
     def _restored(self, run: Run) -> list[Mapping[str, Tensor]]:
-        """The outer optimizer's state of each shard for this run. Raises CheckpointError if the model is another."""
+        """The outer optimizer's state of each slice for this run. Raises CheckpointError if the model is another."""
         layout = self.layout
         if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.shards):
             raise self._unusable("its model, or the way it is cut, is not the run's")
@@ -377,20 +363,8 @@ class Checkpoint:
         pairs = zip(self._outer, limits, strict=True)
         return [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
 
-    def _restated(self, state: State, outer: Mapping[str, Tensor], founder: str | None) -> State:
-        """Adapt a replicated state to this run. If it begins a new run, that of `founder`, its revision is removed, and
-        so are the old run's peers: a round would wait for them. If this changes the state, or if the tensors in `outer`
-        differ from the saved ones, the state gets a new digest, which is the same on every peer."""
-        bare, index = state if founder is None else _founded_by(founder, state), state.shard
-        if bare == state and outer is self._outer[index]:
-            return state
-        place = self.layout.shards[index]
-        reached = digest(self.theta[place.start : place.stop], outer, meta_of(bare))
-        version = replace(state.version, digest=reached)
-        return replace(bare, version=version, history={**state.history, version.epoch: reached})
-
     def _payloads(self, run: Run, outers: Sequence[Mapping[str, Tensor]]) -> Iterator[memoryview]:
-        """Encode each shard's state as a payload."""
+        """Encode each slice's state as a payload."""
         for shard, outer in zip(self.layout.shards, outers, strict=True):
             ordered = (outer[name] for name in run.state_lengths(shard))
             pieces = [self.theta[shard.start : shard.stop], *ordered]
@@ -400,21 +374,18 @@ class Checkpoint:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
 
 
-def _founded_by(founder: str, state: State) -> State:
-    """A shard's state as the first one of another run, that of `founder`."""
-    tables = leases.after(state.tables, (), leases.holders(state.tables), state.version.epoch, recall=0)
-    plan = Plan((founder,), (founder,))
-    return replace(state, plan=plan, counted={}, revision=FOUNDED, tables=tables)
+def _packed(state: State, rules: Rules) -> str:
+    return base64.b64encode(msgspec.msgpack.encode(STATE.write(state, About("", rules, NOBODY)))).decode()
 
 
-def _completed(fields: object) -> object:
-    """Add the missing fields to a state that was written by an older version, whose revisions changed only the
-    rates."""
-    if not isinstance(fields, list) or len(fields) != _FIELDS_BEFORE or not isinstance(fields[-1], list):
-        return fields
-    *rest, revision = fields
-    longer = [*revision, *to_plain(FOUNDED)[len(revision) :]] if revision[:1] != [0] else to_plain(FOUNDED)
-    return [*rest, longer, [0, 0]]
+def _unpacked(fragment: int, text: object, rules: Rules) -> State:
+    """Raises ValueError if the text is no state of this fragment."""
+    try:
+        struct = msgspec.msgpack.decode(base64.b64decode(str(text)), type=STATE.type)
+        state: State = STATE.read(struct, replace(About("", rules), fragment=fragment))
+    except (binascii.Error, msgspec.MsgspecError, Unfit) as error:
+        raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
+    return state
 
 
 def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:

@@ -1,7 +1,9 @@
 """The part of a node that serves the trainer: it answers the trainer's requests, and reports to the trainer.
 
 Law: only this part writes to the channel once training runs. A trainer has at most one open request of each kind. A
-request has a number `n`, and so has its answer, so that the trainer ignores a late answer to an older request.
+request has a number `n`, and so has its answer, so that the trainer ignores a late answer to an older request. The
+trainer and its memory know slices by their index in the whole model, the replica knows fragments: here one becomes the
+other.
 """
 
 from __future__ import annotations
@@ -10,13 +12,22 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
-from p2p_diloco.core.leases import Use
+from torch import Tensor
+
+from p2p_diloco.core.carry import Carried
+from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
+from p2p_diloco.core.submitting import ENDED, LEFT, MISUSED, TOO_OLD
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.admission import is_counted
+from p2p_diloco.fragments.lineage import model_of
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.state import descends, final
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
@@ -24,10 +35,12 @@ from p2p_diloco.node.common import Common
 from p2p_diloco.node.door import Door
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import PARAMETER
-from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 PROGRESS_EVERY_S = 0.25
 """Seconds between two looks at the trainer's progress."""
@@ -61,12 +74,13 @@ class TrainerSide:
         self._held_for = ""
         self._came_ready = False
         self._every = run.config.sync_every  # the run's H, by the state that the trainer has merged
-        self._whole = -1, ""  # epoch and digest of the newest state that had one epoch in all shards; -1: none yet
+        self._whole = -1, ""  # epoch and digest of the present state; -1: none yet
         self._merging: Message | None = None  # the open request; None: the trainer doesn't wait for its answer
         self._exchange: Message = {}  # the trainer's request for its latest exchange
         self._not_reading = asyncio.Event()
         self._not_reading.set()
         self._door = Door(common.fetching)
+        self._carried = [Carried() for _ in self._replica.logs]  # by fragment
 
     @property
     def _commits(self) -> int:
@@ -89,7 +103,7 @@ class TrainerSide:
                     self._merging = message
                     if measures:
                         await self._mended()
-                    await self._events.feed(Merge())
+                    await self._events.feed(e.Merge())
                 case {"kind": "contribute"}:
                     await self._contribute(message)
                 case {"kind": "read", "n": n}:
@@ -102,7 +116,7 @@ class TrainerSide:
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
                     self.paused = on
-                    self._events.post(Pause(on))
+                    self._events.post(e.Pause(on))
                 case {"kind": "ask", "n": n}:
                     self._channel.send("told", n=n, **self._told())
                 case {"kind": "card", "card": card}:
@@ -117,42 +131,45 @@ class TrainerSide:
     async def _mended(self) -> None:
         """Check the bases of the pseudo-gradients that are due next. If some are corrupted in memory, wait, in bounded
         time, until they are repaired."""
-        bases, replica = self._bases, self._replica
-        for shard in bases.read & set(replica.own.due()):
-            store, version = self._work.store, replica.logs.look_at(shard).version
-            was = store.accepted_theta(shard)
-            if was and was != store.present_theta(shard) and version is not None:
-                bases.damaged.add(shard)
-                self._events.post(Damaged(shard, version))
+        replica, due = self._replica, self._replica.own.due()
+        if due is None:
+            return
+        places, found = self._run.rules.fragments[due], list[int]()
+        for number in (number for number, shard in enumerate(places) if shard in self._bases.read):
+            if (damaged := self._work.damaged(due, (number,))) is not None:
+                found.append(number)
+                await self._events.feed(damaged)
             await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
         within_s = self._run.rules.mended_within
         give_up_at = time.monotonic() + within_s
-        while bases.damaged and time.monotonic() < give_up_at:
+        while (left := set(found) & set(replica.fetching.repaired(due))) and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
-        if bases.damaged:
-            shards = ", ".join(map(str, sorted(bases.damaged)))
+        if left:
+            shards = ", ".join(str(places[number]) for number in sorted(left))
             what = "shards %s were corrupted in memory, and not repaired within %g s: going on with them"
             log.warning(what, shards, within_s)
-        bases.damaged.clear()
 
     async def _contribute(self, message: Message) -> None:
         self._ledger.begin()
         self.sync_every, self._exchange = message["every"], message
-        shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
+        shards, config = tuple(message["shards"]), self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
             self._bases.stand(shards)
-        id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
-        payloads = []
-        for shard in shards:
-            with self._ledger.part(CODEC):
-                is_parameter = self._run.layout.shards[shard].kind == PARAMETER
-                sent = delta if is_parameter else self._shared.delta
-                payloads.append(self._work.encode(shard, sent, id, weighs=weighs))
-            await asyncio.sleep(0)  # as above
-        weight, samples = message["weight"], message["samples"]
+
+        def values(shard: int) -> Tensor:
+            return delta if self._run.layout.shards[shard].kind == PARAMETER else self._shared.delta
+
+        fragment = self._run.rules.fragment_of(shards[0])
+        carried = self._carried[fragment]
+        carries = carried.oldest is not None and carried.oldest_base is not None and not carried.included
         uses = tuple(from_plain(Use, use) for use in message["uses"])
-        await self._events.feed(Contribute(shards, weight, samples, tuple(payloads), uses))
+        with self._ledger.part(CODEC):
+            made = await contribution(
+                self._run, self._replica, self._work, fragment, values, message["weight"], message["samples"], uses,
+                (carried.oldest, carried.oldest_base) if carries and carried.oldest_base is not None else None,
+            )  # fmt: skip
+        await self._events.feed(made)
 
     def _data(self) -> dict[str, Any]:
         replica = self._replica
@@ -203,43 +220,64 @@ class TrainerSide:
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 
-    def load(self, effect: Load) -> None:
+    def sent(self, effect: e.Sent) -> None:
+        """Record the id of the exchange that now begins."""
+        carried = self._carried[effect.fragment]
+        if carried.last != effect.id:
+            carried.send(effect.id)
+            carried.sends += not self._asynchronous
+
+    def load(self, effect: e.Load) -> None:
         """Answer the trainer's open merge request, if there is one. θ doesn't change until the trainer says that it has
         read θ. A trainer that was interrupted while it waited for the answer reads nothing, and loads everything at its
         next request."""
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
-        replica, bases = self._replica, self._bases
-        for loaded in effect.shards:
-            self._work.merge(loaded.shard, loaded.carry, replica.own.counted(loaded.shard))
-        # what is under way may be counted by the present tables before it is merged
-        tells_data = asked["data"] and replica.own.flight is None and replica.has_state
-        epoch, digest = replica.own.merged
+        replica, bases, rules = self._replica, self._bases, self._run.rules
+        carries = list[list[object]]()
+        for loaded in effect.fragments:
+            carried = self._carried[loaded.fragment]
+            given_up = carried.sends > (1 if self._asynchronous else rules.carry_rounds)
+            carry = carried.merge(loaded.version, loaded.counted, kin=loaded.kin, given_up=given_up)
+            for shard in rules.fragments[loaded.fragment]:
+                self._work.merge(shard, carry, loaded.counted)
+                carries.append([shard, carry.value])
         if (every := self._sync_every_now()) != self._every:
             self._every = every
             self.submissions.begins_with(every)
+        # what is under way may be counted by the present tables before it is merged
+        tells_data = asked["data"] and not replica.own.flying and replica.has_state
+        merged = [version for version in replica.own.merged if version is not None]
         self._channel.send(
             "load",
             n=asked["n"],
-            carries=[[loaded.shard, loaded.carry.value] for loaded in effect.shards],
+            carries=carries,
             kept=sorted(bases.kept),
             gone=sorted(bases.gone),
             lost=sorted(bases.lost),
-            due=list(effect.due),
-            again=False,
+            due=[] if effect.due is None else list(rules.fragments[effect.due]),
+            again=self._is_out(effect.due),
             ended=bool(self._shared.finished),
             commits=self._commits,
             commit_steps=replica.steps,
             every=self.submissions.steps if self._asynchronous else every,
-            epoch=epoch,
-            digest=digest,
-            trained=replica.own.merged_samples,
+            epoch=min(version.epoch for version in merged),
+            digest=model_of(merged).digest,
+            trained=min(version.samples for version in merged),
             workers=replica.workers(),
             tables=to_plain(replica.tables) if tells_data else None,
         )
 
-    def release(self, effect: Release) -> None:
+    def _is_out(self, fragment: int | None) -> bool:
+        """Whether this peer's contribution to this fragment is out on its present version: an exchange that ended early
+        is taken up again then, with the same Δ."""
+        if fragment is None or self._asynchronous or self._replica.own.fragment != fragment:
+            return False
+        own = self._replica.own
+        return bool(own.parts) and own.ready_base == self._replica.logs[fragment].version
+
+    def release(self, effect: e.Release) -> None:
         """Answer the trainer's request for an exchange, which is over or never began."""
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
@@ -247,8 +285,23 @@ class TrainerSide:
 
     def _submitted(self) -> dict[str, int]:
         """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        own, shards = self._replica.own, self._exchange["shards"]
-        return self._told_of_submission(own.behind(shards), own.uncounted(shards))
+        replica, fragment = self._replica, self._run.rules.fragment_of(self._exchange["shards"][0])
+        ready, held, most = replica.own.ready, replica.logs[fragment].held, replica.rules.max_staleness
+        assert ready is not None, "an exchange was under way"
+        behind: int | None = None
+        why = list[str]()
+        if is_counted(held, replica.me, ready):
+            behind = held.roll[replica.me].epoch - ready.base.epoch - 1
+        elif final(held, replica.rules):
+            why = [ENDED]
+        elif not descends(held, ready.base):
+            why = [LEFT]
+        else:
+            self._carried[fragment].sends += 1
+            too_old = most is not None and held.version.epoch - ready.base.epoch > most
+            why = [TOO_OLD if too_old else MISUSED]
+        shards = self._exchange["shards"]
+        return self._told_of_submission([behind] * len(shards), why)
 
     def _told_of_submission(self, behind: Sequence[int | None], why: Sequence[str]) -> dict[str, int]:
         """Record the outcome of a submission. The rest as in `SubmissionLog.ended`."""
@@ -277,13 +330,14 @@ class TrainerSide:
             self.ready()
 
     def changed(self) -> None:
-        """Tell the trainer that the state of some shard has changed. In asynchronous mode the trainer is normally not
-        told, because its next merge brings the new state."""
+        """Tell the trainer that the state of some fragment has changed. In asynchronous mode the trainer is normally
+        not told, because its next merge brings the new state."""
         self._publish()
         replica = self._replica
-        if self._asynchronous and not (replica.finished or replica.own.left_behind):
-            return
-        self._shared.changed = self._shared.changed + 1
+        pairs = zip(replica.logs, replica.own.merged, strict=True)
+        left = any(v is not None and one.state is not None and not descends(one.held, v) for one, v in pairs)
+        if not self._asynchronous or replica.finished or left:
+            self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
         self._publish()
@@ -298,7 +352,7 @@ class TrainerSide:
             steps, step_time_s = self._shared.steps, self._shared.step_time_s
             if steps != seen and self._replica.has_state:
                 seen = steps
-                self._events.post(Stepped(step_time_s if math.isfinite(step_time_s) else 0.0))
+                self._events.post(e.Stepped(step_time_s if math.isfinite(step_time_s) else 0.0))
             self._publish()
             await asyncio.sleep(PROGRESS_EVERY_S)
 
@@ -315,7 +369,7 @@ class TrainerSide:
 
     def _publish(self) -> None:
         replica = self._replica
-        if replica.has_state and self._is_even:
+        if replica.has_state:
             self._whole = replica.epoch, replica.roster.mine.model.digest
         self._shared.epoch = self._whole[0]
         self._shared.peers = 1 + len(replica.roster.alive())
@@ -326,11 +380,6 @@ class TrainerSide:
         if self._by_time:
             self._shared.trains_for_s = self._trains_for_s()
 
-    @property
-    def _is_even(self) -> bool:
-        """Whether the present state is one that the run has had as a whole."""
-        return self._asynchronous or self._replica.logs.even
-
     def _sync_every_now(self) -> int:
         """The run's H at the present state."""
         return self._replica.revision.sync_every or self._run.config.sync_every
@@ -338,3 +387,31 @@ class TrainerSide:
     def _trains_for_s(self) -> float:
         run, roster = self._run, self._replica.roster
         return trains_for(self._replica.interval, run.round_nbytes, roster.me, roster.summaries())
+
+
+async def contribution(
+    run: Run,
+    replica: Replica,
+    work: SliceWork,
+    fragment: int,
+    values: Callable[[int], Tensor],
+    weight: float,
+    samples: int,
+    uses: tuple[Use, ...] = (),
+    oldest: tuple[ContributionId | None, object] | None = None,
+) -> e.Contribute:
+    """Encode a contribution to a fragment. `values`: by shard, the vector [numel] with its pseudo-gradient, or with the
+    values of buffers. An exchange that is taken up again has the slices that it had: other peers may have some of
+    them."""
+    own = replica.own
+    payloads = tuple(part.payload for part in own.parts.values())
+    if replica.rules.asynchronous or (own.fragment, own.ready_base) != (fragment, replica.logs[fragment].version):
+        id = ContributionId(own.incarnation, own.sequence + 1)
+        payloads = ()
+        for shard in run.rules.fragments[fragment]:
+            payload = work.encode(shard, values(shard), id, weighs=weight > WEIGHT_MIN)
+            # a copy, because the vector is written again for the next exchange, and these are sent until the commit
+            payloads = *payloads, memoryview(bytes(payload))
+            await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
+    hashes = tuple(map(hash_of, payloads))
+    return e.Contribute(fragment, weight, samples, hashes, payloads, uses, oldest)  # type: ignore[arg-type]

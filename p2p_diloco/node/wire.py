@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import msgpack
 
-from p2p_diloco.core import messages
 from p2p_diloco.core.messages import Counted
+from p2p_diloco.fragments import messages
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
@@ -127,14 +127,14 @@ NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | DataM
 AnyMessage = messages.Message | NodeMessage
 
 
-def pack(message: AnyMessage, token: bytes = ANY_RUN) -> bytes:
+def pack(message: NodeMessage, token: bytes = ANY_RUN) -> bytes:
     """Encode a message's header. The message's payload, if there is one, is sent beside the header. `token`: the run's;
     ignored for a `DataMessage`."""
     token = ANY_RUN if isinstance(message, DataMessage) else token
     return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
 
 
-def unpack(header: bytes, token: bytes) -> AnyMessage:
+def unpack(header: bytes, token: bytes) -> NodeMessage:
     """Decode a header; returns the message without its payload.
 
     Raises:
@@ -155,11 +155,11 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     if (read := _READERS.get(kind)) is None:
         raise Refusal(f"the message has the unknown kind {kind[:40]!r}")
     try:
-        message: AnyMessage = read(fields)
+        message: NodeMessage = read(fields)
     except Unfit as error:
         raise Refusal(f"the {kind} message has a field that is {error}") from None
     return message
 
 
 _DATA = {kind.__name__ for kind in get_args(DataMessage)}
-_READERS: dict[str, Reader] = {kind.__name__: reader(kind) for kind in get_args(AnyMessage)}
+_READERS: dict[str, Reader] = {kind.__name__: reader(kind) for kind in get_args(NodeMessage)}

@@ -16,8 +16,8 @@ from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.messages import Commit
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.node.fragment_inbox import FragmentInbox
-from p2p_diloco.node.fragment_node import FragmentNode
-from p2p_diloco.node.fragment_trainer import contribution
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.trainer import contribution
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
@@ -64,7 +64,7 @@ class Work(SliceWork):
 class Links(Handler):
     """It tells the node what goes on on its links."""
 
-    def __init__(self, node: FragmentNode) -> None:
+    def __init__(self, node: Node) -> None:
         self.closed, self.moving = node.closed, node.moving  # type: ignore[method-assign]
 
 
@@ -80,7 +80,7 @@ class Peer:
         self.work = Work(run, self.theta, signatures.of_mean)
         self.work.commits = []
         self.outbox = Outbox(transport)
-        self.node = FragmentNode(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
+        self.node = Node(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
         inbox = transport._inbox = Inbox()
         inbox.refusals, told = self.refusals, lambda revision: True
         inbox.handler = FragmentInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)

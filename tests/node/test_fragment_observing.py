@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node.fragment_node import FragmentNode
+from p2p_diloco.node.node import Node
 from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -22,8 +22,8 @@ def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
-def node_of(peer: MemoryPeer) -> FragmentNode:
-    node: FragmentNode = peer.inbox.handler._node  # type: ignore[attr-defined]
+def node_of(peer: MemoryPeer) -> Node:
+    node: Node = peer.inbox.handler._node  # type: ignore[attr-defined]
     return node
 
 
