@@ -98,9 +98,10 @@ class OuterState:
         submissions: int = 1,
         buffered: int = 0,
         rates: Rates | None = None,
-    ) -> None:
+    ) -> float:
         """Make the outer step on the mean pseudo-gradient in `mean`, which `codec` has encoded. `held`: of parameters,
-        the present one with this index or a staged one.
+        the present one with this index or a staged one. Returns the factor by which the step limit has cut the mean; 1
+        if it was not cut.
 
         With Delayed Nesterov, `submissions` is the number of submissions in `mean`, and `buffered` the number that the
         buffer already holds. `rates` are (lr, momentum); None: the optimizer's own. Raises ValueError for a wrong
@@ -121,6 +122,7 @@ class OuterState:
                 level = logging.WARNING if cut.factor < CUT_WARNS else logging.DEBUG
                 _log.log(level, "slice %d: a mean was cut to %.2g of its length (step_limit)", index, cut.factor)
         self._replace(held, theta, state, seen)
+        return 1.0 if cut is None else cut.factor
 
     def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
         """Make the outer step of a slice of buffers (`running.stepped`) on the encoded `values`. `share`: how far it

@@ -1,8 +1,7 @@
 """Measures what limits add to the time of a mean: `python tests/tensors/mean_cost.py`.
 
 One shard in bf16 of as many elements as given (2²⁰ unless told otherwise), on one thread, by number of contributions:
-processor time in ms of the plain mean, of each aggregation, and of a whole outer step on the plain mean (`TensorWork.
-average`: mean, encoding, outer step and digest). Medians of several turns. One object of JSON by number.
+processor time in ms of the plain mean, of each aggregation, and of the plain mean with its encoding and the outer step. Medians of several turns. One object of JSON by number.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from collections.abc import Callable
 from typing import get_args
 
 import torch
+from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Average
-from p2p_diloco.core.messages import Contribution
-from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.limits import Aggregation
 from p2p_diloco.tensors.mean import weighted_mean
+from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.outer_state import OuterState
 
 TURNS = 41
 
@@ -46,15 +43,16 @@ def measured(count: int, numel: int, layout: Layout) -> dict[str, float]:
         (f"{index:02}", 20.0, memoryview(bytes(codecs.encode(torch.randn(numel, generator=source), "bf16"))))
         for index in range(count)
     ]
-    id, base = ContributionId(1, 1), Version(0, 0, 0, "")
-    given = tuple((peer, Contribution(0, base, id, id, weight, 1, raw)) for peer, weight, raw in parts)
-    work = TensorWork(Run("r", RunConfig(aggregation="mean"), layout), torch.zeros(numel))
+    held = OuterState(layout, OuterOptimizer(), torch.zeros(numel), RunConfig().step_limit)
 
-    def mean(method: Aggregation) -> Callable[[], object]:
+    def mean(method: Aggregation) -> Callable[[], Tensor]:
         return lambda: weighted_mean(parts, "bf16", numel, torch.bfloat16, method)
 
+    def step() -> object:
+        return held.step(0, held.slices[0], codecs.encode(mean("mean")(), "bf16"), "bf16")
+
     row = {method: took_ms(mean(method)) for method in get_args(Aggregation)}
-    return {**row, "outer step": took_ms(lambda: work.average(Average(0, base, given, b"", None)))}
+    return {**row, "outer step": took_ms(step)}
 
 
 def main() -> None:

@@ -17,14 +17,11 @@ from collections.abc import Callable
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Apply
-from p2p_diloco.core.messages import Commit, Counted, Plan
-from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.node.payloads import objection
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.payloads import unfit
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.outer_state import OuterState
 
 TURNS = 101
 
@@ -32,14 +29,12 @@ TURNS = 101
 def applying(numel: int, step_limit: float) -> Callable[[], None]:
     """What a peer computes for another peer's commit."""
     layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
-    work = TensorWork(Run("r", RunConfig(step_limit=step_limit), layout), torch.zeros(numel))
+    held = OuterState(layout, OuterOptimizer(), torch.zeros(numel), step_limit)
     payload = memoryview(bytes(codecs.encode(torch.randn(numel, generator=torch.Generator().manual_seed(0)), "bf16")))
-    base, counted = Version(0, 0, 0, ""), (Counted("a", ContributionId(1, 1), 1, 1.0),)
-    commit = Commit(0, base, Version(0, 1, 1, ""), 0, "a", counted, Plan(("a",), ("a",)), payload)
 
     def apply() -> None:
-        assert not objection(work._run, commit, payload)
-        work.accept([(0, work.apply(Apply(commit, b"")).digest)])
+        assert not unfit(payload, "bf16", numel)
+        held.step(0, held.slices[0], payload, "bf16")
 
     return apply
 

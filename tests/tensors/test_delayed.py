@@ -16,7 +16,7 @@ from p2p_diloco.tensors.delayed import VARIANTS, DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer, State
-from p2p_diloco.tensors.store import ShardStore
+from p2p_diloco.tensors.outer_state import OuterState, joined
 
 PAPER = {
     2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049],
@@ -145,64 +145,63 @@ def test_what_can_not_be_names_its_key(outer: OuterOptimizer, size: int, variant
     assert error.value.key == key
 
 
-# -- in the store
+# -- in the outer state
 
 
-def stored() -> ShardStore:
-    """Two shards of 3 elements."""
+def held() -> OuterState:
+    """Two slices of 3 elements."""
     layout = Layout.build((ParamSpec("a", (6,), "float32"),), 1, shard_elements=3)
     assert [shard.numel for shard in layout.shards] == [3, 3]
-    return ShardStore(layout, delayed(3, lr=0.7), torch.zeros(6))
+    return OuterState(layout, delayed(3, lr=0.7), torch.zeros(6))
 
 
-def submit(store: ShardStore, shard: int, grad: Tensor, submissions: int, buffered: int) -> str:
-    proposal = store.propose(shard, codecs.encode(grad, "fp32"), "fp32", b"meta", submissions, buffered)
-    store.accept(shard, proposal)
-    return proposal.digest
+def submit(to: OuterState, index: int, grad: Tensor, submissions: int, buffered: int) -> str:
+    """Make a step; returns the slice's digest after it."""
+    to.step(index, to.slices[index], codecs.encode(grad, "fp32"), "fp32", submissions, buffered)
+    return to.slices[index].digest()
 
 
-def test_each_shard_has_its_own_buffer() -> None:
-    """A store with a buffer takes the steps of the formula, shard by shard."""
-    store, grads = stored(), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])]
+def test_each_slice_has_its_own_buffer() -> None:
+    """A state with a buffer takes the steps of the formula, slice by slice."""
+    made, grads = held(), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])]
     for fill in range(2):
-        submit(store, 0, grads[0], 1, fill)
-    submit(store, 1, grads[1], 2, 0)
+        submit(made, 0, grads[0], 1, fill)
+    submit(made, 1, grads[1], 2, 0)
     expected = [run(delayed(3, lr=0.7), [(grads[0], 1)] * 2)[1], run(delayed(3, lr=0.7), [(grads[1], 2)])[1]]
-    for shard in (0, 1):
-        assert torch.equal(store.state(shard)["b"], expected[shard]["b"])
-        assert store.state(shard)["b"].any()
+    for index in (0, 1):
+        assert torch.equal(made.slices[index].state["b"], expected[index]["b"])
+        assert made.slices[index].state["b"].any()
 
 
 def test_the_buffer_travels_with_the_state() -> None:
-    """What one store exports another loads, to the same digest; from there both go on alike, also with the N-th."""
-    one, other = stored(), stored()
+    """What one exports another stages, to the same digest; from there both go on alike, also with the N-th."""
+    one, other = held(), held()
     for fill in range(2):
         submit(one, 0, torch.tensor([1.0, -2.0, 3.0]), 1, fill)
-    loaded = other.load(0, b"".join(one.export(0)), b"meta")
-    assert loaded.digest == one.digest(0, b"meta")
-    assert one.state_nbytes(0) == 4 * 3 * 3
-    other.accept(0, loaded)
+    staged = other.stage(0, joined(one.slices[0].export()))
+    assert staged.digest() == one.slices[0].digest()
+    assert one.nbytes(0) == 4 * 3 * 3
+    other.adopt(0, staged)
     last = torch.tensor([0.5, 0.25, 0.125])
     assert submit(one, 0, last, 1, 2) == submit(other, 0, last, 1, 2)
-    assert torch.equal(one.theta(0), other.theta(0))
+    assert torch.equal(one.slices[0].theta, other.slices[0].theta)
 
 
 def test_the_digest_covers_the_buffer() -> None:
-    """A proposal's digest is that of what it leads to; a bit of the buffer that changes is seen."""
-    store = stored()
-    digest = submit(store, 0, torch.ones(3), 1, 0)
-    assert store.digest(0, b"meta") == digest
-    store.state(0)["b"][1] += 1e-6
-    assert store.digest(0, b"meta") != digest
+    """A bit of the buffer that changes is seen."""
+    made = held()
+    digest = submit(made, 0, torch.ones(3), 1, 0)
+    made.slices[0].state["b"][1] += 1e-6
+    assert made.slices[0].digest() != digest
 
 
 def test_a_buffer_that_leads_beyond_fp32_is_refused() -> None:
     """Also where θ stays finite until it is full."""
-    store, grad = stored(), torch.full((3,), 0.9 * torch.finfo(torch.float32).max)
-    theta, _ = delayed(3, lr=0.7).step(store.theta(0), store.state(0), grad, 2, 0)
+    made, grad = held(), torch.full((3,), 0.9 * torch.finfo(torch.float32).max)
+    theta, _ = delayed(3, lr=0.7).step(made.slices[0].theta, made.slices[0].state, grad, 2, 0)
     assert theta.isfinite().all()
     with pytest.raises(ValueError, match="not finite"):
-        submit(store, 0, grad, 2, 0)
+        submit(made, 0, grad, 2, 0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

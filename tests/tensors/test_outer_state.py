@@ -1,4 +1,4 @@
-"""The outer state of slices: the steps of `ShardStore`, in place, and whole or not at all."""
+"""The outer state of slices: steps in place, whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.tensors import outer_state
-from p2p_diloco.tensors.codec import encode
+from p2p_diloco.tensors import outer_state, running, step_limit
+from p2p_diloco.tensors.codec import decode, encode
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer
 from p2p_diloco.tensors.outer_state import OuterState, joined
-from p2p_diloco.tensors.store import ShardStore
 from p2p_diloco.tensors.threads import Threads
 
 SIZE = BLOCK + 1000
@@ -36,34 +36,102 @@ def drawn(seed: int, numel: int = 2 * SIZE) -> torch.Tensor:
     [(NESTEROV, 0.0), (NESTEROV, 2.0), (DelayedNesterov(NESTEROV, 4), 0.0), (OuterOptimizer("adam", 0.1), 2.0)],
     ids=["sgd", "limited", "delayed", "adam"],
 )
-def test_steps_are_those_of_shards(outer: Any, limit: float, codec: str, threads: Threads) -> None:
+def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, threads: Threads) -> None:
     """To the bit: θ, and every tensor of the optimizer's state, over several steps of growing means."""
-    old = ShardStore(LAYOUT, outer, drawn(0), limit)
-    new = OuterState(LAYOUT, outer, drawn(0), limit, threads)
+    made, rates = OuterState(LAYOUT, outer, drawn(0), limit, threads), (0.5, 0.8)
+    theta = [drawn(0)[:SIZE], drawn(0)[SIZE:]]
+    state = [dict(held.state) for held in made.slices]
     for number in range(6):
         for index in range(2):
             mean = encode(drawn(10 + number, SIZE) * 10.0**number, codec)
-            proposal = old.propose(index, mean, codec, b"", 1, number % 4, (0.5, 0.8))
-            old.accept(index, proposal)
-            new.step(index, new.slices[index], mean, codec, 1, number % 4, (0.5, 0.8))
-            held = new.slices[index]
-            assert held.digest() == old.digest(index, b"")
-            assert torch.equal(held.theta, old.theta(index))
-            assert bytes(joined(held.export())) == b"".join(map(bytes, old.export(index)))
-            assert new.nbytes(index) == old.state_nbytes(index)
+            factor = made.step(index, made.slices[index], mean, codec, 1, number % 4, rates)
+            grad, lengths = decode(mean, codec, SIZE), {}
+            if limit:
+                cut = step_limit.cut(grad.split(BLOCK), state[index].pop(step_limit.LENGTHS), limit, Room())
+                grad, lengths = (
+                    torch.cat([block.clone() for block in cut.of(grad.split(BLOCK))]),
+                    {step_limit.LENGTHS: cut.lengths},
+                )
+                assert factor == cut.factor
+            more = (1, number % 4) if isinstance(outer, DelayedNesterov) else ()
+            theta[index], after = outer.revised(*rates).step(theta[index], state[index], grad, *more)
+            state[index] = {**after, **lengths}
+            held = made.slices[index]
+            assert torch.equal(held.theta, theta[index])
+            assert all(torch.equal(values, state[index][name]) for name, values in held.state.items())
+            parts = [theta[index], *(state[index][name] for name in made.lengths(LAYOUT.shards[index]))]
+            assert bytes(joined(held.export())) == b"".join(part.numpy().tobytes() for part in parts)
+            assert made.nbytes(index) == sum(4 * part.numel() for part in parts)
 
 
-def test_buffers_move_as_shards_do() -> None:
+def test_buffers_move_towards_what_is_sent() -> None:
     theta = drawn(1, BUFFERED.numel)
-    old, new = ShardStore(BUFFERED, NESTEROV, theta.clone()), OuterState(BUFFERED, NESTEROV, theta)
+    made = OuterState(BUFFERED, NESTEROV, theta.clone())
+    expected = [theta[place.start : place.stop].clone() for place in BUFFERED.shards]
     for index, share in ((1, 0.25), (2, 1.0), (2, 0.5)):
-        values = encode(drawn(index, BUFFERED.shards[index].numel), "fp32")
-        old.accept(index, old.propose_buffers(index, values, b"", share))
-        new.step_buffers(index, new.slices[index], values, share)
-        assert torch.equal(new.slices[index].theta, old.theta(index))
+        place, values = BUFFERED.shards[index], drawn(index, BUFFERED.shards[index].numel)
+        expected[index] = running.stepped(place.kind, expected[index], values, share)
+        made.step_buffers(index, made.slices[index], encode(values, "fp32"), share)
+        assert torch.equal(made.slices[index].theta, expected[index])
     with pytest.raises(ValueError, match="not finite"):
-        new.step_buffers(1, new.slices[1], encode(torch.full((4,), float("nan")), "fp32"), 1.0)
-    assert torch.equal(new.slices[1].theta, old.theta(1))
+        made.step_buffers(1, made.slices[1], encode(torch.full((4,), float("nan")), "fp32"), 1.0)
+    assert torch.equal(made.slices[1].theta, expected[1])
+
+
+@pytest.mark.parametrize("outer", [OuterOptimizer(), OuterOptimizer("Adam", lr=0.1), OuterOptimizer("ASGD", lr=0.1)])
+def test_exported_state_goes_on_elsewhere_to_the_bit(outer: OuterOptimizer) -> None:
+    """Its digest is the same there, also once the buffer that brought it is used again; and so is the next step."""
+    giver, taker = OuterState(LAYOUT, outer, drawn(0)), OuterState(LAYOUT, outer, drawn(5))
+    for seed in range(2):
+        giver.step(1, giver.slices[1], encode(drawn(seed, SIZE), "bf16"), "bf16")
+    raw = bytearray(joined(giver.slices[1].export()))
+    assert len(raw) == giver.nbytes(1)
+    staged = taker.stage(1, raw)
+    raw[:] = bytes(len(raw))
+    assert staged.digest() == giver.slices[1].digest() != taker.slices[1].digest()
+    taker.adopt(1, staged)
+    for one in (giver, taker):
+        one.step(1, one.slices[1], encode(drawn(7, SIZE), "bf16"), "bf16")
+    assert taker.slices[1].digest() == giver.slices[1].digest()
+
+
+@pytest.mark.parametrize("bit", [0, 8 * 4 * SIZE - 1, 8 * 4 * SIZE, 8 * 4 * 2 * SIZE - 9])
+def test_a_flipped_bit_in_a_received_state_changes_the_digest(bit: int) -> None:
+    made = OuterState(LAYOUT, NESTEROV, drawn(0))
+    raw = bytearray(joined(made.slices[1].export()))
+    raw[bit // 8] ^= 1 << bit % 8
+    assert made.stage(1, raw).digest() != made.slices[1].digest()
+
+
+@pytest.mark.parametrize(
+    "theta",
+    [torch.zeros(3), torch.zeros(LAYOUT.numel, dtype=torch.float64), torch.zeros(2 * LAYOUT.numel)[::2]],
+)
+def test_a_vector_that_doesnt_fit_the_layout_is_refused(theta: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="elements of flat fp32"):
+        OuterState(LAYOUT, NESTEROV, theta)
+
+
+def test_a_step_is_made_with_the_rates_that_are_named() -> None:
+    """The numbers of docs/math.md: the momentum goes on, and the step after needs them named anew."""
+    made = OuterState(LAYOUT, OuterOptimizer(lr=1.0, momentum=0.5), torch.zeros(LAYOUT.numel))
+    ones, values = encode(torch.ones(SIZE), "fp32"), []
+    for rates in (None, None, None, (0.25, 0.75), None):
+        held = made.slices[1]
+        made.step(1, held, ones, "fp32", rates=rates)
+        values.append((held.state["m"][0].item(), held.theta[0].item()))
+    assert values[:4] == [(1.0, -1.5), (1.5, -3.25), (1.75, -5.125), (2.3125, -5.80859375)]
+    assert values[4] == (2.15625, -5.80859375 - 1 - 0.5 * 2.15625)
+
+
+def test_torch_optimizers_take_another_learning_rate() -> None:
+    """Their state stays, and a step is as long as the new one says."""
+    one, two = (OuterState(LAYOUT, OuterOptimizer("adam", lr=lr), drawn(0)) for lr in (0.1, 0.4))
+    for held in (one, two):
+        held.step(1, held.slices[1], encode(drawn(1, SIZE), "bf16"), "bf16", rates=(0.1, 0.0))
+    one.step(1, one.slices[1], encode(drawn(2, SIZE), "bf16"), "bf16", rates=(0.4, 0.0))
+    two.step(1, two.slices[1], encode(drawn(2, SIZE), "bf16"), "bf16")
+    assert one.slices[1].digest() == two.slices[1].digest()
 
 
 @pytest.mark.parametrize("threads", [Threads(1), Threads(2)], ids=["one thread", "two threads"])
@@ -117,12 +185,13 @@ def test_a_staged_slice_steps_and_is_adopted_apart_from_the_present_one() -> Non
 def test_a_state_that_is_not_one_is_not_staged() -> None:
     made = OuterState(LAYOUT, NESTEROV, drawn(0))
     raw = joined(made.slices[0].export())
-    with pytest.raises(ValueError, match="elements in fp32 are"):
-        made.stage(0, raw[:-4])
-    spoilt = bytearray(raw)
-    spoilt[-4:] = b"\xff\xff\xff\xff"
-    with pytest.raises(ValueError, match="not finite"):
-        made.stage(0, memoryview(spoilt))
+    for wrong in (raw[:-4], memoryview(bytes(raw) + bytes(4)), b""):
+        with pytest.raises(ValueError, match="elements in fp32 are"):
+            made.stage(0, wrong)
+    nan = b"\xff\xff\xff\xff"
+    for spoilt in (bytes(raw[:-4]) + nan, nan + bytes(raw[4:])):
+        with pytest.raises(ValueError, match="not finite"):
+            made.stage(0, spoilt)
 
 
 def test_steps_take_no_new_memory() -> None:

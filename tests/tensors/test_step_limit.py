@@ -19,8 +19,8 @@ from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.limits import Room, square
 from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.outer_state import OuterState, joined
 from p2p_diloco.tensors.step_limit import GROWTH, LENGTHS, LENGTHS_MAX, LENGTHS_MIN
-from p2p_diloco.tensors.store import Proposal, ShardStore
 
 NUMEL = 40
 TIMES = 2.0
@@ -33,8 +33,8 @@ def layout(numel: int = NUMEL) -> Layout:
     return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
 
 
-def store(outer: OuterOptimizer | DelayedNesterov = PLAIN, limit: float = TIMES, numel: int = NUMEL) -> ShardStore:
-    return ShardStore(layout(numel), outer, torch.zeros(numel), limit)
+def store(outer: OuterOptimizer | DelayedNesterov = PLAIN, limit: float = TIMES, numel: int = NUMEL) -> OuterState:
+    return OuterState(layout(numel), outer, torch.zeros(numel), limit)
 
 
 def of_length(length: float, seed: int = 0, numel: int = NUMEL) -> Tensor:
@@ -43,18 +43,16 @@ def of_length(length: float, seed: int = 0, numel: int = NUMEL) -> Tensor:
     return (values / values.norm() * length).to(torch.float32)
 
 
-def step(held: ShardStore, mean: Tensor, name: str = "fp32", buffered: int = 0) -> Proposal:
-    """Take the outer step on a mean."""
-    made = held.propose(0, codec.encode(mean, name), name, b"meta", 1, buffered)
-    held.accept(0, made)
-    return made
+def step(held: OuterState, mean: Tensor, name: str = "fp32", buffered: int = 0) -> float:
+    """Take the outer step on a mean; returns the factor by which it was cut."""
+    return held.step(0, held.slices[0], codec.encode(mean, name), name, 1, buffered)
 
 
-def moved(held: ShardStore, mean: Tensor) -> float:
+def moved(held: OuterState, mean: Tensor) -> float:
     """How far θ moves with one step on a mean."""
-    before = held.theta(0).clone()
+    before = held.slices[0].theta.clone()
     step(held, mean)
-    return (held.theta(0) - before).norm().item()
+    return (held.slices[0].theta - before).norm().item()
 
 
 # -- how far one mean can move a shard
@@ -66,7 +64,7 @@ def test_no_mean_moves_a_shard_further_than_the_limit(lengths, wrong, times):
     held = store(limit=times)
     for length in lengths:
         step(held, of_length(length))
-    median = statistics.median(value for value in held.state(0)[LENGTHS].tolist() if value > 0)
+    median = statistics.median(value for value in held.slices[0].state[LENGTHS].tolist() if value > 0)
     assert moved(held, -of_length(wrong, 1)) <= times * median * (1 + 1e-5)
 
 
@@ -78,9 +76,9 @@ def test_means_of_like_length_are_taken_to_the_bit_as_without_a_limit(lengths, s
     for index, length in enumerate(lengths):
         mean = of_length(length, seed + index)
         step(free, mean)
-        assert step(held, mean).factor == 1
-    assert torch.equal(free.theta(0), held.theta(0))
-    assert torch.equal(free.state(0)["m"], held.state(0)["m"])
+        assert step(held, mean) == 1
+    assert torch.equal(free.slices[0].theta, held.slices[0].theta)
+    assert torch.equal(free.slices[0].state["m"], held.slices[0].state["m"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,7 +102,7 @@ def test_a_mean_that_stays_long_is_taken_in_full_in_the_end():
         held = store(limit=times)
         for _ in range(LENGTHS_MAX):
             step(held, of_length(1.0))
-        factors = [step(held, of_length(50.0)).factor for _ in range(25)]
+        factors = [step(held, of_length(50.0)) for _ in range(25)]
         assert factors[:6] == pytest.approx([times / 50] * 5 + [times * GROWTH / 50])
         assert factors[-1] == 1
 
@@ -114,8 +112,8 @@ def test_a_mean_that_stays_long_is_taken_in_full_in_the_end():
 
 def test_the_first_means_are_not_cut_and_the_next_one_is():
     held = store()
-    assert [step(held, of_length(length)).factor for length in (1.0, 500.0, 1.0)] == [1, 1, 1]
-    assert step(held, of_length(4.0)).factor == pytest.approx(0.5)
+    assert [step(held, of_length(length)) for length in (1.0, 500.0, 1.0)] == [1, 1, 1]
+    assert step(held, of_length(4.0)) == pytest.approx(0.5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,18 +123,18 @@ def test_rounds_without_progress_change_neither_lengths_nor_the_limit(idle):
     held, plain = store(), store()
     for index, count in enumerate(idle):
         for _ in range(count):
-            assert step(held, torch.zeros(NUMEL)).factor == 1
+            assert step(held, torch.zeros(NUMEL)) == 1
         for each in (held, plain):
             step(each, of_length(1.0 + index / 4, index))
-    assert torch.equal(held.state(0)[LENGTHS], plain.state(0)[LENGTHS])
-    assert step(held, of_length(100.0)).factor == step(plain, of_length(100.0)).factor
+    assert torch.equal(held.slices[0].state[LENGTHS], plain.slices[0].state[LENGTHS])
+    assert step(held, of_length(100.0)) == step(plain, of_length(100.0))
 
 
 def test_a_mean_is_remembered_with_its_length_before_the_cut_up_to_three_times_the_median():
     held = store(limit=1.0)
     for length in (1.0, 2.0, 3.0, 1000.0, 4.0):
         step(held, of_length(length))
-    assert held.state(0)[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 3, 6, 4])
+    assert held.slices[0].state[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 3, 6, 4])
 
 
 def test_a_mean_whose_squares_exceed_fp32_counts_for_nothing():
@@ -144,12 +142,12 @@ def test_a_mean_whose_squares_exceed_fp32_counts_for_nothing():
     all."""
     held, long = store(), torch.full((NUMEL,), 1e30)
     step(held, long)
-    assert not held.state(0)[LENGTHS].any()
-    held.theta(0).zero_()
+    assert not held.slices[0].state[LENGTHS].any()
+    held.slices[0].theta.zero_()
     for _ in range(LENGTHS_MIN):
         step(held, of_length(1.0))
     assert moved(held, long) == 0
-    assert held.state(0)[LENGTHS][-4:].tolist() == pytest.approx([1, 1, 1, GROWTH])
+    assert held.slices[0].state[LENGTHS][-4:].tolist() == pytest.approx([1, 1, 1, GROWTH])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -161,7 +159,7 @@ def test_a_mean_that_is_not_finite_is_refused_with_lengths_and_without(value):
         bad = torch.ones(NUMEL)
         bad[7] = value
         with pytest.raises(ValueError, match="not finite"):
-            held.propose(0, codec.encode(bad, "fp32"), "fp32", b"")
+            step(held, bad)
 
 
 def test_other_rates_change_no_limit():
@@ -169,10 +167,9 @@ def test_other_rates_change_no_limit():
     held, mean = store(), of_length(1.0)
     for _ in range(4):
         step(held, mean)
-    before = held.theta(0).clone()
-    made = held.propose(0, codec.encode(mean, "fp32"), "fp32", b"", rates=(10.0, 0.0))
-    assert made.factor == 1
-    assert (before - made.theta).norm().item() == pytest.approx(10.0)
+    before = held.slices[0].theta.clone()
+    assert held.step(0, held.slices[0], codec.encode(mean, "fp32"), "fp32", rates=(10.0, 0.0)) == 1
+    assert (before - held.slices[0].theta).norm().item() == pytest.approx(10.0)
 
 
 def test_with_delayed_nesterov_the_mean_of_each_commit_is_limited_before_it_enters_the_buffer():
@@ -180,20 +177,18 @@ def test_with_delayed_nesterov_the_mean_of_each_commit_is_limited_before_it_ente
     for index in range(6):
         step(held, of_length(1.0), buffered=index % 2)
     step(held, of_length(100.0, 1))
-    assert held.state(0)["b"].norm().item() == pytest.approx(TIMES)
+    assert held.slices[0].state["b"].norm().item() == pytest.approx(TIMES)
 
 
 def test_each_shard_has_lengths_of_its_own():
     """The mean of one shard says nothing of another's: fragments and shards may have means of unlike length."""
-    held = ShardStore(
+    held = OuterState(
         Layout.build((ParamSpec("p", (8,), "float32"),), 1, shard_elements=4), PLAIN, torch.zeros(8), TIMES
     )
     for _ in range(4):
         for shard, length in enumerate((1.0, 100.0)):
             raw = codec.encode(of_length(length, numel=4), "fp32")
-            made = held.propose(shard, raw, "fp32", b"")
-            assert made.factor == 1
-            held.accept(shard, made)
+            assert held.step(shard, held.slices[shard], raw, "fp32") == 1
 
 
 # -- the same bits on all replicas
@@ -206,15 +201,14 @@ def test_the_cut_is_the_documented_formula_to_the_bit(name, numel):
     held = store(numel=numel)
     for length in (1.0, 1.5, 2.0, 2.5):
         step(held, of_length(length, numel=numel))
-    known = [value for value in held.state(0)[LENGTHS].tolist() if value > 0]
-    raw, before = codec.encode(of_length(70.0, 3, numel), name), held.theta(0).clone()
+    known = [value for value in held.slices[0].state[LENGTHS].tolist() if value > 0]
+    raw, before = codec.encode(of_length(70.0, 3, numel), name), held.slices[0].theta.clone()
     decoded = codec.decode(raw, name, numel)
     norm = math.sqrt(square(iter(decoded.split(BLOCK)), Room()))
     factor = np.float32(TIMES * statistics.median(known) / norm)
-    made = held.propose(0, raw, name, b"")
-    assert made.factor == factor
-    assert torch.equal(made.theta, before - torch.from_numpy(decoded.numpy() * factor))
-    assert made.state[LENGTHS][-1].item() == np.float32(GROWTH * statistics.median(known))
+    assert held.step(0, held.slices[0], raw, name) == factor
+    assert torch.equal(held.slices[0].theta, before - torch.from_numpy(decoded.numpy() * factor))
+    assert held.slices[0].state[LENGTHS][-1].item() == np.float32(GROWTH * statistics.median(known))
 
 
 @pytest.mark.parametrize("outer", OUTERS, ids=["sgd", "adam", "delayed"])
@@ -223,14 +217,11 @@ def test_a_replica_that_loads_a_state_goes_on_to_the_bit(outer):
     giver, taker = store(outer), store(outer)
     for index in range(5):
         step(giver, of_length(1.0 + index / 3, index), "bf16", index % 2)
-    raw = b"".join(giver.export(0))
-    assert len(raw) == giver.state_nbytes(0)
-    loaded = taker.load(0, raw, b"meta")
-    assert loaded.digest == giver.digest(0, b"meta")
-    taker.accept(0, loaded)
-    steps = [step(held, of_length(80.0, 9), "bf16", 1) for held in (giver, taker)]
-    assert steps[0].factor == steps[1].factor < 1
-    assert steps[0].digest == steps[1].digest == giver.digest(0, b"meta") == taker.digest(0, b"meta")
+    taker.adopt(0, taker.stage(0, joined(giver.slices[0].export())))
+    assert taker.slices[0].digest() == giver.slices[0].digest()
+    factors = [step(held, of_length(80.0, 9), "bf16", 1) for held in (giver, taker)]
+    assert factors[0] == factors[1] < 1
+    assert taker.slices[0].digest() == giver.slices[0].digest()
 
 
 @settings(max_examples=40, deadline=None)
@@ -239,7 +230,8 @@ def test_replicas_that_apply_the_same_commits_agree_after_each(lengths, seed):
     one, two = store(OuterOptimizer()), store(OuterOptimizer())
     for index, length in enumerate(lengths):
         mean = of_length(length, seed + index)
-        assert step(one, mean, "bf16").digest == step(two, mean, "bf16").digest
+        assert step(one, mean, "bf16") == step(two, mean, "bf16")
+        assert one.slices[0].digest() == two.slices[0].digest()
 
 
 @pytest.mark.parametrize("bit", [0, 22])
@@ -247,35 +239,23 @@ def test_the_digest_covers_the_lengths(bit):
     """A flipped bit in them, in memory or on the way, leads to another digest."""
     held = store()
     step(held, of_length(1.0))
-    raw, sound = bytearray(b"".join(held.export(0))), held.digest(0, b"")
+    raw, sound = bytearray(joined(held.slices[0].export())), held.slices[0].digest()
     raw[-4 + bit // 8] ^= 1 << bit % 8
-    assert store().load(0, raw, b"").digest != sound
-    held._states[0][LENGTHS].view(torch.int32)[-1] ^= 1 << bit
-    assert held.digest(0, b"") != sound
+    assert store().stage(0, raw).digest() != sound
+    held.slices[0].state[LENGTHS].view(torch.int32)[-1] ^= 1 << bit
+    assert held.slices[0].digest() != sound
 
 
-def test_a_proposal_changes_no_length():
-    held = store()
-    for _ in range(4):
-        step(held, of_length(1.0))
-    before = held.state(0)[LENGTHS].clone()
-    made = held.propose(0, codec.encode(of_length(50.0), "fp32"), "fp32", b"")
-    assert torch.equal(held.state(0)[LENGTHS], before)
-    assert not torch.equal(made.state[LENGTHS], before)
-    assert torch.equal(held.restate(0, b"n").state[LENGTHS], before)
-
-
-def test_a_mean_that_is_cut_by_half_or_more_is_a_warning_once_it_is_taken(caplog):
-    """Not for a proposal; a smaller cut is no warning, because honest runs have some."""
+def test_a_mean_that_is_cut_by_half_or_more_is_a_warning(caplog):
+    """A smaller cut is no warning, because honest runs have some."""
     held = store()
     for _ in range(4):
         step(held, of_length(1.0))
     step(held, of_length(3.0))
-    held.propose(0, codec.encode(of_length(50.0), "fp32"), "fp32", b"")
     assert not caplog.text
     step(held, of_length(50.0))
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "shard 0: a mean was cut to 0.04 of its length (step_limit)"
+        "slice 0: a mean was cut to 0.04 of its length (step_limit)"
     ]
 
 
@@ -283,20 +263,20 @@ def test_without_a_limit_the_state_has_no_lengths():
     """It is the state of a version that had no limit, of the same digest."""
     free = store(limit=0.0)
     for length in (1.0, 1.0, 1.0, 1000.0):
-        assert step(free, of_length(length)).factor == 1
-    assert set(free.state(0)) == {"m"}
-    assert free.state_nbytes(0) == 4 * 2 * NUMEL
+        assert step(free, of_length(length)) == 1
+    assert set(free.slices[0].state) == {"m"}
+    assert free.nbytes(0) == 4 * 2 * NUMEL
 
 
 def test_the_numbers_of_the_documents():
     """The table in docs/math.md: single elements, and what becomes of each."""
     held, taken = store(limit=RunConfig().step_limit, numel=1), []
     for value in (1.0, 2.0, 4.0, 9.0, 0.0, -60.0):
-        before = held.theta(0).item()
+        before = held.slices[0].theta.item()
         step(held, torch.tensor([value]))
-        taken.append(before - held.theta(0).item())
+        taken.append(before - held.slices[0].theta.item())
     assert taken == pytest.approx([1, 2, 4, 2.5, 0, -3.75])
-    assert held.state(0)[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 4, 6, 9])
+    assert held.slices[0].state[LENGTHS].tolist() == pytest.approx([0, 0, 0, 0, 1, 2, 4, 6, 9])
 
 
 def test_a_checkpoints_lengths_are_kept_forgotten_or_left_out_as_its_run_asks():

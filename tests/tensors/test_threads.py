@@ -11,8 +11,8 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.mean import weighted_mean
 from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.tensors.outer_state import OuterState
 from p2p_diloco.tensors.step_limit import LENGTHS
-from p2p_diloco.tensors.store import ShardStore
 from p2p_diloco.tensors.threads import Threads, usual
 
 NUMEL = 1000
@@ -22,7 +22,7 @@ NUMEL = 1000
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a small shard has several."""
     monkeypatch.setattr("p2p_diloco.tensors.flat.BLOCK", 128)
-    monkeypatch.setattr("p2p_diloco.tensors.store.BLOCK", 128)
+    monkeypatch.setattr("p2p_diloco.tensors.outer_state.BLOCK", 128)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64])
@@ -62,26 +62,25 @@ def test_outer_steps_have_the_same_bits(codec: str, optimizer: str, limit: float
     layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
     torch.manual_seed(0)
     first, outer = torch.randn(NUMEL), OuterOptimizer(optimizer)
-    stores = [ShardStore(layout, outer, first.clone(), limit, Threads(count)) for count in (1, 3)]
+    one, other = (OuterState(layout, outer, first.clone(), limit, Threads(count)) for count in (1, 3))
     for times in (1.0, 1.0, 1.0, 5.0):
         mean = codecs.encode(times * torch.randn(NUMEL), codec)
-        one, other = (store.propose(0, mean, codec, b"") for store in stores)
-        assert one.digest == other.digest
-        assert (one.factor < 1) == (limit > 0 and times > 1)
-        for store, proposal in zip(stores, (one, other), strict=True):
-            store.accept(0, proposal)
-    assert torch.equal(stores[0].theta(0), stores[1].theta(0))
-    assert stores[0].state(0).keys() - {LENGTHS} == stores[1].state(0).keys() - {LENGTHS}
+        factors = {held.step(0, held.slices[0], mean, codec) for held in (one, other)}
+        assert len(factors) == 1
+        assert (factors.pop() < 1) == (limit > 0 and times > 1)
+        assert one.slices[0].digest() == other.slices[0].digest()
+    assert torch.equal(one.slices[0].theta, other.slices[0].theta)
+    assert one.slices[0].state.keys() - {LENGTHS} == other.slices[0].state.keys() - {LENGTHS}
 
 
 def test_values_that_are_not_finite_are_found() -> None:
     """In any thread's range."""
     layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
-    store = ShardStore(layout, OuterOptimizer(), torch.zeros(NUMEL), threads=Threads(3))
+    held = OuterState(layout, OuterOptimizer(), torch.zeros(NUMEL), threads=Threads(3))
     mean = torch.zeros(NUMEL)
     mean[-1] = float("inf")
     with pytest.raises(ValueError, match="not finite"):
-        store.propose(0, codecs.encode(mean, "bf16"), "bf16", b"")
+        held.step(0, held.slices[0], codecs.encode(mean, "bf16"), "bf16")
 
 
 def test_an_error_of_any_thread_comes_after_all_are_done() -> None:
