@@ -231,9 +231,10 @@ def _line(log: FragmentLog) -> Line:
 
 
 def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
-    """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
-    once the roll elects it and this peer has led for a while."""
-    names = [peer for peer in log.held.roll if log.roster.holds_state(peer) and log.is_here(peer)] or [log.me]
+    """Return whom the next commit names: the leader, then its successors, of all live peers that hold a state. Those
+    that are there stay; another one leads once the election names it and this peer has led for a while. A peer may be
+    named before it is counted: else nobody else would hold the commits that a first peer makes alone."""
+    names = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
     able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
     summaries = {peer: log.roster.summary(peer) for peer in able}
     private = [peer for peer, s in summaries.items() if s is not None and not s.eligible]

@@ -76,4 +76,4 @@ class Common:
             now=now,
             grant=grant,
         )
-        begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)
+        if 0: begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)

@@ -17,7 +17,7 @@ from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.payloads import objection
+from p2p_diloco.node.payloads import unfit as objection
 from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.wire import Audit
 

@@ -304,7 +304,7 @@ class Checkpoint:
     def _check(self, named: object) -> None:
         """Raises ValueError unless the tensors have the digests that the manifest names."""
         if not isinstance(named, list) or len(named) != len(self.layout.shards):
-            raise ValueError("it has no digests of its slices")
+            raise ValueError("it has no digests")
         found = _digests(self.layout, self.theta, self._outer)
         if wrong := [index for index, one in enumerate(named) if one != found[index]]:
             raise ValueError(f"slice {wrong[0]} doesn't have the digest that it names")

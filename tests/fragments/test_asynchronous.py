@@ -35,6 +35,18 @@ def test_a_window_counts_several() -> None:
     world.check()
 
 
+def test_a_peer_that_submits_nothing_holds_what_another_makes() -> None:
+    """A is the first peer, and alone submits. B was never counted; still A's commits are held by B before A shows them,
+    so they outlive A."""
+    world = World("AB", rules(mode="async"))
+    world.peers["B"].trains_s = 900.0
+    world.reach(5, "A")
+    assert world.peers["A"].state().roll.keys() == {"A"}
+    told = world.peers["A"].state().version.epoch
+    assert world.peers["B"].state().version.epoch >= told - 1
+    world.check()
+
+
 @pytest.mark.parametrize("kind", [Ready, Slice, Mean, Commit, Held])
 @pytest.mark.parametrize("seen", [0, 2])
 def test_anybody_may_die(kind: type, seen: int) -> None:

@@ -29,7 +29,7 @@ from tests.net.patience import awaited
 
 STOP = 3
 FOUNDING = Founding("r", "founder", 1.0)
-RULES = Rules(run="r", fragments=((0, 1),), stop_after_epochs=STOP)
+RULES = Rules(run="r", fragments=((0,), (1,)), stop_after_epochs=STOP)
 LAST = ModelVersion(0, 12, 2 * STOP, "d" * 32)
 
 
@@ -369,7 +369,7 @@ def test_who_has_the_last_state_waits_for_those_that_lack_it(
             )
             for peer, (model, fate) in others.items()
         }
-        roster = SimpleNamespace(members=members, mine=SimpleNamespace(model=HAS))
+        roster = SimpleNamespace(peers=members, mine=SimpleNamespace(model=HAS))
         replica: Any = SimpleNamespace(me="a", finished=True, roster=roster)
         began = time.monotonic()
         waiting = ending.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)

@@ -14,22 +14,21 @@ import pytest
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core.events import Damaged
-from p2p_diloco.core.messages import Plan, State
-from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
+from p2p_diloco.fragments.events import Damaged
+from p2p_diloco.fragments.state import founding, is_sound
 from p2p_diloco.node import saving
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.saving import Checkpoint, Saving
-from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.saving import Saving
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
+from tests.node.test_restart import disk
 
 
 def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
@@ -55,8 +54,8 @@ class Moving:
 
     def __init__(self, root: Path, every: int, keep: int = 3) -> None:
         self.run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
-        self.work = TensorWork(self.run, torch.zeros(2))
-        self.replica: Any = SimpleNamespace(finished=False, has_state=True, state=lambda shard: self.state)
+        self.work = SliceWork(self.run, torch.zeros(2), lambda *of: b"")
+        self.replica: Any = SimpleNamespace(finished=False, has_state=True)
         self.replica.revision = FOUNDED
         local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
         self.told = list[Damaged]()
@@ -73,11 +72,13 @@ class Moving:
 
     async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
         """Be at another version, with memory that has changed since if `flip`; wait for what is saved of it."""
-        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), {}, {})
-        digest = self.work.store.digest(0, meta_of(state))
-        self.state = replace(state, version=replace(state.version, digest=digest))
-        model = model_version([self.state.version])
-        self.work.store.theta(0)[1] += flip
+        version = Version(0, samples, epoch, f"{epoch:032x}")
+        state = replace(founding(0, version, "a", 1), revision=self.replica.revision)
+        self.replica.logs = [SimpleNamespace(held=state)]
+        self.work.hold(0, version)
+        self.work.digest(0)
+        model = model_version([version])
+        self.work.state.slices[0].theta[1] += flip
         self.replica.epoch, self.replica.finished = epoch, finished
         self.replica.roster = SimpleNamespace(mine=SimpleNamespace(model=model))
         self.saving.settled()
@@ -128,9 +129,9 @@ def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureF
                 assert saved_in(tmp_path) == ["checkpoint-1"]
         return peer.told
 
-    assert [(damaged.shard, damaged.base.epoch) for damaged in asyncio.run(life())] == [(0, 2), (0, 3)]
+    assert [(damaged.numbers, damaged.version.epoch) for damaged in asyncio.run(life())] == [((0,), 2), ((0,), 3)]
     assert saved_in(tmp_path) == ["checkpoint-4"]
-    assert caplog.text.count("shards 0 are corrupted in memory") == 1
+    assert caplog.text.count("slices 0 are corrupted in memory") == 1
 
 
 def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> N
         peer = Moving(tmp_path, every=10)
         await peer.reach(3, 3, finished=True, flip=True)
         assert saved_in(tmp_path) == []
-        peer.work.store.theta(0)[1] -= 1
+        peer.work.state.slices[0].theta[1] -= 1
         await peer.saving.finish()
 
     asyncio.run(life())
@@ -155,8 +156,8 @@ def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[st
     assert first == whole[:2]
     second, later = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
     assert second == whole[2:]
-    assert [v[2] for v in versions] == [2] * 3
-    assert [v[2] for v in later] == [4] * 3
+    assert [v[2] for v in versions] == [2]
+    assert [v[2] for v in later] == [4]
 
 
 def test_the_tensors_have_their_names(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -330,12 +331,12 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(
         kept = {key: value for key, value in tensors[group].items() if key != name}
         kept |= {} if changed is None else {name: changed}
         checkpoint.save(tmp_path, epoch, {**tensors, group: kept}, own, keep=9)
-        with pytest.raises(CheckpointError, match=r"can't be used: (its tensors|shard 0 doesn't have the digest)"):
+        with pytest.raises(CheckpointError, match=r"can't be used: (its tensors|slice 0 doesn't have the digest)"):
             run_for(memory_peer, quick, 0, from_checkpoint=tmp_path / f"checkpoint-{epoch}")
 
 
 def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Path) -> None:
-    """Once for each request, when all shards are at it. What was asked for before the peer's start is not saved."""
+    """Once for each request, when all fragments are at it. What was asked for before the peer's start is not saved."""
 
     async def life() -> None:
         peer = Moving(tmp_path, every=10_000)
@@ -347,30 +348,50 @@ def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Path) -> 
     assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
 
 
-@pytest.mark.parametrize("revision", [FOUNDED, Revision(3, 0.5, 0.9, "proof")])
-def test_a_state_of_an_earlier_checkpoint_is_read(revision: Revision) -> None:
-    """Written before revisions changed more than the rates: it is the same state, with the same digest and proof."""
-    state = State(1, Version(0, 30, 3, "d"), 0, Plan(("a",), ("a",)), {}, {3: "d"}, 2, revision=revision)
-    *rest, then, _ = to_plain(state)
-    earlier = then[:4] if revision.number else [0, 0.0, 0.0, ""]
-    read = from_plain(State, saving._completed([*rest, earlier]))
-    assert (read, read.revision.proof) == (state, revision.proof)
-    assert meta_of(read) == meta_of(state)
+@pytest.mark.parametrize("lacks", ["fragments", "digests"])
+def test_a_checkpoint_of_a_version_with_other_states_is_refused(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, lacks: str
+) -> None:
+    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    path = checkpoint.latest(tmp_path)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files", lacks)}
+    other = checkpoint.save(tmp_path, 7, tensors, own, keep=9)
+    with pytest.raises(CheckpointError, match=f"it has no (states of )?{lacks}"):
+        run_for(memory_peer, quick, 0, from_checkpoint=other)
 
 
-def test_a_checkpoint_is_a_runs_end_if_each_shard_is_at_its_own_stop() -> None:
-    """A stop that was revised may end shards at unlike epochs, each by the revision of its own state."""
-    rules = Rules(run="r", fragments=((0, 1),))
+async def trained(peers: list[Any], rounds: int) -> list[float]:
+    """θ after these peers have entered and made rounds together."""
+    await asyncio.gather(*(peer.enter(theta=1.0) for peer in peers))
+    for _ in range(rounds):
+        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    theta: list[float] = peers[0].memory.theta.tolist()
+    assert all(peer.memory.theta.tolist() == theta for peer in peers)
+    return theta
 
-    def at(shard: int, epoch: int, revision: Revision) -> State:
-        return State(shard, Version(0, epoch, epoch, "d"), 0, Plan((), ()), {}, {}, revision=revision)
 
-    late, early = Revision(1, stop_after_epochs=12), Revision(2, stop_after_epochs=10)
-    for states, ended in (
-        ((at(0, 12, late), at(1, 10, early)), True),
-        ((at(0, 10, late), at(1, 10, early)), False),
-        ((at(0, 10, FOUNDED), at(1, 10, early)), False),
-    ):
-        checkpoint = object.__new__(Checkpoint)
-        checkpoint._states = states
-        assert checkpoint.has_ended(rules) is ended
+@awaited
+async def test_a_run_goes_on_from_the_disks_of_its_peers(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """All make the same state of them, which others find sound."""
+    config, network = {**quick, "num_fragments": 2, "sync_every": 2, "shard_elements": 1}, MemoryNetwork()
+    made = [memory_peer(network, name, config, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
+    theta = await trained(made, 4)
+    for peer in made:
+        await peer.stop()
+    network = MemoryNetwork()
+    again = [memory_peer(network, name, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
+    assert await trained(again, 0) == theta
+    held = [[log.held for log in peer.inbox.handler._node.replica.logs] for peer in again]
+    assert held[0] == held[1]
+    assert all(is_sound(state) for state in held[0])
+    late = memory_peer(network, "c", sizes=(3, 2))
+    await late.enter()
+    assert late.memory.theta.tolist() == theta
+    await asyncio.gather(*(peer.exchange(1.0) for peer in (*again, late)))
+    assert late.memory.theta.tolist() == again[0].memory.theta.tolist() != theta
+    for peer in (*again, late):
+        await peer.stop()

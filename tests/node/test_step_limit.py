@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_diloco.node import tensor_work
+from p2p_diloco.node import slice_work
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.mean import weighted_mean
 from tests.net.memory import MemoryNetwork
@@ -25,7 +25,7 @@ UNHURRIED = {"heartbeat_timeout": 20.0, "round_timeout": 20.0}
 def lies(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What every aggregator multiplies its means by: the last of these numbers."""
     times = [1.0]
-    monkeypatch.setattr(tensor_work, "weighted_mean", lambda *given: weighted_mean(*given) * times[-1])
+    monkeypatch.setattr(slice_work, "weighted_mean", lambda *given: weighted_mean(*given) * times[-1])
     return times
 
 
