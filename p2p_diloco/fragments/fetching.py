@@ -317,6 +317,7 @@ class Fetching:
         for fetch in repairs:
             assert fetch.head is not None
             del self.fetches[fetch.fragment]
+            self.logs[fetch.fragment].digests = {}  # those of the damage say nothing any more
             effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers))
         if whole:
             heads = [fetch.head for fetch in whole if fetch.head is not None]

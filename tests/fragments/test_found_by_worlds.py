@@ -9,7 +9,7 @@ from typing import Any
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import claims, waits
+from p2p_diloco.fragments import claims, closing, digests, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
 from p2p_diloco.fragments.fragment import FragmentLog
@@ -243,6 +243,15 @@ def test_a_leader_may_wait_for_its_own_trainer() -> None:
     assert not waits.excuses(log, "A")
 
 
+def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> None:
+    """Whatever an earlier life of it did: the round does not wait for it."""
+    log = a_log("B", "A", "B")
+    assert "A" in log.held.roll
+    assert not closing.is_newcomer(log, "A")
+    log.roster.summarized("A", Summary(2, "worker", heads=((3, log.held.version.digest),)))
+    assert closing.is_newcomer(log, "A")
+
+
 # -- fetching
 
 
@@ -286,6 +295,19 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
     effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
     assert [message.number for _, message in sent(effects, Part)] == [0]
     assert replica.fetching.unsent == {("B", 0, 1)}
+
+
+def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> None:
+    """Where a round is no longer than the time between two probes, the others' Summaries are always behind."""
+    log = a_log("A", "A", "B", "C")
+    digests.record(log, 2, ("damage",))
+    digests.record(log, 3, ("damage, and a step",))
+    right = (((2, hash_of(("right",))),),)
+    for name in "BC":
+        log.roster.summarized(name, Summary(1, "worker", heads=((3, log.held.version.digest),), digests=right))
+    assert digests.majority(log) == ["B", "C"]
+    log.digests[2] = ("right",)
+    assert not digests.majority(log)
 
 
 def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:

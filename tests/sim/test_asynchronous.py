@@ -32,8 +32,8 @@ def calm(seed: int = 0, **settings: Any) -> World:
     return world
 
 
-def aggregator(world: World, shard: int = 0) -> str:
-    return invariants.newest(world, shard).replica.logs[shard].state.plan.succession[0]
+def leader(world: World, shard: int = 0) -> str:
+    return invariants.newest(world, shard).replica.of(shard).plan.succession[0]
 
 
 def run_until(world: World, holds: Callable[[], bool]) -> None:
@@ -67,7 +67,7 @@ def killed(seed: int) -> None:
     world = calm(seed)
     moment = 25.0 + seed * 0.083
     world.run(moment)
-    world.crash(aggregator(world))
+    world.crash(leader(world))
     world.run(moment + 3.0 + 2 * 0.8)
     assert epochs(world, moment + 0.5)
     world.run(moment + 12.0)
@@ -75,13 +75,13 @@ def killed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_aggregator_killed_at_any_moment(seed: int) -> None:
+def test_the_leader_killed_at_any_moment(seed: int) -> None:
     """Its successor goes on within 3 s, from the last commit that any submitter was answered with."""
     killed(seed)
 
 
 def test_an_answer_before_successors_hold_the_commit_can_be_lost(sabotage: Any) -> None:
-    """The story above can fail: an aggregator that does not wait for its successors loses, when it dies, what it has
+    """The story above can fail: an leader that does not wait for its successors loses, when it dies, what it has
     told its own trainer."""
     sabotage(Proposal, "missing", "- {me, *self.holding}", "- {*plan.succession}")
     lost = 0
@@ -94,11 +94,11 @@ def test_an_answer_before_successors_hold_the_commit_can_be_lost(sabotage: Any) 
 
 
 @pytest.mark.parametrize("successors", [1, 2])
-def test_one_aggregator_after_another(successors: int) -> None:
+def test_one_leader_after_another(successors: int) -> None:
     """Each is killed as soon as the damage of the last death is repaired, and starts again without a state."""
     world = calm(successors, successors=successors, fragments=2, dn_buffer_size=3)
     for _ in range(5):
-        gone = aggregator(world)
+        gone = leader(world)
         world.crash(gone)
         world.run(world.now + world.faults.repair)
         world.start(gone)
@@ -109,18 +109,18 @@ def test_one_aggregator_after_another(successors: int) -> None:
 def test_as_many_deaths_at_once_as_there_are_successors() -> None:
     """Aggregator and successor die at the same moment; the second successor holds every answered submission."""
     world = calm(successors=2)
-    first, second, third = invariants.newest(world, 0).replica.logs[0].state.plan.succession
+    first, second, third = invariants.newest(world, 0).replica.of(0).plan.succession
     world.crash(first)
     world.crash(second)
     world.run(world.now + 15.0)
-    assert third in invariants.newest(world, 0).replica.logs[0].state.plan.succession
+    assert third in invariants.newest(world, 0).replica.of(0).plan.succession
     settle(world)
 
 
 def frozen_and_killed(seed: int) -> None:
-    """The first successor freezes. The aggregator sends it a proposal, and dies before it finds it dead."""
+    """The first successor freezes. The leader sends it a proposal, and dies before it finds it dead."""
     world = calm(seed, successors=2, deaths_at_once=2)
-    first, second, third = invariants.newest(world, 0).replica.logs[0].state.plan.succession
+    first, second, third = invariants.newest(world, 0).replica.of(0).plan.succession
     world.alive[second].frozen_until = world.now + 8.0
     world.run(world.now + 1.5)
     assert world.alive[third].replica.roster.live(second)
@@ -131,7 +131,7 @@ def frozen_and_killed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_aggregator_dies_while_its_first_successor_is_frozen(seed: int) -> None:
+def test_the_leader_dies_while_its_first_successor_is_frozen(seed: int) -> None:
     """The second one holds all that the first will find among its messages when it goes on."""
     frozen_and_killed(seed)
 
@@ -144,9 +144,9 @@ def test_successors_that_are_asked_one_after_the_other_make_a_fork(sabotage: Any
 
 
 def lost_on_its_way(seed: int) -> None:
-    """A proposal is lost on its way to the first successor. Then the aggregator dies, and the second one freezes."""
+    """A proposal is lost on its way to the first successor. Then the leader dies, and the second one freezes."""
     world = calm(seed, successors=2, deaths_at_once=2)
-    first, second, third = invariants.newest(world, 0).replica.logs[0].state.plan.succession
+    first, second, third = invariants.newest(world, 0).replica.of(0).plan.succession
     world.mute.add((first, second))
     until = world.now + 2.0
     while world.now < until and world.alive[third].replica.versions[0] == world.alive[second].replica.versions[0]:
@@ -166,12 +166,12 @@ def test_not_guaranteed_a_proposal_that_only_a_frozen_successor_got() -> None:
 
 
 def dies_while_naming(seed: int) -> None:
-    """The aggregator names a newcomer as its successor, and dies. Its commit was lost on its way to the successor that
+    """The leader names a newcomer as its successor, and dies. Its commit was lost on its way to the successor that
     it had before, which does not know yet that the newcomer holds a state."""
     world = calm(seed, deaths_at_once=1)
     world.crash("p3")
     world.run(world.now + 15.0)
-    first, second = invariants.newest(world, 0).replica.logs[0].state.plan.succession
+    first, second = invariants.newest(world, 0).replica.of(0).plan.succession
     newcomer, lead = world.start("p3"), world.alive[first].replica
     world.mute.add((newcomer.name, second))
     run_until(world, lambda: bool((summary := lead.roster.summary(newcomer.name)) and summary.epochs))
@@ -192,7 +192,7 @@ def dies_while_naming(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_aggregator_dies_while_it_names_a_newcomer(seed: int) -> None:
+def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
     """The newcomer does not hold what the old successor lacks."""
     dies_while_naming(seed)
 
@@ -206,7 +206,7 @@ def test_a_newcomer_that_is_asked_with_the_present_successors_makes_a_fork(sabot
 
 
 def kill_all_named(world: World) -> None:
-    for name in invariants.newest(world, 0).replica.logs[0].state.plan.succession:
+    for name in invariants.newest(world, 0).replica.of(0).plan.succession:
         world.crash(name)
     world.run(world.now + 15.0)
     settle(world)
@@ -226,10 +226,10 @@ def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
 def test_a_shard_moves_to_the_elected_peer() -> None:
     """The founder has all shards at first; later each shard is where it is elected to be, so that every peer has a
     share."""
-    world = calm(3, shards_per_fragment=4)
+    world = calm(3, slices_per_fragment=4)
     plan = assign("sim", 0, range(4), dict.fromkeys(world.names, 1.0))
-    assert [aggregator(world, shard) for shard in range(4)] == [plan[shard][0] for shard in range(4)]
-    assert len({aggregator(world, shard) for shard in range(4)}) == PEERS
+    assert [leader(world, shard) for shard in range(4)] == [plan[shard][0] for shard in range(4)]
+    assert len({leader(world, shard) for shard in range(4)}) == PEERS
     settle(world)
 
 
@@ -249,7 +249,7 @@ def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     no submission is lost or counted twice."""
     world = calm(seed, state_lag=STATE_LAG_S, successors=successors)
     world.run(50.0)
-    assert aggregator(world) == "p3"
+    assert leader(world) == "p3"
     assert longest_pause(world, 8.0) < PAUSE_S
     settle(world)
 
@@ -261,20 +261,20 @@ def test_a_shard_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
     world.run(50.0)
     world.crash("p3")
     world.run(70.0)
-    assert aggregator(world) != "p3"
+    assert leader(world) != "p3"
     world.start("p3")
     world.run(110.0)
-    assert aggregator(world) == "p3"
+    assert leader(world) == "p3"
     assert longest_pause(world, 70.0) < PAUSE_S
     settle(world)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_aggregator_that_thaws_yields(seed: int) -> None:
+def test_an_leader_that_thaws_yields(seed: int) -> None:
     """It stood still for longer than the heartbeat timeout; its successor has taken over. Both take themselves for the
-    aggregator; the submissions that either has answered are counted in the end."""
+    leader; the submissions that either has answered are counted in the end."""
     world = calm(seed)
-    frozen = aggregator(world)
+    frozen = leader(world)
     world.alive[frozen].frozen_until = world.now + 7.0
     world.run(world.now + 20.0)
     assert world.happened["note takeover"] > 0
@@ -287,7 +287,7 @@ def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
     """Both sides commit, because there is no consensus. After healing one lineage is left, and no step is counted
     twice."""
     world = calm(seed)
-    side = {aggregator(world), next(n for n in world.names if n != aggregator(world))}
+    side = {leader(world), next(n for n in world.names if n != leader(world))}
     world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
     world.run(world.now + 15.0)
     world.faults.heal()
