@@ -12,6 +12,7 @@ from p2p_diloco.core.version import Version
 from p2p_diloco.fragments import claims, closing, digests, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
+from p2p_diloco.fragments.fetching import Fetching
 from p2p_diloco.fragments.fragment import FragmentLog
 from p2p_diloco.fragments.lineage import Inquiry, Lineage
 from p2p_diloco.fragments.messages import (
@@ -476,6 +477,19 @@ def test_slices_from_moving_donors_meet_at_one_version() -> None:
     )
     world.join("E")
     assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
+
+
+def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() -> None:
+    """A slice may come from any peer near the head; a commit that such a peer tells is not believed."""
+    log = a_log("A", "A", "B", "C", of=rules(mode="async"))
+    fetching, state = Fetching(log.rules, [log], log.roster), log.held
+    fetching.begin([0], ["B"], 1.0, together=False)
+    fetching.headed("B", Head(0, state), 1.0)
+    later = replace(state.version, epoch=4, digest="later")
+    fetching.fetches[0].head = state
+    fetching.fetches[0].busy[0], fetching.fetches[0].sources[0] = later, "C"
+    wanted = sent(fetching.filled(e.Filled(0, later, 0, "digest"), 1.0), Want)
+    assert [to for to, _ in wanted] == ["B"]
 
 
 def test_a_leader_that_was_away_may_claim_anew() -> None:
