@@ -129,7 +129,7 @@ def join() -> World:
 
 
 def commit() -> World:
-    world = Calm(shards_per_fragment=2)
+    world = Calm(slices_per_fragment=2)
     world.all_join()
     return world
 
