@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from .admission import unsound
-from .events import Effect, Send
+from .events import Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Claim, Commit, Probe, Vote
 from .round import Phase
@@ -144,10 +144,13 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
         term = len(line(log))  # its own next turn: in asynchronous mode others may have gone on without it
     elif peer != log.me or log.leads:
         return []
+    why = "does nothing" if round.holder in round.passed else "is gone"
+    text = f"fragment {log.fragment}: this peer leads the round to epoch {log.epoch + 1}; {round.holder} {why}"
+    note = [Note("takeover", text)] if round.holder != log.me else []
     round.term, round.holder, round.promised, round.votes = term, log.me, set(), {}
     if log.phase is Phase.COLLECTING:
         round.phase = Phase.CLAIMING
-    return announce(log)
+    return [*note, *announce(log)]
 
 
 def announce(log: FragmentLog) -> list[Effect]:

@@ -146,7 +146,9 @@ class FragmentsFace(Replica):
     def handle(self, event: Any, now: float) -> list[Any]:
         """Handle an event of either core; what it sends is an effect of `p2p_diloco.core`, as the world knows it."""
         self.now = now
-        effects = super().handle(self._translated(event), now)
+        self.fed = self._translated(event)
+        effects = super().handle(self.fed, now)
+        self.answered = tuple(effects)
         sent: Any = old.Send  # of messages of this core
         return [sent(one.to, one.message) if isinstance(one, e.Send) else one for one in effects]
 
@@ -170,7 +172,7 @@ class FragmentsFace(Replica):
 
     def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
         """Return the event and its effects for the trace."""
-        return Entry(time, self.me, "\n    ".join(map(repr, (event, *effects))))
+        return Entry(time, self.me, self.fed, self.answered)
 
     def dead(self) -> set[str]:
         return {peer for peer, record in self.roster.peers.items() if record.dead}

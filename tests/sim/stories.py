@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.sim.fragments_face import FragmentsFace
 from tests.sim.settings import Settings
 from tests.sim.world import World
 
@@ -50,7 +51,8 @@ class Calm(World):
 
     def __init__(self, **settings: Any) -> None:
         calm = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": ()}
-        super().__init__(0, Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings}), trace=True)
+        of = Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings})
+        super().__init__(0, of, trace=True, face=FragmentsFace)
         self.rng = self.lags = self.links = Even()
 
     def join(self, name: str, at: float, step_time: float = 0.5) -> None:
