@@ -195,8 +195,9 @@ _line: Any = msgspec.json.Decoder(Union[_FED, Clock, Name, End])  # noqa: UP007
 def read_line(line: bytes) -> Fed | Clock | Name | End:
     """Read a line of a history. Raises msgspec.MsgspecError if it is none."""
     record: Any = _line.decode(line)
-    told: Clock | Name | End = record
-    return Fed(record.now, _back(record.event), _back(record.effects)) if type(record) is _FED else told
+    if isinstance(record, Clock | Name | End):
+        return record
+    return Fed(record.now, _back(record.event), _back(record.effects))
 
 
 def read_head(line: bytes) -> Head:
