@@ -76,4 +76,4 @@ class Common:
             now=now,
             grant=grant,
         )
-        if 0: begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)
+        begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now, grant)

@@ -102,7 +102,8 @@ class Participation:
                 case Complaint(peer, why):
                     common.refusals.count(peer, why)
 
-        beside = Beside(stepping=partial(common.ledger.part, OUTER_STEP), averages=averages, settled=self._settled)
+        stepping = partial(common.ledger.part, OUTER_STEP)
+        beside = Beside(common.history.write, stepping, averages, self._settled)
         parts = common.run, common.replica, common.work, common.outbox, self._trainer, self._signatures
         return Node(*parts, tells, beside, common.events)
 

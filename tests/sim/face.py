@@ -181,7 +181,7 @@ class Face(Replica):
 
     def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
         """Return the event and its effects for the trace."""
-        return Entry(time, self.me, "\n    ".join(map(repr, (event, *effects))))
+        return Entry(time, self.me, event, tuple(effects))
 
     def dead(self) -> set[str]:
         """Return the peers that count as dead here."""
