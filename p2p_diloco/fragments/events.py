@@ -33,7 +33,7 @@ from ..core.events import (
 from ..core.events import Ready as Start
 from ..core.leases import Use
 from ..core.version import ContributionId, Version
-from .messages import Commit, Mean, Message, Ready, Slice
+from .messages import Choice, Commit, Mean, Message, Ready, Slice
 from .state import State
 
 
@@ -170,13 +170,14 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Average:
     """Compute the mean of one slice: of ``slices``, one for each entry that has a weight, sorted by peer and summed in
-    this order. The answer is Averaged."""
+    this order. ``choice``: the one with this key, as its leader has told it. The answer is Averaged."""
 
     fragment: int
     base: Version
     key: str
     number: int
     slices: tuple[tuple[float, Slice], ...]  # with the weight of each
+    choice: Choice | None = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)

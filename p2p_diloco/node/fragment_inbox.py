@@ -33,7 +33,6 @@ from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 Key = tuple[str, type, int, int]
-OF_SHARDS = (wire.Audit, wire.Copy, wire.Accusation)
 OF_NODES = b"\x94"
 """The first byte of a header of `wire`, which has four parts. One of `headers` has three."""
 
@@ -67,7 +66,7 @@ class FragmentInbox(Handler):
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
         if header[:1] == OF_NODES:
             of_node, nbytes = self._beside.read(sender, header)
-            if not isinstance(of_node, wire.NodeMessage) or isinstance(of_node, OF_SHARDS):
+            if not isinstance(of_node, wire.NodeMessage):
                 raise Refusal("this peer's run has a log for each fragment")
             return of_node, nbytes
         body = opened(header, self._run.token)

@@ -18,7 +18,6 @@ from p2p_diloco.core.events import (
     Accept,
     Apply,
     Average,
-    Averaged,
     Changed,
     Closed,
     Complaint,
@@ -61,7 +60,7 @@ class Node:
         self._refusals, self._deaths = common.refusals, common.deaths
         self._alike = Alike(common.event_log.named, common.run)
         self._stepping = partial(common.ledger.part, OUTER_STEP)
-        self._outbox, self._trainer, self._audits, self._settled = common.outbox, trainer, audits, settled
+        self._outbox, self._trainer, self._settled = common.outbox, trainer, settled
         self._loop = asyncio.get_running_loop()
         self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work with its waiters
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
@@ -157,7 +156,6 @@ class Node:
                 await self._trainer.not_reading()
                 with self._stepping():
                     self._work.accept(proposals)
-                self._audits.accepted(proposals)
             case Load(due=due):
                 while due and self._due:  # the trainer may soon write memory that this work reads
                     early, fed = self._due.popleft()
@@ -187,13 +185,10 @@ class Node:
             case Average():
                 self._alike.look(effect.shard, ((peer, c.weight, c.payload) for peer, c in effect.contributions))
                 with self._stepping():
-                    averaged = self._work.average(effect)
-                    return self._audits.made(effect, averaged) if isinstance(averaged, Averaged) else averaged
-            case Apply(commit):
+                    return self._work.average(effect)
+            case Apply():
                 with self._stepping():
-                    applied = self._work.apply(effect)
-                self._audits.applied(commit)
-                return applied
+                    return self._work.apply(effect)
             case Fill():
                 return self._work.fill(effect)
 

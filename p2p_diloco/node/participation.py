@@ -77,10 +77,10 @@ class Participation:
         of = self._transport, common.founding, self._replica, self._goes_on, folder
         self._ending = Ending(*of, self._beginning.last_group)
         self._saving = FragmentSaving(common) if common.run.rules.by_fragment else Saving(common)
-        self._audits = Audits(common, inbox.grant_of)
+        self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
+        self._audits = Audits(common, self._signatures, inbox.grant_of)
         if common.run.rules.by_fragment:
             self._trainer: TrainerSide = FragmentTrainer(common, channel)
-            self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
             self._node: Node | FragmentNode = self._of_fragments(self._trainer)
         else:
             self._trainer = TrainerSide(common, channel)
@@ -105,7 +105,13 @@ class Participation:
                 case Complaint(peer, why):
                     common.refusals.count(peer, why)
 
-        beside = Beside(stepping=partial(common.ledger.part, OUTER_STEP), averages=averages, settled=self._settled)
+        beside = Beside(
+            stepping=partial(common.ledger.part, OUTER_STEP),
+            averages=averages,
+            averaged=self._audits.made,
+            applied=self._audits.applied,
+            settled=self._settled,
+        )
         node = FragmentNode(
             common.run, replica, work, common.outbox, cast(Trainer, trainer), self._signatures, tells, beside
         )
@@ -136,7 +142,7 @@ class Participation:
             self._measure(),
             self._beginning.find_state(self._ending, self._trainer.hold_for),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
-            *(() if self._run.rules.by_fragment else (self._audits.serve(),)),
+            self._audits.serve(),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(

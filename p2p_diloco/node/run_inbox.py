@@ -25,7 +25,6 @@ from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.payloads import objection
-from p2p_diloco.node.seals import is_digest_of
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import (
     Accusation,
@@ -70,7 +69,7 @@ class RunInbox(Handler):
         self._describing, self._events = common.describing, common.events
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
-        self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
+        self._audits = audits
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
         self._questions = common.fetching.questions
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
@@ -79,12 +78,10 @@ class RunInbox(Handler):
         read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
         message = read(header, self._token, self._shape)
         match message:
-            case Describe() | Nudge() | Audit() | Accusation():
+            case Describe() | Nudge():
                 return message, 0
-            case Copy(shard):
-                if not self._audits.expects(message):
-                    raise Refusal("this peer did not ask for this copy")
-                return message, self._work.nbytes_of_contribution(shard)
+            case Audit() | Copy() | Accusation():
+                return message, self._audits.nbytes(message)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
             case ListSlices() | GetSlice():
@@ -109,23 +106,9 @@ class RunInbox(Handler):
             if why:
                 raise Refusal(f"the {type(message).__name__} is refused: {why}")
             message = dataclasses.replace(message, payload=payload)
-            self._check_seal(sender, message)
-        if isinstance(message, Copy):
+        if isinstance(message, Copy | Accusation):
             return dataclasses.replace(message, payload=payload)
         return message
-
-    def _check_seal(self, sender: str, message: Contribution | Commit | State) -> None:
-        """Raises Refusal if a contribution or a commit isn't sealed by its author."""
-        if self._seals is None or isinstance(message, State):
-            return
-        with self._judging():
-            if isinstance(message, Contribution):
-                sealed = self._seals.sealed(sender, message)
-            else:
-                seal = self._seals.read(message)
-                sealed = seal is not None and is_digest_of(seal.mean, message.payload)
-        if not sealed:
-            raise Refusal(f"the {type(message).__name__} isn't sealed by its author")
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
         match message:
@@ -215,8 +198,6 @@ def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessag
         Refusal: the header is no message of this run.
     """
     message = wire.unpack(header, token)
-    if isinstance(message, (Audit, Copy, Accusation)) and not 0 <= message.shard < shape[0]:
-        raise Refusal(f"the run has no shard {message.shard}")
     if isinstance(message, NodeMessage):
         return message
     if reason := misfit(message, *shape):
