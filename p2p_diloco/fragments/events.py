@@ -19,6 +19,7 @@ from ..core.events import (
     Discovered,
     Expelled,
     Finished,
+    Granted,
     Measured,
     Merge,
     Moving,
@@ -153,7 +154,7 @@ class Restore:
 Event = (
     Received | Delivered | SendFailed | Closed | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
     | Contribute | Averaged | Applied | Filled | Rolled | Digested | Damaged | Found | Restore | Revised | Expelled
-    | Depart | Wakeup
+    | Granted | Depart | Wakeup
 )  # fmt: skip
 
 # -- effects
@@ -264,7 +265,7 @@ Effect = (
 __all__ = [
     "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
     "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
-    "Finished", "Found", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause", "Reachable", "Ready",
-    "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent", "Start", "Stepped",
-    "Wakeup",
+    "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
+    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent",
+    "Start", "Stepped", "Wakeup",
 ]  # fmt: skip
