@@ -7,9 +7,10 @@ A mean is used only if it has the hash that the commit names, and its owner's si
 
 from __future__ import annotations
 
+from ..core.credit import SAMPLES_TIMES, credited
 from . import claims, closing, holding, leading
 from .admission import objection
-from .events import Accept, Applied, Apply, Complaint, Effect, Send
+from .events import Accept, Applied, Apply, Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Commit, Mean, Want, What
 from .round import Phase
@@ -136,7 +137,7 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     round, commit = log.round, log.round.commit
     if log.phase is not Phase.APPLYING or commit is None or round.working is None or commit.version != done.version:
         return []
-    closing.missed(log, commit.choice, now)
+    notes = [*closing.missed(log, commit.choice, now), *_trimmed(log, commit)]
     after = append(log.held, commit.choice, commit.key, commit.hashes, log.rules)
     kept = KEPT_ASYNC if log.rules.asynchronous else 1
     log.last = [*log.last, (commit, round.working.means)][-kept:]
@@ -147,7 +148,20 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     if log.rules.asynchronous:
         holding.carry_over(log, round)
         tells += holding.answers(log, commit)
-    return [Accept(((log.fragment, commit.version),)), *tells]
+    return [Accept(((log.fragment, commit.version),)), *notes, *tells]
+
+
+def _trimmed(log: FragmentLog, commit: Commit) -> list[Effect]:
+    """Log each peer of whose samples the commit counts only a part, once."""
+    told = [(peer, ready.samples) for peer, ready in commit.choice.entries if ready.weight]
+    counts = zip(told, credited([samples for _, samples in told]), strict=True)
+    trimmed = [(peer, samples, count) for (peer, samples), count in counts if count < samples and peer != log.me]
+    because = f"because this is {SAMPLES_TIMES} times the median (noted once)"
+    return [
+        Note("samples", f"the run counts {count} of {samples} samples that {peer} tells of a round, {because}")
+        for peer, samples, count in trimmed
+        if log.roster.is_new("samples", peer)
+    ]
 
 
 def tick(log: FragmentLog, now: float) -> list[Effect]:

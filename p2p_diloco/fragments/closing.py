@@ -1,8 +1,9 @@
 """Whom a synchronous round waits for, how long, and when it may close.
 
 Law: questions about one fragment's log; only `missed`, `shows` and `open_round` record something. A round waits until
-its deadline for a worker known to hold the base, and only a grace for another one, or for one that missed two of its
-last eight rounds. A newcomer, which came in the middle of the round, is not waited for, but counts in the quorum.
+its deadline for a worker known to hold the base, and only a grace for another one, for one that missed two of its last
+eight rounds, or for one that is behind because others of its grant did. A newcomer, which came in the middle of the
+round, is not waited for, but counts in the quorum.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from .events import Effect, Note
 from .fragment import FragmentLog
 from .messages import Choice, Summary
 
@@ -23,8 +25,9 @@ def shows(log: FragmentLog, peer: str, epoch: int) -> None:
     log.shown[peer] = max(epoch, log.shown.get(peer, -1))
 
 
-def missed(log: FragmentLog, choice: Choice, now: float) -> None:
-    """Record who of those waited for a closed round left out; if nobody, how long it took."""
+def missed(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
+    """Record who of those waited for a closed round left out; if nobody, how long it took. Log each that misses
+    several, once."""
     counted = {peer for peer, _ in choice.entries}
     if log.round.began and counted >= set(_expected(log)):
         log.usual[1].append(now - log.round.began)
@@ -33,6 +36,11 @@ def missed(log: FragmentLog, choice: Choice, now: float) -> None:
     known = {*log.roster.peers, log.me}
     log.misses = {peer: seen for peer, seen in log.misses.items() if peer in known}
     log.shown = {peer: epoch for peer, epoch in log.shown.items() if peer in known}
+    often = [p for p in _expected(log) if p not in counted and p != log.me and misses_often(log, p)]
+    for peer in often:
+        log.roster.costs_a_deadline(peer, now)
+    text = f"says that it works, and has missed {MISSES_MAX} rounds: rounds wait for it only briefly (noted once)"
+    return [Note("missed", f"{peer} {text}") for peer in often if log.roster.is_new("missed", peer)]
 
 
 def works(log: FragmentLog, peer: str, summary: Summary) -> bool:
@@ -78,7 +86,8 @@ def waits_until(log: FragmentLog, peer: str) -> float:
         return math.inf
     times = sum(log.misses.get(peer, ()))
     if evidence(log, peer) >= log.epoch:
-        return opened + (log.usual_round() if misses_often(log, peer) else log.rules.round_timeout)
+        brief = misses_often(log, peer) or log.roster.behind(peer)
+        return opened + (log.usual_round() if brief else log.rules.round_timeout)
     return opened + min(log.rules.round_timeout, log.usual_round() * (1 << min(times, DOUBLINGS_MAX)))
 
 

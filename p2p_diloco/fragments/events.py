@@ -19,6 +19,7 @@ from ..core.events import (
     Discovered,
     Expelled,
     Finished,
+    Granted,
     Measured,
     Merge,
     Moving,
@@ -33,7 +34,7 @@ from ..core.events import (
 from ..core.events import Ready as Start
 from ..core.leases import Use
 from ..core.version import ContributionId, Version
-from .messages import Commit, Mean, Message, Ready, Slice
+from .messages import Choice, Commit, Mean, Message, Ready, Slice
 from .state import State
 
 
@@ -153,7 +154,7 @@ class Restore:
 Event = (
     Received | Delivered | SendFailed | Closed | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
     | Contribute | Averaged | Applied | Filled | Rolled | Digested | Damaged | Found | Restore | Revised | Expelled
-    | Depart | Wakeup
+    | Granted | Depart | Wakeup
 )  # fmt: skip
 
 # -- effects
@@ -170,13 +171,14 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Average:
     """Compute the mean of one slice: of ``slices``, one for each entry that has a weight, sorted by peer and summed in
-    this order. The answer is Averaged."""
+    this order. ``choice``: the one with this key, as its leader has told it. The answer is Averaged."""
 
     fragment: int
     base: Version
     key: str
     number: int
     slices: tuple[tuple[float, Slice], ...]  # with the weight of each
+    choice: Choice | None = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,7 @@ Effect = (
 __all__ = [
     "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
     "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
-    "Finished", "Found", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause", "Reachable", "Ready",
-    "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent", "Start", "Stepped",
-    "Wakeup",
+    "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
+    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent",
+    "Start", "Stepped", "Wakeup",
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def compute(log: FragmentLog) -> list[Effect]:
         round.computing.add((close.key, number))
         round.served = close  # from here on this peer's votes tell this choice
         parts = ((ready.weight, round.slices[number, peer]) for peer, ready in close.choice.entries if ready.weight)
-        effects.append(Average(log.fragment, close.base, close.key, number, tuple(parts)))
+        effects.append(Average(log.fragment, close.base, close.key, number, tuple(parts), close.choice))
     return effects
 
 

@@ -7,6 +7,7 @@ goes round: a member that has had its turn comes last. Reachable members come be
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -77,11 +78,21 @@ def plan_after(
     key = f"{rules.run}/{fragment}/{epoch}"
     score = {peer: place for place, peer in enumerate(rank(key, dict.fromkeys(recent, 1.0)))}
 
+    late = is_behind(roll, epoch)
+
     def place(peer: str) -> tuple[bool, bool, int, int]:
         member = recent[peer]
-        return member.behind[2] > epoch, not member.reachable, member.led, score[peer]
+        return peer in late, not member.reachable, member.led, score[peer]
 
     return Plan(tuple(sorted(recent, key=place)), _owners(key, slices, recent, epoch))
+
+
+def is_behind(roll: Roll, epoch: int) -> set[str]:
+    """Return the members that come last in the order: those named late by two leaders, and all of a grant of which two
+    are. So one invitation costs two turns, however many peers it makes."""
+    late = {peer: member.grant for peer, member in roll.items() if member.behind[2] > epoch}
+    grants = Counter(late.values())
+    return {peer for peer, member in roll.items() if peer in late or (member.grant and grants[member.grant] > 1)}
 
 
 def may_own(roll: Roll, members: Collection[str], epoch: int) -> list[str]:
@@ -89,7 +100,8 @@ def may_own(roll: Roll, members: Collection[str], epoch: int) -> list[str]:
     as there are any."""
     able = list(members)
     able = [peer for peer in able if roll[peer].reachable] or able
-    able = [peer for peer in able if roll[peer].behind[2] <= epoch] or able
+    late = is_behind(roll, epoch)
+    able = [peer for peer in able if peer not in late] or able
     links = filled({peer: roll[peer].link for peer in able})
     usual = statistics.median_low(links.values()) if links else 0.0
     return sorted(peer for peer in able if links[peer] * SLOW >= usual)

@@ -206,6 +206,8 @@ class Replica:
                 return self.training.merge(now)
             case e.Revised(revision):
                 return self.presence.learn(revision) + self.presence.advance(now)
+            case e.Granted(peer, grant):
+                self.roster.granted(peer, grant, now)
             case e.Expelled(peer, reason) if self.roster.expel(peer):
                 return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.presence.lost(peer, now)]
             case e.Depart(died):

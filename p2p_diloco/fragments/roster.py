@@ -8,7 +8,7 @@ silent for ``dead_after`` after a probe, once a second dial was refused, or once
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.rules import Rules
@@ -35,6 +35,9 @@ class Peer:
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a plan names it: presumed live until found otherwise
     gone_since: float | None = None
+    grant: str = ""  # by which it is in a private run
+    since: float = float("-inf")  # when it showed its grant
+    noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
 
     @property
     def here(self) -> bool:
@@ -52,6 +55,7 @@ class Roster:
         self.me, self.rules, self.mine = me, rules, mine
         self.peers: dict[str, Peer] = {}
         self.elsewhere: set[str] = set()  # peers that told another lineage when they were last asked
+        self.costs: dict[str, dict[str, float]] = {}  # by grant: whose rounds were waited for in vain, and when
 
     # -- questions
 
@@ -103,6 +107,15 @@ class Roster:
         """Whether another peer, live or not yet forgotten, has held a state."""
         return any(record.came for record in self.peers.values())
 
+    def behind(self, peer: str) -> bool:
+        """Whether rounds don't wait long for the peer because of what others of its grant have lately cost. After the
+        first of them, those that came later are behind; after the second, all of the grant. So one invitation costs few
+        waits, however many peers it makes; and where many machines share one, a single faulty machine puts none of
+        those behind that are there already."""
+        record = self.peers.get(peer, Peer())
+        others = [when for other, when in self.costs.get(record.grant, {}).items() if other != peer]
+        return len(others) > 1 or any(record.since > when for when in others)
+
     def expelled(self, peer: str) -> bool:
         return peer in self.peers and self.peers[peer].expelled
 
@@ -111,6 +124,24 @@ class Roster:
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
         self.mine = replace(self.mine, **changes)
+
+    def granted(self, peer: str, grant: str, now: float) -> None:
+        """Record by which grant the peer is in the run."""
+        record = self.peers.setdefault(peer, Peer())
+        if record.grant != grant:
+            record.grant, record.since = grant, now
+
+    def is_new(self, kind: str, peer: str) -> bool:
+        """Record that a fault of this kind is logged for the peer. Return whether it was not logged before."""
+        noted = self.peers.setdefault(peer, Peer()).noted
+        before = kind in noted
+        noted.add(kind)
+        return not before
+
+    def costs_a_deadline(self, peer: str, now: float) -> None:
+        """Record that rounds have waited for the peer's contributions in vain, until their deadlines."""
+        if grant := self.peers.get(peer, Peer()).grant:
+            self.costs.setdefault(grant, {})[peer] = now
 
     def name(self, peer: str) -> None:
         """Record that a plan names the peer."""
@@ -199,7 +230,9 @@ class Roster:
                 record.gone_since = now
             elif now - record.gone_since >= self.rules.forgotten_after and not record.expelled:
                 del self.peers[peer]
-        gone = []
+        since, gone = now - self.rules.behind_for, []
+        self.costs = {grant: {p: t for p, t in of.items() if t > since} for grant, of in self.costs.items()}
+        self.costs = {grant: of for grant, of in self.costs.items() if of}
         for peer, record in sorted(self.peers.items()):
             silent = record.unanswered is not None and now - record.unanswered >= self.rules.dead_after
             record.unreached += record.asked and record.here

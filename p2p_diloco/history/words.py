@@ -29,6 +29,8 @@ def tell(what: e.Event | e.Effect) -> str:
             return f"sees a transfer with {peer} go on"
         case e.Discovered(peer):
             return f"finds {peer} in the DHT"
+        case e.Granted(peer):
+            return f"learns by which invitation {peer} is in the run"
         case e.Measured(bandwidth):
             return f"measures a bandwidth of {bandwidth:.3g}"
         case e.Reachable(reachable):

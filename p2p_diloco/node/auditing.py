@@ -1,60 +1,68 @@
-"""Audits: now and then a peer computes the mean of another peer's commit again, from the commit's contributions.
+"""Audits: now and then a peer computes another peer's mean again, from the contributions that it averages.
 
-Law: a peer draws by lot, when it applies a commit, whether it audits the commit; no other peer can know the result. The
-contributions come from the aggregator or from any peer that has them, because their authors' seals prove them. The mean
-depends on the contributions alone, bit for bit, so a different mean proves to every peer that the aggregator lies, and
-no vote is needed. A live aggregator that shows no peer its commit's contributions is found to lie, too.
+Law: a peer draws by lot, when it applies a commit, which of the commit's means it audits; no other peer can know the
+result. The contributions come from the mean's owner or from any peer that has them, because their authors have signed
+them. The mean depends on them alone, bit for bit, so a different mean under the owner's signature proves to every peer
+that the owner lies, and no vote is needed. A live owner that shows no peer what it averaged is found to lie, too.
 
-    an auditor      draws the lot; asks the aggregator, and then all others   Audit
-    a peer asked    gives the contributions, or audits the commit itself      Copy, for each contribution
+    an auditor      draws the lot; asks the owner, and then all others        Audit
+    a peer asked    gives the contributions, or audits the mean itself        Copy, for each contribution
     a wrong mean    the auditor tells all others, now and when they join      Accusation
-    each of them    audits the commit itself, tells the others, expels the aggregator once another peer finds the lie
+    each of them    audits the mean itself, tells the others, expels the owner once another peer finds the lie
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from random import SystemRandom
 
-from p2p_diloco.core.events import Average, Averaged, Expelled
-from p2p_diloco.core.lending import counted as counted_of
-from p2p_diloco.core.messages import Commit
+import msgspec
+
+from p2p_diloco.core.events import Expelled
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments.events import Apply, Average, Averaged
+from p2p_diloco.fragments.messages import Choice, Mean
+from p2p_diloco.fragments.state import chain_at, key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Budget
-from p2p_diloco.node.cases import Case, Cases, Key
+from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.examining import LOOK, Examiner
+from p2p_diloco.node.fields import CHOICE, HASH_BYTES
+from p2p_diloco.node.forms import About, Unfit
 from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.seals import is_digest_of
+from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
-from p2p_diloco.node.wire import Accusation, Audit, Copy
+from p2p_diloco.node.wire import Accusation, Audit, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
 SILENT = 3
 """How long an auditor waits for the next copy, in `heartbeat_timeout`s, besides the time that a transfer may take."""
 JOIN, KEEP = 1.5, 4
-"""JOIN: the greatest age of a commit that this peer audits at another peer's request. KEEP: how long commits are kept;
-their contributions, half as long. Both are multiples of an auditor's wait for the next copy."""
+"""JOIN: the greatest age of a commit whose means this peer audits at another peer's request. KEEP: how long means are
+kept; their contributions, half as long. Both are multiples of an auditor's wait for the next copy."""
 PATIENCE = 4
 """How long others may take to find the same lie, as a multiple of an auditor's wait for the next copy."""
 USUAL = 24
-"""The number of shards of a fragment for which `audit_rate` holds. With fewer shards an aggregator makes fewer commits
-in a round, and the model is small, so each commit is audited more often."""
+"""The number of slices of a fragment for which `audit_rate` holds. With fewer slices an owner makes fewer means in a
+round, and the model is small, so each mean is audited more often."""
 AT_ONCE = 2
 """The most audits at a time; others wait. The audits that other peers wait for have a queue of their own: else an
-accusation would wait behind audits by lot whose aggregator shows nothing, and the accusers split off meanwhile."""
+accusation would wait behind audits by lot whose owner shows nothing, and the accusers split off meanwhile."""
 FAVOURS_AT_ONCE, FAVOUR_EVERY_S = 4, 60.0
 """How many favours the peers of one grant (in an open run: each peer) may ask of this one at once, and in how many
-seconds they may ask for one more. A favour is an audit of a third peer's commit, or copies sent once more. A peer that
+seconds they may ask for one more. A favour is an audit of a third peer's mean, or copies sent once more. A peer that
 audits by lot seldom needs one."""
 STRANGERS_MAX = 16
-"""An accusation is refused if its commit counts more contributions than this peer knows peers, by more than this
+"""An accusation is refused if its choice counts more contributions than this peer knows peers, by more than this
 number: the copies of the contributions take memory until the audit is over."""
+CHOICE_BYTES_MAX = 2**21
+"""The longest choice in an accusation."""
 
 log = logging.getLogger(__name__)
 
@@ -63,32 +71,34 @@ EXPELLED = "this peer has expelled the sender"
 
 
 class Audits:
-    """Seals this peer's commits, audits those of other peers, and answers their audits. If `audit_rate` is 0, it
-    does nothing. `grant_of`: as of `RunInbox`."""
+    """Audits other peers' means, and answers their audits. If `audit_rate` is 0, it does nothing. `grant_of`: as of
+    `RunInbox`."""
 
-    def __init__(self, common: Common, grant_of: Callable[[str], Hashable | None] = no_grant) -> None:
-        self._grant_of = grant_of
+    def __init__(
+        self, common: Common, signatures: Signatures, grant_of: Callable[[str], Hashable | None] = no_grant
+    ) -> None:
+        self._grant_of, self._signatures = grant_of, signatures
         self._work, self._outbox, self._events = common.work, common.outbox, common.events
-        self._roster, self._seals, self._token = common.replica.roster, common.seals, common.run.token
-        self._logs, self._refusals, self._event_log = common.replica.logs, common.refusals, common.event_log
-        fewest = min(map(len, common.run.rules.fragments))
-        self._me, self._rate = common.transport.peer_id, common.run.config.audit_rate * max(1.0, USUAL / fewest)
-        longest = max(map(self._work.nbytes_of_contribution, range(common.run.rules.shards)))
-        silent_s = SILENT * common.run.config.heartbeat_timeout
-        self._wait_s = silent_s + common.transport.limits.transfer_timeout_s(longest)
+        self._replica, self._token = common.replica, common.run.token
+        self._roster, self._refusals, self._event_log = self._replica.roster, common.refusals, common.event_log
+        self._rules, config = common.run.rules, common.run.config
+        fewest = min(map(len, self._rules.fragments))
+        self._me, self._rate = common.transport.peer_id, config.audit_rate * max(1.0, USUAL / fewest)
+        longest = max(map(self._work.nbytes_of_contribution, range(self._rules.shards)))
+        self._wait_s = SILENT * config.heartbeat_timeout + common.transport.limits.transfer_timeout_s(longest)
         self._cases = Cases(self._me, KEEP * self._wait_s)
         self._examiner = Examiner(common, self._cases, self._wait_s)
         self._lot, self._clock = SystemRandom(), asyncio.get_running_loop().time
         self._by_lot: asyncio.Queue[Case] = asyncio.Queue()
         self._wanted: asyncio.Queue[Case] = asyncio.Queue()  # other peers wait for these
-        # commits that others call lies, and that this peer never saw or has forgotten
-        self._alleged: dict[Key, Case] = {}
+        # means that others call lies, and whose commits this peer never saw or has forgotten
+        self._alleged: dict[OfMean, Case] = {}
         self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
-        self._told = set[tuple[Key, str, int]]()  # each accusation, with the peer that got it and its incarnation
+        self._told = set[tuple[OfMean, str, int]]()  # each accusation, with the peer that got it and its incarnation
 
     @property
     def audited(self) -> int:
-        """How many commits this peer has computed again."""
+        """How many means this peer has computed again."""
         return self._examiner.examined
 
     @property
@@ -103,69 +113,59 @@ class Audits:
 
     # -- what the loop tells
 
-    def made(self, effect: Average, averaged: Averaged) -> Averaged:
-        """Seal this peer's own commit, keep its contributions, and return `averaged` with the seal."""
-        if not self._rate:
-            return averaged
-        shard, mine = effect.shard, self._me
-        parts = [
-            (peer, replace(c, seal=self._seals.of_contribution(c)) if peer == mine else c)
-            for peer, c in effect.contributions
-        ]
-        listed = [(counted_of(peer, c), c.seal) for peer, c in parts]
-        sealed = self._seals.of_commit(shard, effect.base, averaged.digest, listed, averaged.payload)
-        # the trainer will overwrite the memory of this peer's own contribution
-        copies = {peer: memoryview(bytes(c.payload)) if peer == mine else c.payload for peer, c in parts}
-        counted, epoch = tuple(counted for counted, _ in listed), effect.base.epoch + 1
-        nbytes = len(parts) * self._work.nbytes_of_contribution(shard)
-        base = effect.base.digest
-        self._cases.expect(Case(shard, base, averaged.digest, epoch, mine, counted, sealed, nbytes, copies=copies))
-        return replace(averaged, seal=sealed.pack())
-
-    def applied(self, commit: Commit) -> None:
-        """Remember another peer's commit, whose outer step was computed here, and draw by lot whether to audit it."""
-        sealed = self._seals.read(commit) if self._rate else None
-        if sealed is None:
+    def made(self, effect: Average, averaged: Averaged) -> None:
+        """Keep what this peer's own mean was computed from."""
+        if not self._rate or effect.choice is None:
             return
-        shard, base, version, counted = commit.shard, commit.base.digest, commit.version, commit.contributions
-        chosen = (
-            bool(counted) and not self.doubt and self._lot.random() * max(1, len(self._roster.alive())) < self._rate
-        )
-        nbytes = len(counted) * self._work.nbytes_of_contribution(shard)
-        self._cases.expect(
-            Case(shard, base, version.digest, version.epoch, commit.aggregator, counted, sealed, nbytes, chosen)
-        )
+        mean = OfMean(effect.fragment, effect.key, effect.number, self._me, averaged.hash)
+        case = self._case_of(mean, effect.base, averaged.seal, effect.choice.bare())
+        # this peer's own contribution is signed only when it is sent
+        signed = ((peer, self._signatures.signed(r) if peer == self._me else r) for peer, r in effect.choice.entries)
+        case.readys = dict(signed)
+        case.copies = {part.author: part.payload for _, part in effect.slices}
+        self._cases.made(case, self._clock())
 
-    def accepted(self, proposals: Iterable[tuple[int, str]]) -> None:
-        """Handle accepted versions of shards, each given as (shard, digest). If the lot fell on the commit that made
-        one, audit that commit."""
-        for key in proposals:
-            case = self._cases.appended(key, self._clock())
-            if case is not None and case.chosen:
+    def applied(self, effect: Apply) -> None:
+        """Remember the means of a commit that was applied here, and draw by lot which of them to audit."""
+        if not self._rate:
+            return
+        commit, chance = effect.commit, self._rate / max(1, len(self._roster.alive()))
+        means = [
+            self._case_of(OfMean(m.fragment, m.key, m.number, m.owner, m.hash), m.base, m.seal, commit.choice)
+            for m in effect.means
+        ]
+        for case in self._cases.applied(commit.fragment, commit.key, means, self._clock()):
+            case.chosen = not self.doubt and self._lot.random() < chance
+            if case.chosen:
                 self._begin(case)
+
+    def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
+        shard = self._rules.fragments[mean.fragment][mean.number]
+        weighted = sum(ready.weight > 0 for _, ready in choice.entries)
+        return Case(mean, base, seal, choice, weighted * self._work.nbytes_of_contribution(shard))
 
     # -- what others ask and answer
 
     def asked(self, sender: str, audit: Audit) -> None:
-        """Handle another peer's request for a commit's contributions. If this peer doesn't have them, it gets them by
-        an audit of its own, and then sends them.
+        """Handle another peer's request for the contributions to a mean. If this peer doesn't have them, it gets them
+        by an audit of its own, and then sends them.
 
         Raises:
-            Refusal: this peer has no contributions of the commit and can't get them, or the commit is too old, or this
-                peer audits another one for the sender, or has done so too often.
+            Refusal: this peer has no contributions to the mean and can't get them, or the commit is too old, or this
+                peer audits another mean for the sender, or has done so too often.
         """
-        case = self._case((audit.shard, audit.digest))
-        if case is None or (case.missing() and (case.over or case.aggregator == self._me)):
-            raise Refusal("the contributions of this commit are not kept here")
+        case = self._case(audit.mean)
+        if case is None or (case.missing() and (case.over or case.owner == self._me)):
+            raise Refusal("the contributions to this mean are not kept here")
         if not case.missing():
             self._give(sender, case)
             return
         if self._is_old(case):
-            raise Refusal("this commit is too old to be audited")
+            raise Refusal("this mean is too old to be audited")
         if any(other.missing() and sender in other.askers for other in self._cases if other is not case):
-            raise Refusal("this peer audits another commit at the sender's request")
+            raise Refusal("this peer audits another mean at the sender's request")
         if not case.begun and not self._is_favoured(sender):
-            raise Refusal("this peer has audited many commits for the sender, or others with its invitation, lately")
+            raise Refusal("this peer has audited many means for the sender, or others with its invitation, lately")
         case.askers.add(sender)
         self._begin(case)
 
@@ -173,15 +173,15 @@ class Audits:
         """Take a favour from what the peer, with all others of its grant, may ask; False if there is none left."""
         return self._favours.takes(group_of(peer, self._grant_of), 1.0, self._clock())
 
-    def _case(self, key: Key) -> Case | None:
-        """What is known of a commit; None if nothing is."""
-        return self._alleged.get(key) or self._verdicts.proof(key) or self._cases.get(key)
+    def _case(self, mean: OfMean) -> Case | None:
+        """What is known of a mean; None if nothing is."""
+        return self._alleged.get(mean) or self._verdicts.proof(mean) or self._cases.get(mean)
 
     def _is_old(self, case: Case) -> bool:
         return self._clock() - case.since > JOIN * self._wait_s
 
     def _give(self, to: str, case: Case) -> None:
-        """Send a commit's copies to a peer, but a second time only after a copy got lost or the peer restarted."""
+        """Send the copies for a mean to a peer, but a second time only after a copy got lost or the peer restarted."""
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unreachable):
@@ -191,83 +191,121 @@ class Audits:
         if lacks is None or (lacks and self._is_favoured(to)):
             case.given[to] = False
             for author, payload in case.copies.items():
-                self._outbox.put(to, wire.pack(Copy(case.shard, case.digest, author), self._token), payload, answered)
+                ready = case.readys[author]
+                header = wire.pack(Copy(case.mean, author, ready.seal), self._token)
+                body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
+                self._outbox.put(to, header, body, answered)
 
     def expects(self, copy: Copy) -> bool:
         """Whether this peer has asked for this copy. Another peer may have sent the copy already."""
-        case = self._case((copy.shard, copy.digest))
-        return case is not None and case.asked and any(counted.peer == copy.author for counted in case.counted)
+        case = self._case(copy.mean)
+        return case is not None and case.asked and any(peer == copy.author for peer, _ in case.counted)
+
+    def nbytes(self, message: Audit | Copy | Accusation) -> int:
+        """The length in bytes of a message's payload.
+
+        Raises:
+            Refusal: the run has no such slice, this peer did not ask for the copy, or the choice is too long.
+        """
+        mean, fragments = message.mean, self._rules.fragments
+        if not (0 <= mean.fragment < len(fragments) and 0 <= mean.number < len(fragments[mean.fragment])):
+            raise Refusal(f"the run has no slice {mean.number} of fragment {mean.fragment}")
+        match message:
+            case Copy():
+                if not self.expects(message):
+                    raise Refusal("this peer did not ask for this copy")
+                slices = fragments[mean.fragment]
+                return HASH_BYTES * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
+            case Accusation(nbytes=nbytes):
+                if not 0 <= nbytes <= CHOICE_BYTES_MAX:
+                    raise Refusal(f"its choice has {nbytes} bytes, at most {CHOICE_BYTES_MAX} are allowed")
+                return nbytes
+        return 0
 
     def take(self, copy: Copy) -> None:
         """Take a copy that this peer has asked for.
 
         Raises:
-            Refusal: the bytes aren't those that the author sealed.
+            Refusal: its author has not signed these bytes for the mean's choice.
         """
-        case = self._case((copy.shard, copy.digest))
+        case = self._case(copy.mean)
         if case is None or case.over or copy.author not in case.missing():
             return
-        seal = next(seal for counted, seal in case.seals() if counted.peer == copy.author)
-        if not is_digest_of(seal, copy.payload):
-            raise Refusal("the copy isn't what its author sealed")
-        case.copies[copy.author] = copy.payload
+        length = HASH_BYTES * len(self._rules.fragments[copy.mean.fragment])
+        hashes, payload = bytes(copy.payload[:length]).hex(), copy.payload[length:]
+        size = 2 * HASH_BYTES
+        told = tuple(hashes[at : at + size] for at in range(0, len(hashes), size))
+        entry = dict(case.counted)[copy.author]
+        ready = rooted(replace(entry, hashes=told, seal=copy.seal))
+        objects = ready.root != entry.root or hash_of(payload) != told[copy.mean.number]
+        if objects or self._signatures.objection(copy.author, ready):
+            raise Refusal("the copy isn't what its author signed")
+        case.readys[copy.author], case.copies[copy.author] = ready, payload
         self._examiner.came.set()
 
     # -- accusations
 
     def accused(self, sender: str, said: Accusation) -> None:
-        """Handle another peer's accusation: audit the commit, unless it was audited here before.
+        """Handle another peer's accusation: audit the mean, unless it was audited here before.
 
         Raises:
-            Refusal: the accused aggregator didn't make the commit, or the sender accuses too many, or has accused
-                another one wrongly before.
+            Refusal: the accused owner didn't sign the mean, or the sender accuses too many, or has accused another
+                one wrongly before.
         """
-        verdicts, key = self._verdicts, (said.shard, said.digest)
-        if said.aggregator in (self._me, sender) or said.aggregator in self.expelled or not self._rate:
+        verdicts, mean = self._verdicts, said.mean
+        if mean.owner in (self._me, sender) or mean.owner in self.expelled or not self._rate:
             return
         if sender in verdicts.mistaken:
             raise Refusal("an earlier accusation by the sender was refused, so no more are heard")
-        verdicts.accused(said.aggregator, sender)
-        case = self._alleged.get(key) or self._cases.get(key)
+        verdicts.accused(mean.owner, sender)
+        case = self._alleged.get(mean) or self._cases.get(mean)
         if case is None or (self._is_old(case) and not case.begun) or (case.over and case.missing()):
-            if not said.shown or not self._concerns(said):
+            if said.payload is None or not self._concerns(said):
                 self._settle()
                 return
             if sum(sender in c.accusers and not c.over for c in self._alleged.values()) >= PROOFS_MAX:
-                raise Refusal("the sender accuses too many commits at a time")
-            case = self._alleged[key] = self._read(said)
+                raise Refusal("the sender accuses too many owners at a time")
+            case = self._alleged[mean] = self._read(said)
         case.accusers.add(sender)
         self._begin(case)
         if case.right:
-            self._acquit(case, "the commit is right")
+            self._acquit(case, "the mean is right")
         self._settle()
 
     def _concerns(self, said: Accusation) -> bool:
-        """Whether this peer knows the aggregator, or holds a state that grew from the commit. Otherwise peers could
-        invent aggregators and their lies without end."""
-        state = self._logs.look_at(said.shard).state
-        return self._roster.known(said.aggregator) or (
-            state is not None and state.history.get(said.epoch) == said.digest
-        )
+        """Whether this peer knows the owner, or holds a state that grew from the mean's base. Otherwise peers could
+        invent owners and their lies without end."""
+        state = self._replica.logs[said.mean.fragment].state
+        grew = state is not None and chain_at(state.links, said.base.epoch) == said.base.digest
+        return said.mean.owner in self._roster.peers or grew
 
     def _read(self, said: Accusation) -> Case:
-        """Make an accused commit's case. Raises Refusal if the accused aggregator can't have made this commit."""
-        shard, counted = said.shard, said.counted
-        sealed = self._seals.opened(shard, said.epoch - 1, said.base, said.digest, said.aggregator, counted, said.seal)
-        state = self._logs.look_at(shard).state
-        known = len(self._roster.members) + (0 if state is None else len(state.counted))
-        if len(counted) > known + STRANGERS_MAX:
-            raise Refusal("the commit counts more peers than the run can have")
-        if sealed is None or not counted or not all(WEIGHT_MIN <= c.weight <= WEIGHT_MAX for c in counted):
-            raise Refusal("this is no commit that the accused aggregator made")
-        nbytes, now = len(counted) * self._work.nbytes_of_contribution(shard), self._clock()
-        return Case(shard, said.base, said.digest, said.epoch, said.aggregator, counted, sealed, nbytes, since=now)
+        """Make an accused mean's case. Raises Refusal if the accused owner can't have made this mean."""
+        mean, of = said.mean, Refusal("this is no mean that the accused owner made")
+        try:
+            told = msgspec.msgpack.decode(said.payload, type=CHOICE.type)
+            about = About(mean.owner, self._rules, fragment=mean.fragment, base=said.base)
+            choice: Choice = CHOICE.read(told, about)
+        except (msgspec.MsgspecError, ValueError, RecursionError, Unfit):
+            raise of from None
+        signed = Mean(mean.fragment, said.base, mean.key, mean.number, mean.hash, mean.owner, seal=said.seal)
+        if key_of(mean.fragment, said.base, choice) != mean.key or self._signatures.objection(mean.owner, signed):
+            raise of
+        state = self._replica.logs[mean.fragment].state
+        known = len(self._roster.peers) + (0 if state is None else len(state.roll))
+        case = self._case_of(mean, said.base, said.seal, choice)
+        if len(choice.entries) > known + STRANGERS_MAX:
+            raise Refusal("the mean counts more peers than the run can have")
+        if not case.counted or not all(WEIGHT_MIN <= ready.weight <= WEIGHT_MAX for _, ready in case.counted):
+            raise of
+        case.since = self._clock()
+        return case
 
     def _acquit(self, case: Case, why: str) -> None:
-        """Refuse the accusations of this commit, and ignore its accusers from now on: their machines are faulty, or
+        """Refuse the accusations of this mean, and ignore its accusers from now on: their machines are faulty, or
         they lie."""
         for peer in case.accusers:
-            self._refusals.count(peer, f"its accusation of {case.aggregator} is refused: {why}")
+            self._refusals.count(peer, f"its accusation of {case.owner} is refused: {why}")
         self._verdicts.acquitted(case.accusers)
         case.accusers.clear()
 
@@ -275,29 +313,34 @@ class Audits:
         """Send this peer's accusations to each live peer that holds a state, each accusation once in a life of that
         peer."""
         roster, to_tell = self._roster, self._verdicts.to_tell()
-        lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.epochs}
-        told = {(case.key, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.aggregator}
+        lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.heads}
+        told = {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
         for case in to_tell:
-            of = case.shard, case.base, case.epoch, case.digest, case.aggregator, case.counted
-            header = wire.pack(Accusation(*of, case.sealed.pack(), case.proves), self._token)
-            for key, peer, _ in sorted(told - self._told):
-                if key == case.key:
-                    case.given |= {peer: True} if peer in case.given else {}
-                    self._outbox.put(peer, header)
+            proof = self._packed(case) if case.proves else None
+            said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
+            header = wire.pack(said, self._token)
+            for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
+                case.given |= {peer: True} if peer in case.given else {}
+                self._outbox.put(peer, header, proof)
         self._told = told
 
+    def _packed(self, case: Case) -> memoryview:
+        """A mean's choice, for an accusation. Its peers are spelled out, because a newcomer doesn't have the roll."""
+        about = About(case.owner, self._rules, fragment=case.mean.fragment, base=case.base)
+        return memoryview(msgspec.msgpack.encode(CHOICE.write(case.choice, about)))
+
     def _settle(self) -> None:
-        """Tell others which lies this peer found. Expel the aggregators whose lies another peer found too, or no other
+        """Tell others which lies this peer found. Expel the owners whose lies another peer found too, or no other
         peer could find. If others could have confirmed a lie, and none has in time, doubt this peer's own machine."""
         verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
-        for finding in verdicts.settle(lambda aggregator: others - {aggregator}):
-            self._events.post(Expelled(finding.case.aggregator, finding.lie))
+        for finding in verdicts.settle(lambda owner: others - {owner}):
+            self._events.post(Expelled(finding.case.owner, finding.lie))
         if (alone := verdicts.overdue(now)) and not self.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "
-                f"other peer confirms the lies that this peer found in commits of {', '.join(alone)}"
+                f"other peer confirms the lies that this peer found in means of {', '.join(alone)}"
             )
             mend = "This peer now expels no peer and audits nothing. Test this machine's memory, then restart the peer"
             log.error("%s. %s", self._event_log.named(verdicts.doubt), mend)
@@ -306,21 +349,21 @@ class Audits:
     # -- audits
 
     async def serve(self) -> None:
-        """Audit the commits that are due, until cancelled."""
+        """Audit the means that are due, until cancelled."""
         due = (self._by_lot, self._wanted)
         await asyncio.gather(*(self._audit_in_turn(queue) for queue in due for _ in range(AT_ONCE)), self._tend())
 
     async def _tend(self) -> None:
-        """Now and then, forget old commits, and tell newcomers which peers were expelled."""
+        """Now and then, forget old means, and tell newcomers which peers were expelled."""
         while True:
             await asyncio.sleep(LOOK * self._wait_s)
             now = self._clock()
             self._examiner.contact.look(self._roster.alive(), now)
             self._cases.forget(now)
-            old = [key for key, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
-            for key in old:
-                del self._alleged[key]
-            self._verdicts.forget(self._roster.known)
+            old = [mean for mean, case in self._alleged.items() if case.over and now - case.since > KEEP * self._wait_s]
+            for mean in old:
+                del self._alleged[mean]
+            self._verdicts.forget(lambda peer: peer in self._roster.peers)
             self._settle()
 
     def _begin(self, case: Case) -> None:
@@ -350,10 +393,10 @@ class Audits:
             if lie:
                 self._verdicts.finds(case, lie, self._clock())
                 self._settle()
-                if self._alleged.get(case.key) is case and not self._verdicts.finding(case):
-                    case.copies = {}  # one lie of each aggregator is enough to show
-            elif self._alleged.get(case.key) is case:
-                self._acquit(case, "the commit is right" if case.right else "the contributions were not shown")
+                if self._alleged.get(case.mean) is case and not self._verdicts.finding(case):
+                    case.copies = {}  # one lie of each owner is enough to show
+            elif self._alleged.get(case.mean) is case:
+                self._acquit(case, "the mean is right" if case.right else "the contributions were not shown")
                 case.copies = {}
             elif case.right:
-                self._acquit(case, "the commit is right")
+                self._acquit(case, "the mean is right")

@@ -1,7 +1,7 @@
-"""Examines one commit: gets the contributions that it counts, and computes its mean again.
+"""Examines one mean: gets the contributions that it averages, and computes it again.
 
-Law: finds out whether the commit is a lie, and records the result in the commit's case. `auditing` decides which
-commits are examined, and what follows from a lie.
+Law: finds out whether the mean is a lie, and records the result in its case. `auditing` decides which means are
+examined, and what follows from a lie.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from p2p_diloco.core.messages import Contribution
-from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.payloads import unfit as objection
-from p2p_diloco.node.seals import is_digest_of
+from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.wire import Audit
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 SLICES = 30
 """A wait is counted in this many parts, so that a suspension of this process counts as at most one part."""
@@ -28,12 +27,11 @@ LOOK = 1 / 4
 
 
 class Examiner:
-    """Examines commits for one peer. `cases`: the commits that this peer remembers. `wait_s`: how long it waits for the
+    """Examines means for one peer. `cases`: the means that this peer remembers. `wait_s`: how long it waits for the
     next copy, in seconds."""
 
     def __init__(self, common: Common, cases: Cases, wait_s: float) -> None:
-        self._work, self._outbox, self._seals = common.work, common.outbox, common.seals
-        self._run = common.run
+        self._work, self._outbox, self._run = common.work, common.outbox, common.run
         self._roster, self._token, self._me = common.replica.roster, common.run.token, common.transport.peer_id
         self._cases, self._wait_s, self._clock = cases, wait_s, asyncio.get_running_loop().time
         self.contact = Contact(LOOK * wait_s)
@@ -41,55 +39,50 @@ class Examiner:
         self.came = asyncio.Event()
         """Set when a copy has come."""
         self.examined = 0
-        """How many commits this peer has computed again."""
+        """How many means this peer has computed again."""
 
     async def lie(self, case: Case) -> str:
-        """Get a commit's contributions, and judge the commit. Returns its lie as text; empty if the commit is right,
-        or if this peer can't find out."""
-        for counted, seal in case.seals():
-            if not self._seals.fits(case.shard, counted, seal):
-                case.proves = True
-                return f"its commit of shard {case.shard} counts a contribution that {counted.peer} didn't make"
-        was, in_time = self._roster.summary(case.aggregator), self._must_show(case)
-        near = {case.aggregator, *case.askers, *case.accusers}
+        """Get the contributions to a mean, and judge the mean. Returns the owner's lie as text; empty if the mean is
+        right, or if this peer can't find out."""
+        was, in_time = self._roster.summary(case.owner), self._must_show(case)
+        near = {case.owner, *case.askers, *case.accusers}
         # of a peer that has restarted, and so refuses, this one may hear late: so the second wait isn't cut short
         if not (await self._gathered(case, near, hasty=True) or await self._gathered(case, set(self._roster.alive()))):
-            now = self._roster.summary(case.aggregator)
+            now = self._roster.summary(case.owner)
             same = was is not None and now is not None and was.incarnation == now.incarnation
             hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
-            return f"it doesn't show the contributions of its commit of shard {case.shard}" if hides else ""
+            return f"it doesn't show the contributions to its mean of {case.place}" if hides else ""
         self.examined += 1
-        base = Version(0, 0, case.epoch - 1, case.base)
-        for counted in case.counted:
-            as_sent = Contribution(case.shard, base, counted.id, counted.id, counted.weight, counted.samples)
-            if why := objection(self._run, as_sent, case.copies[counted.peer]):
+        place = self._run.layout.shards_of(case.mean.fragment)[case.mean.number]
+        for peer, _ in case.counted:
+            if why := unfit(case.copies[peer], self._run.codecs(place.index)[0], place.numel, MAGNITUDE_MAX):
                 case.proves = True
-                return f"its commit of shard {case.shard} counts an impossible contribution of {counted.peer}: {why}"
-        # computed again before the commit is called wrong: a bit may change in this machine's memory
-        case.right = await self._is_mean(case) or await self._is_mean(case)
+                return f"its mean of {case.place} counts an impossible contribution of {peer}: {why}"
+        # computed again before the mean is called wrong: a bit may change in this machine's memory
+        case.right = await self._is_mean(case, place.index) or await self._is_mean(case, place.index)
         case.proves = not case.right
-        return "" if case.right else f"its commit of shard {case.shard}, epoch {case.epoch}, has a wrong mean"
+        return "" if case.right else f"it signed a wrong mean of {case.place}"
 
     def _must_show(self, case: Case) -> bool:
-        """Whether the aggregator, if asked now, must still have its commit's contributions, judged by age alone. It
+        """Whether the owner, if asked now, must still have the contributions to its mean, judged by age alone. It
         may have dropped them if the commit is old. A commit may be older than its case says if it came late, because
-        this peer and the aggregator had no contact; so they must have had contact since before it came."""
-        return self.is_young(case) and self.contact.since(case.aggregator) <= case.since - self._wait_s
+        this peer and the owner had no contact; so they must have had contact since before it came."""
+        return self.is_young(case) and self.contact.since(case.owner) <= case.since - self._wait_s
 
     def is_young(self, case: Case) -> bool:
-        """Whether the commit came at most `wait_s` ago. Its aggregator keeps the contributions for longer than that."""
+        """Whether the commit came at most `wait_s` ago. Owners keep the contributions for longer than that."""
         return self._clock() - case.since <= self._wait_s
 
-    async def _is_mean(self, case: Case) -> bool:
-        """Whether the mean of the contributions is the commit's mean."""
-        parts = [(counted.peer, counted.weight, case.copies[counted.peer]) for counted in case.counted]
-        return is_digest_of(case.sealed.mean, await asyncio.to_thread(self._work.mean_of, case.shard, parts))
+    async def _is_mean(self, case: Case, index: int) -> bool:
+        """Whether the mean of the contributions is the one that the owner has signed."""
+        parts = [(peer, ready.weight, case.copies[peer]) for peer, ready in case.counted]
+        return case.mean.hash == hash_of(await asyncio.to_thread(self._work.mean_of, index, parts))
 
     async def _gathered(self, case: Case, asked: set[str], *, hasty: bool = False) -> bool:
-        """Ask these peers for a commit's contributions, and wait for them. Returns whether all came. Gives up if none
-        has come for `wait_s`, or if the aggregator is gone and no peer accuses it. `hasty`: also if each peer has
+        """Ask these peers for the contributions to a mean, and wait for them. Returns whether all came. Gives up if
+        none has come for `wait_s`, or if the owner is gone and no peer accuses it. `hasty`: also if each peer has
         refused."""
-        header, slices, missing = wire.pack(Audit(case.shard, case.digest), self._token), 0, case.missing()
+        header, slices, missing = wire.pack(Audit(case.mean), self._token), 0, case.missing()
         waited_for = asked - {self._me}
 
         def answered(peer: str, outcome: Outcome) -> None:
@@ -100,7 +93,7 @@ class Examiner:
         case.asked = True
         for peer in asked - {self._me} if missing else ():
             self._outbox.put(peer, header, answer=partial(answered, peer))
-        while waited_for and missing and slices < SLICES and (case.accusers or self._roster.live(case.aggregator)):
+        while waited_for and missing and slices < SLICES and (case.accusers or self._roster.live(case.owner)):
             self.came.clear()
             before, waiting = missing, asyncio.create_task(self.came.wait())
             woken, _ = await asyncio.wait({waiting}, timeout=self._wait_s / SLICES)

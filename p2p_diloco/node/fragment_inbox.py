@@ -16,15 +16,16 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
 from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.events import Received
+from p2p_diloco.fragments.events import Granted, Received
+from p2p_diloco.fragments.roster import Peer
 from p2p_diloco.fragments.state import State, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.node import Node
 from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.inbox import Handler, Inbox, group_of
+from p2p_diloco.node.node import Node
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.roles import forbidden
@@ -33,7 +34,6 @@ from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 Key = tuple[str, type, int, int]
-OF_SHARDS = (wire.Audit, wire.Copy, wire.Accusation)
 OF_NODES = b"\x94"
 """The first byte of a header of `wire`, which has four parts. One of `headers` has three."""
 
@@ -67,7 +67,7 @@ class FragmentInbox(Handler):
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
         if header[:1] == OF_NODES:
             of_node, nbytes = self._beside.read(sender, header)
-            if not isinstance(of_node, wire.NodeMessage) or isinstance(of_node, OF_SHARDS):
+            if not isinstance(of_node, wire.NodeMessage):
                 raise Refusal("this peer's run has a log for each fragment")
             return of_node, nbytes
         body = opened(header, self._run.token)
@@ -90,8 +90,9 @@ class FragmentInbox(Handler):
                 raise Refusal(why)
         if isinstance(message, m.Ask):
             part = len(message.numbers) / self._run.rules.shards
-            if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
-                raise Refusal("the sender has asked for too many states lately")
+            group = group_of(sender, self._members.grant_of)
+            if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
+                raise Refusal("the sender, or others with its invitation, asked for too many states lately")
         return message if isinstance(message, Folded) else self._checked(sender, message, payload)
 
     async def take(self, sender: str, message: Any) -> None:
@@ -100,7 +101,17 @@ class FragmentInbox(Handler):
         elif isinstance(message, Folded):
             self._keep(sender, message)
         else:
+            self._tell_grant(sender)
             await self._node.receive(sender, message)
+
+    def _tell_grant(self, sender: str) -> None:
+        """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
+        certificate that the sender has shown, so no peer can name another one's."""
+        if (grant := self._members.grant_of(sender)) is None:
+            return
+        named = grant.hex() if isinstance(grant, bytes) else str(grant)
+        if self._node.replica.roster.peers.get(sender, Peer()).grant != named:
+            self._node.events.post(Granted(sender, named))
 
     def objection(self, sender: str) -> str:
         return self._beside.objection(sender)

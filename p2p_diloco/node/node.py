@@ -59,12 +59,15 @@ def _nothing(*_: object) -> None: ...
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What goes on beside the loop. `wrote`: gets each event, its time and the effects that follow. `stepping`: makes
-    the context of each work on tensors. `averages`: gets each mean before it is computed. `settled`: called after each
-    event, at a moment when versions and tensors agree."""
+    the context of each work on tensors. `averages`: gets each mean before it is computed. `averaged`: gets each mean
+    that this peer has computed. `applied`: gets each outer step that was made. `settled`: called after each event, at a
+    moment when versions and tensors agree."""
 
     wrote: Callable[[float, e.Event, Sequence[e.Effect]], None] = _nothing
     stepping: Callable[[], AbstractContextManager[None]] = nullcontext
     averages: Callable[[e.Average], None] = _nothing
+    averaged: Callable[[e.Average, e.Averaged], None] = _nothing
+    applied: Callable[[e.Apply], None] = _nothing
     settled: Callable[[], None] = _nothing
 
 
@@ -208,7 +211,9 @@ class Node:
             match effect:
                 case e.Average():
                     self._beside.averages(effect)
-                    return self.work.average(effect)
+                    averaged = self.work.average(effect)
+                    self._beside.averaged(effect, averaged)
+                    return averaged
                 case e.Fill():
                     return self.work.fill(effect)
                 case e.Roll():
@@ -226,7 +231,9 @@ class Node:
         await self._trainer.not_reading()
         self._at_rest.clear()
         with self._beside.stepping():
-            return self.work.apply(effect, () if damaged is None else damaged.numbers)
+            applied = self.work.apply(effect, () if damaged is None else damaged.numbers)
+        self._beside.applied(effect)
+        return applied
 
     def look(self, fragment: int) -> None:
         """Let a thread compute the digests of a fragment's present tensors, and tell the replica."""

@@ -78,9 +78,9 @@ class Participation:
         folder = common.local.checkpoint_dir
         of = self._transport, common.founding, self._replica, self._goes_on, folder
         self._ending = Ending(*of, self._beginning.last_group)
-        self._saving, self._audits = Saving(common), Audits(common, inbox.grant_of)
-        self._trainer = TrainerSide(common, channel)
+        self._saving, self._trainer = Saving(common), TrainerSide(common, channel)
         self._signatures = Signatures(common.transport.peer_id, common.transport, common.run.token)
+        self._audits = Audits(common, self._signatures, inbox.grant_of)
         self._node = self._loop()
         self._reporter = Reporter(common, self._trainer, self._audits)
 
@@ -102,8 +102,14 @@ class Participation:
                 case Complaint(peer, why):
                     common.refusals.count(peer, why)
 
-        stepping = partial(common.ledger.part, OUTER_STEP)
-        beside = Beside(common.history.write, stepping, averages, self._settled)
+        beside = Beside(
+            wrote=common.history.write,
+            stepping=partial(common.ledger.part, OUTER_STEP),
+            averages=averages,
+            averaged=self._audits.made,
+            applied=self._audits.applied,
+            settled=self._settled,
+        )
         parts = common.run, common.replica, common.work, common.outbox, self._trainer, self._signatures
         return Node(*parts, tells, beside, common.events)
 
@@ -129,7 +135,7 @@ class Participation:
             self._measure(),
             self._beginning.find_state(self._ending, self._trainer.hold_for),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
-            # self._audits.serve(),
+            self._audits.serve(),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(

@@ -62,7 +62,7 @@ class RunInbox(Handler):
         self._describing, self._events = common.describing, common.events
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
-        self._audits, self._seals = audits, common.seals if run.config.audit_rate else None
+        self._audits = audits
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
         self._questions = common.fetching.questions
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
@@ -70,12 +70,10 @@ class RunInbox(Handler):
     def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message = wire.unpack(header, self._token)
         match message:
-            case Describe() | Nudge() | Audit() | Accusation():
+            case Describe() | Nudge():
                 return message, 0
-            case Copy(shard):
-                if not self._audits.expects(message):
-                    raise Refusal("this peer did not ask for this copy")
-                return message, self._work.nbytes_of_contribution(shard)
+            case Audit() | Copy() | Accusation():
+                return message, self._audits.nbytes(message)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
             case ListSlices() | GetSlice():
@@ -89,7 +87,7 @@ class RunInbox(Handler):
                 self._check_nudge(sender, message.goal)
             case SliceList() | SliceBytes():
                 self._questions.check(sender, message, payload)
-        if isinstance(message, Copy):
+        if isinstance(message, Copy | Accusation):
             return dataclasses.replace(message, payload=payload)
         return message
 

@@ -1,6 +1,6 @@
-"""Which aggregators this peer has found to lie, which other peers have found the same, and when this peer expels them.
+"""Which owners this peer has found to lie, which other peers have found the same, and when this peer expels them.
 
-Law: only remembers and decides; sends and computes nothing. An aggregator is expelled only if this peer has found its
+Law: only remembers and decides; sends and computes nothing. An owner is expelled only if this peer has found its
 lie and another peer confirms it, or if no other peer could find it. If others could find the lie but none does, this
 peer suspects that its own machine is faulty, and expels no peer without a confirmation.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2p_diloco.node.cases import Case
+from p2p_diloco.node.wire import OfMean
 
 PROOFS_MAX, PROOFS_BYTES = 8, 64 * 2**20
 """The most lies whose proofs are kept for newcomers, and the most bytes of their contributions; the newest proof is
@@ -22,7 +23,7 @@ displaces its own accusations, and no others."""
 
 @dataclass(slots=True)
 class Finding:
-    """A lie that an audit of this peer has found. `case`: the commit; `since`: when the lie was found."""
+    """A lie that an audit of this peer has found. `case`: the mean; `since`: when the lie was found."""
 
     case: Case
     lie: str
@@ -35,11 +36,11 @@ class Verdicts:
     def __init__(self, patience_s: float) -> None:
         """`patience_s`: how long others may take to confirm a finding."""
         self._patience_s = patience_s
-        self._found: dict[str, Finding] = {}  # by aggregator: findings that did not expel it yet
-        self._claims: dict[str, dict[str, None]] = {}  # by accuser: the aggregators that it accuses, oldest first
-        self._proofs: dict[str, Case] = {}  # by aggregator: lies that can be shown to any peer, oldest first
+        self._found: dict[str, Finding] = {}  # by owner: findings that did not expel it yet
+        self._claims: dict[str, dict[str, None]] = {}  # by accuser: the owners that it accuses, oldest first
+        self._proofs: dict[str, Case] = {}  # by owner: lies that can be shown to any peer, oldest first
         self.mistaken: set[str] = set()
-        """The peers that accused an aggregator of a lie in a commit that is right."""
+        """The peers that accused an owner of a lie in a mean that is right."""
         self.expelled: dict[str, str] = {}
         """The peers that were found to lie, with the lie."""
         self.doubt = ""
@@ -47,13 +48,13 @@ class Verdicts:
 
     def finds(self, case: Case, lie: str, now: float) -> None:
         """Record a finding of this peer."""
-        if case.aggregator not in self.expelled:
-            self._found.setdefault(case.aggregator, Finding(case, lie, now))
+        if case.owner not in self.expelled:
+            self._found.setdefault(case.owner, Finding(case, lie, now))
 
-    def accused(self, aggregator: str, by: str) -> None:
-        """Record that another peer has found a lie of this aggregator."""
+    def accused(self, owner: str, by: str) -> None:
+        """Record that another peer has found a lie of this owner."""
         claims = self._claims.setdefault(by, {})
-        claims[aggregator] = None
+        claims[owner] = None
         if len(claims) > CLAIMED_MAX:
             del claims[next(iter(claims))]
 
@@ -63,21 +64,21 @@ class Verdicts:
         self._claims = {peer: claims for peer, claims in self._claims.items() if known(peer)}
 
     def acquitted(self, accusers: Collection[str]) -> None:
-        """Record that a commit for which these peers accused its aggregator is right. None of their accusations counts
+        """Record that a mean for which these peers accused its owner is right. None of their accusations counts
         any more."""
         self.mistaken.update(accusers)
         self.forget(lambda peer: peer not in self.mistaken)
 
     def settle(self, able: Callable[[str], Collection[str]]) -> list[Finding]:
-        """Mark as expelled each aggregator that this peer has found to lie, if another peer has accused it, too, or no
-        other peer could find its lie. Returns these findings. `able(aggregator)`: the other live peers that could."""
+        """Mark as expelled each owner that this peer has found to lie, if another peer has accused it, too, or no
+        other peer could find its lie. Returns these findings. `able(owner)`: the other live peers that could."""
         settled = [f for who, f in self._found.items() if self._accused(who) or not able(who)]
         for finding in settled:
             case = finding.case
-            del self._found[case.aggregator]
-            self.expelled[case.aggregator] = finding.lie
+            del self._found[case.owner]
+            self.expelled[case.owner] = finding.lie
             if case.proves:
-                self._proofs[case.aggregator] = case
+                self._proofs[case.owner] = case
         while len(self._proofs) > 1 and (len(self._proofs) > PROOFS_MAX or self._nbytes() > PROOFS_BYTES):
             del self._proofs[next(iter(self._proofs))]
         if settled:
@@ -85,31 +86,31 @@ class Verdicts:
         return settled
 
     def overdue(self, now: float) -> list[str]:
-        """The aggregators whose lies this peer alone has found and can prove, though others have had the time to find
-        them. Findings without a proof are dropped after that time: perhaps the aggregator showed the contributions to
+        """The owners whose lies this peer alone has found and can prove, though others have had the time to find
+        them. Findings without a proof are dropped after that time: perhaps the owner showed the contributions to
         every peer but this one, and that says nothing of this peer's machine."""
         late = [finding.case for finding in self._found.values() if now - finding.since > self._patience_s]
         for case in late:
             if not case.proves:
-                del self._found[case.aggregator]
-        return [case.aggregator for case in late if case.proves]
+                del self._found[case.owner]
+        return [case.owner for case in late if case.proves]
 
     def finding(self, case: Case) -> bool:
-        """Whether this commit is the one by which this peer found its aggregator to lie."""
-        found = self._found.get(case.aggregator)
-        return (found is not None and found.case is case) or self._proofs.get(case.aggregator) is case
+        """Whether this mean is the one by which this peer found its owner to lie."""
+        found = self._found.get(case.owner)
+        return (found is not None and found.case is case) or self._proofs.get(case.owner) is case
 
     def to_tell(self) -> list[Case]:
-        """The commits that this peer calls lies before other peers: those of unconfirmed findings, and those whose
+        """The means that this peer calls lies before other peers: those of unconfirmed findings, and those whose
         proofs are kept for newcomers."""
         return [*(finding.case for finding in self._found.values()), *self._proofs.values()]
 
-    def proof(self, key: tuple[int, str]) -> Case | None:
-        """The kept proof that this commit is a lie; None if there is none."""
-        return next((case for case in self._proofs.values() if case.key == key), None)
+    def proof(self, mean: OfMean) -> Case | None:
+        """The kept proof that this mean is a lie; None if there is none."""
+        return next((case for case in self._proofs.values() if case.mean == mean), None)
 
-    def _accused(self, aggregator: str) -> bool:
-        return any(aggregator in claims for claims in self._claims.values())
+    def _accused(self, owner: str) -> bool:
+        return any(owner in claims for claims in self._claims.values())
 
     def _nbytes(self) -> int:
         return sum(case.nbytes for case in self._proofs.values())

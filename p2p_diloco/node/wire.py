@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgpack
 
-from p2p_diloco.core.messages import Counted
+from p2p_diloco.core.version import Version
 from p2p_diloco.fragments import messages
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
@@ -46,39 +46,46 @@ class Nudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """A request for the contributions that a commit counts. `digest`: of the version of the shard that the commit
-    made."""
+class OfMean:
+    """Names a mean: that of one slice of a fragment, over the entries of the choice with this key, as its owner has
+    signed it. `hash`: of its payload."""
 
-    shard: int
-    digest: str
+    fragment: int
+    key: str
+    number: int
+    owner: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A request for the contributions from which a mean was computed."""
+
+    mean: OfMean
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An answer to `Audit`: the contribution of one author, as its payload."""
+    """An answer to `Audit`: the contribution of one author. `seal`: the author's signature of its `Ready`. `payload`:
+    the hashes of all its slices, as the `Ready` has them, and then the slice."""
 
-    shard: int
-    digest: str
+    mean: OfMean
     author: str
+    seal: bytes
     payload: Any = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Accusation:
-    """The news that the sender's audit of a commit found a lie, with what the aggregator signed. The commit led from
-    the version with the digest `base` to the version of this `epoch` with the digest `digest`. The receiver audits the
-    commit itself. `shown`: True if the sender can hand over the contributions that prove the lie; False if the lie is
-    that the aggregator showed no contributions."""
+    """The news that the sender's audit of a mean found a lie, with what the owner has signed (`seal`). The receiver
+    audits the mean itself. `payload`, of `nbytes` bytes: the choice with the mean's key, if the sender can hand over
+    the contributions that prove the lie; none if the lie is that the owner showed no contributions."""
 
-    shard: int
-    base: str
-    epoch: int
-    digest: str
-    aggregator: str
-    counted: tuple[Counted, ...]
+    mean: OfMean
+    base: Version
     seal: bytes
-    shown: bool
+    nbytes: int = 0
+    payload: Any = field(compare=False, repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)

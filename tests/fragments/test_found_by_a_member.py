@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.fragments import applying, claims, leading, owning, waits
+from p2p_diloco.fragments import applying, claims, closing, leading, owning, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.fetching import Fetch, Fetching
 from p2p_diloco.fragments.fragment import FragmentLog
-from p2p_diloco.fragments.messages import Choice, Close, Mean, Slice, Vote, Want, What
+from p2p_diloco.fragments.messages import Choice, Close, Mean, Slice, Summary, Vote, Want, What
+from p2p_diloco.fragments.plan import plan_after
 from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import commit_of, hash_of, key_of
-from tests.fragments.test_findings import a_ready, choice_of
+from p2p_diloco.fragments.state import append, commit_of, hash_of, key_of
+from tests.fragments.test_findings import a_ready, a_state, choice_of
 from tests.fragments.test_found_by_worlds import a_log, sent
-from tests.fragments.world import World
+from tests.fragments.world import World, rules
 
 
 def a_leader(*names: str) -> FragmentLog:
@@ -168,3 +169,64 @@ def test_slices_go_to_any_leader_that_asks_while_the_own_one_is_gone() -> None:
     log.roster.peers["B"].dead = True
     effects = world.peers[c].replica.handle(e.Received(a, want), world.now)
     assert [part.number for to, part in sent(effects, Slice) if to == a] == [0]
+
+
+# -- one invitation, many peers
+
+
+def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_waited_for_only_briefly() -> None:
+    """They say that they work, as X did. After two such peers that goes for all of their grant, and for no other."""
+    log = a_log("A", "A", "B", "X", "Y")
+    for peer, grant in (("X", "one"), ("Y", "one"), ("B", "other")):
+        log.roster.granted(peer, grant, 0.0)
+    log.round.opened = 1.0
+
+    def meet(peer: str, grant: str) -> None:
+        log.roster.granted(peer, grant, 3.0)
+        log.roster.heard(peer)
+        log.roster.summarized(peer, Summary(1, "worker", heads=((3, log.held.version.digest),)))
+        closing.shows(log, peer, 3)
+
+    def briefly() -> str:
+        long = 1.0 + log.rules.round_timeout
+        return "".join(peer for peer in "BXYVW" if log.roster.live(peer) and closing.waits_until(log, peer) < long)
+
+    notes = [closing.missed(log, choice_of(log.held, "A", "B", "Y"), 2.0) for _ in range(3)]
+    assert [len(of) for of in notes] == [0, 1, 0]
+    meet("V", "one")
+    meet("W", "other")
+    assert briefly() == "XV"
+    for _ in range(2):
+        closing.missed(log, choice_of(log.held, "A", "B", "W", "X", "Y"), 4.0)
+    assert briefly() == "XYV"
+    log.roster.expire(5.0 + log.rules.behind_for)
+    log.misses.clear()
+    assert briefly() == ""
+
+
+def test_after_two_late_members_all_of_their_grant_come_last() -> None:
+    """Else the holder of an invitation would have each of its peers lead in turn, and each would hold up a round."""
+    state = a_state(3, "A", "B", "X", "Y", "Z")
+    grants = {"A": "a", "B": "b", "X": "x", "Y": "x", "Z": "x"}
+
+    def line(*late: str) -> str:
+        roll = {
+            peer: replace(member, grant=grants[peer], behind=("A", 3, 60) if peer in late else ("", 0, 0))
+            for peer, member in state.roll.items()
+        }
+        plan = plan_after(rules(), 0, 4, roll, tuple(roll), 5, ())
+        assert not set(plan.owners) & set("".join(late))
+        return "".join(plan.succession)
+
+    assert set(line("X")[-1:]) == {"X"}
+    assert set(line("X", "Y")[-3:]) == {"X", "Y", "Z"}
+
+
+def test_no_leader_chooses_the_next_one() -> None:
+    """A choice that names its author's successors makes the plan that every peer computes."""
+    state = a_state(3, "A", "B", "X")
+    choice = choice_of(state, "A", "B", "X")
+    vain = replace(choice, by="X", successors=("X",))
+    plans = [append(state, c, key_of(0, state.version, c), ("h",) * 3, rules()).plan for c in (choice, vain)]
+    assert plans[1].succession[0] != "X"
+    assert plans[1] == append(state, replace(vain, successors=()), "key", ("h",) * 3, rules()).plan

@@ -129,15 +129,16 @@ def _headers() -> list[bytes]:
     base, made = Version(0, 0, 0, "d" * 32), Version(0, 8, 1, "e" * 32)
     plan = Plan((ME.peer_id,), (ME.peer_id, OTHER.peer_id))
     counted = Counted(ME.peer_id, ContributionId(7, 1), 1.0, 8)
+    mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
     said: list[wire.AnyMessage] = [
         Probe(Summary(7, "worker", True, ModelVersion(0, 8, 1, "e" * 32), (1,), False)),
         Contribution(0, base, ContributionId(7, 1), ContributionId(7, 1), 2.0, 8),
         Commit(0, base, made, 3, ME.peer_id, (counted,), plan, revision=Revision(1, outer_lr=0.5), seal=b"s" * 64),
         State(0, made, 3, plan, {ME.peer_id: ContributionId(7, 1)}, {0: "d" * 32, 1: "e" * 32}),
         Fetch((base, None)), Versions((base, made), False), TakeOver(1, base, 5), wire.Describe(),
-        wire.Description(100), wire.Nudge(3), wire.Audit(0, "e" * 32), wire.Copy(0, "e" * 32, ME.peer_id),
+        wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
         wire.ListSlices("train"),
-        wire.Accusation(0, "d" * 32, 1, "e" * 32, ME.peer_id, (counted,), b"s" * 64, True),
+        wire.Accusation(mean, base, b"s" * 64, 100),
         wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0), wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
     return [wire.pack(message, TOKEN) for message in said]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.sim.fragments_face import FragmentsFace
+
 from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node.history import History
 from p2p_diloco.node.recorded import Head, packed
-from tests.sim.fragments_face import FragmentsFace
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World

@@ -16,14 +16,14 @@ from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.messages import Commit
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.node.fragment_inbox import FragmentInbox
-from p2p_diloco.node.node import Node
-from p2p_diloco.node.trainer import contribution
 from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.trainer import contribution
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import DeafInbox, MemoryNetwork
 from tests.net.patience import until

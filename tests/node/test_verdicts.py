@@ -1,24 +1,25 @@
-"""Verdicts: a finding of one peer expels an aggregator only if another peer finds the same."""
+"""Verdicts: a finding of one peer expels an owner only if another peer finds the same."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from p2p_diloco.core.version import Version
+from p2p_diloco.fragments.messages import Choice
 from p2p_diloco.node.cases import Case
 from p2p_diloco.node.verdicts import CLAIMED_MAX, PROOFS_BYTES, PROOFS_MAX, Verdicts
+from p2p_diloco.node.wire import OfMean
 
 
-def case(aggregator: str, nbytes: int = 1, *, proves: bool = True) -> Case:
-    """A commit of this aggregator."""
-    sealed: Any = None
-    return Case(0, "base", f"of {aggregator}", 3, aggregator, (), sealed, nbytes, proves=proves)
+def case(owner: str, nbytes: int = 1, *, proves: bool = True) -> Case:
+    """A mean of this owner."""
+    mean, base = OfMean(0, f"of {owner}", 0, owner, "hash"), Version(0, 0, 2, "base")
+    return Case(mean, base, b"", Choice("c", 0, ()), nbytes, proves=proves)
 
 
-def found(verdicts: Verdicts, *aggregators: str, now: float = 0.0) -> list[str]:
-    """Record findings about these aggregators, while others live. Returns the peers that are expelled now."""
-    for aggregator in aggregators:
-        verdicts.finds(case(aggregator), "a lie", now)
-    return [finding.case.aggregator for finding in verdicts.settle(lambda aggregator: {"z"})]
+def found(verdicts: Verdicts, *owners: str, now: float = 0.0) -> list[str]:
+    """Record findings about these owners, while others live. Returns the peers that are expelled now."""
+    for owner in owners:
+        verdicts.finds(case(owner), "a lie", now)
+    return [finding.case.owner for finding in verdicts.settle(lambda owner: {"z"})]
 
 
 def test_a_finding_expels_once_another_peer_has_found_the_same() -> None:
@@ -41,7 +42,7 @@ def test_no_accusation_expels_without_a_finding_of_this_peer() -> None:
 def test_where_no_other_peer_could_find_it_a_finding_expels_at_once() -> None:
     verdicts = Verdicts(10.0)
     verdicts.finds(case("b"), "a lie", 0.0)
-    assert [finding.case.aggregator for finding in verdicts.settle(lambda aggregator: set())] == ["b"]
+    assert [finding.case.owner for finding in verdicts.settle(lambda owner: set())] == ["b"]
 
 
 def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_it_is() -> None:
@@ -71,14 +72,14 @@ def test_the_proofs_that_are_kept_are_bounded_in_number_and_size() -> None:
     for n in range(PROOFS_MAX + 2):
         verdicts.accused(f"p{n}", "c")
         found(verdicts, f"p{n}")
-    assert [kept.aggregator for kept in verdicts.to_tell()] == [f"p{n}" for n in range(2, PROOFS_MAX + 2)]
-    assert verdicts.proof((0, "of p2")) is not None
-    assert verdicts.proof((0, "of p1")) is None
+    assert [kept.owner for kept in verdicts.to_tell()] == [f"p{n}" for n in range(2, PROOFS_MAX + 2)]
+    assert verdicts.proof(case("p2").mean) is not None
+    assert verdicts.proof(case("p1").mean) is None
     verdicts.finds(case("long", PROOFS_BYTES + 1), "a lie", 0.0)
     verdicts.finds(case("silent", proves=False), "a lie", 0.0)
-    assert [told.aggregator for told in verdicts.to_tell()][:2] == ["long", "silent"]
-    verdicts.settle(lambda aggregator: set())
-    assert [kept.aggregator for kept in verdicts.to_tell()] == ["long"]
+    assert [told.owner for told in verdicts.to_tell()][:2] == ["long", "silent"]
+    verdicts.settle(lambda owner: set())
+    assert [kept.owner for kept in verdicts.to_tell()] == ["long"]
     assert len(verdicts.expelled) == PROOFS_MAX + 4
 
 

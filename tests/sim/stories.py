@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.sim.fragments_face import FragmentsFace
+
 from tests.sim.settings import Settings
 from tests.sim.world import World
 
