@@ -101,6 +101,8 @@ class Node:
         self._means = Counter[str]()  # to each peer, queued or being sent
         self._heard = Counter[str]()  # signs of life of each peer
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
+        self._waking = False  # whether a Wakeup is queued
 
     # -- events in
 
@@ -141,6 +143,7 @@ class Node:
 
     async def _feed(self, event: e.Event) -> None:
         self._at_rest.clear()
+        self._waking &= not isinstance(event, e.Wakeup)
         effects = self.replica.handle(event, now := self._loop.time())
         self._beside.wrote(now, event, effects)
         self._learn_rolls()
@@ -164,11 +167,19 @@ class Node:
                 self.rolls.know(state)
 
     def _arm(self) -> None:
-        """Set the timer for the replica's next Wakeup."""
+        """Set the timer for the replica's next Wakeup. Nothing is done if a Wakeup is queued already, or if the timer
+        is set for that time already, which is so after most events."""
+        due = self.replica.next_wakeup()
+        if self._waking or (self._timer is not None and self._wakes_at == due):
+            return
         if self._timer is not None:
             self._timer.cancel()
-        due = self.replica.next_wakeup()
-        self._timer = self._loop.call_at(due, self.events.post, e.Wakeup()) if math.isfinite(due) else None
+        self._wakes_at = due
+        self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None
+
+    def _wake(self) -> None:
+        self._timer, self._waking = None, True
+        self.events.post(e.Wakeup())
 
     # -- effects out
 
@@ -269,7 +280,12 @@ class Node:
                 self._parts.add(part)
                 self._outbox.put_late(to, lambda: self._part(part[1], part[2]), answer)
             return
-        header, body = self._packed(message)
+        try:
+            header, body = self._packed(message)
+        except Exception:  # a fault of our own, which must not end this peer
+            log.exception("a %s message to %s can't be encoded", type(message).__name__, to)
+            self.events.post(e.SendFailed(to, message, gone=False))
+            return
         payload = getattr(message, "payload", None) if body is None else memoryview(body)
         if not isinstance(message, Mean):
             self._outbox.put(to, header, payload, answer, message.fragment if isinstance(message, Slice) else None)

@@ -21,7 +21,6 @@ from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Au
 from p2p_diloco.node.cases import Case
 from p2p_diloco.node.examining import SLICES
 from p2p_diloco.node.signatures import hash_of
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Accusation, Audit, Copy
 from tests.net.memory import MemoryNetwork
 
@@ -39,11 +38,6 @@ def run(test: Any) -> Any:
 
 
 SIZES = (4, 4, 4, 4, 4, 4)
-
-
-@pytest.fixture(autouse=True)
-def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
 @pytest.fixture

@@ -454,11 +454,11 @@ def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> 
         door = (await peer.ask("door", "door"))["path"]
         slices = await asyncio.to_thread(open_slices, door, "corpus", "", 10.0)
         posted: list[Any] = []
-        events = peer.inbox.handler._node._events
+        events = peer.inbox.handler._node.events
         post, events.post = events.post, lambda event: (posted.append(event), post(event))[1]
         network.delay_s = 0.1
         reading = asyncio.create_task(asyncio.to_thread(slices.samples.__getitem__, 2))
-        while not peer.inbox.handler._questions._open:
+        while not peer.inbox.handler._beside._questions._open:
             await asyncio.sleep(0.01)
         peer.inbox.moving("a")
         peer.inbox.closed("a")

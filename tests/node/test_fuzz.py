@@ -8,155 +8,142 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.core import messages
-from p2p_diloco.core.events import (
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Contribute,
-    Delivered,
-    Effect,
-    Event,
-    Expelled,
-    Fill,
-    Filled,
-    Found,
-    Granted,
-    Load,
-    Merge,
-    Received,
-    Send,
-    SendFailed,
-    Stepped,
-    Wakeup,
-)
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Counted,
-    Fetch,
-    Held,
-    Leave,
-    Message,
-    Outdated,
-    Plan,
-    Probe,
-    ProbeAck,
-    Promise,
-    Stale,
-    State,
-    Summary,
-    TakeOver,
-    Versions,
-    Want,
-)
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.node import wire
-from p2p_diloco.node.misfit import misfit
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.state import founding, key_of, rooted
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_inbox import misplaced
+from p2p_diloco.node.headers import pack
 
-SHARDS, FRAGMENTS, STEPS = 3, 2, 12
-TOKEN = b"t" * wire.TOKEN_BYTES
+RULES = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
+STEPS = 12
+TOKEN = b"t" * 16
+
+
+def hexed(number: int, size: int = 16) -> str:
+    return number.to_bytes(size, "big").hex()
+
 
 # Few values, so that messages meet what the replica holds, and the extremes of each.
-names = st.sampled_from(["me", "b", "c", "", "x" * 60])
-digests = st.sampled_from(["d0", "d1", "d2", "new", ""])
-shards = st.integers(-1, SHARDS)
-counts = st.sampled_from([0, 1, 2, 3, 2**40, 2**48, 2**62])
-generations, totals = st.sampled_from([0, 0, 1, 2**40]), st.sampled_from([0, 0, 5, 2**48])
-versions = st.builds(Version, generations, totals, st.sampled_from([0, 0, 1, 2, 2**40 - 1]), digests)
-weights = st.sampled_from([1.0, 2.0**-40, 2.0**40])
-ids = st.builds(ContributionId, st.sampled_from([0, 1, 1 << 30, 2**62]), st.sampled_from([0, 1, 2, 2**40]))
-plans = st.builds(Plan, st.lists(names, max_size=3).map(tuple), st.lists(names, min_size=1, max_size=3).map(tuple))
-epochs = st.just(()) | st.tuples(counts, counts)
-models = st.builds(ModelVersion, st.sampled_from([-1, 0, 1]), counts, counts, digests)
-summaries = st.builds(
-    Summary, counts, st.sampled_from(["worker", "aggregator", "?"]), st.booleans(), models, epochs, st.booleans(),
-    weights,
+names = st.sampled_from(["me", "b", "c", "x" * 60])
+fragments = st.integers(-1, 2)
+numbers = st.integers(0, 2)
+chains, keys = st.integers(0, 3).map(hexed), st.integers(0, 3).map(hexed)
+hashes = st.integers(0, 2).map(lambda number: hexed(number, 32))
+counts = st.sampled_from([0, 1, 2, 3, 2**40])
+FOUNDED = founding(0, Version(0, 0, 0, hexed(0)), "me", 2).version
+versions = st.just(FOUNDED) | st.builds(
+    Version, st.sampled_from([0, 0, 1]), st.sampled_from([0, 5, 2**48]), st.sampled_from([0, 1, 2, 2**40 - 1]), chains
+)
+ids = st.builds(ContributionId, st.sampled_from([0, 1, 1 << 30, 2**61]), st.sampled_from([0, 1, 2, 2**40]))
+weights = st.sampled_from([0.0, 2.0**-30, 1.0, 2.0**40])
+yes_or_no = st.booleans()
+
+
+def listed(of: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(of, max_size=most, unique=True).map(tuple)
+
+
+def linked(version: Version) -> tuple[tuple[int, str], ...]:
+    older = tuple((epoch, hexed(epoch)) for epoch in range(2) if epoch < version.epoch)
+    return (*older, (version.epoch, version.digest))
+
+
+readys = st.builds(
+    m.Ready, fragments, versions, ids, ids, weights, counts, st.tuples(hashes, hashes) | st.just(()), weights,
+    yes_or_no, st.sampled_from(["", "one"]),
+).map(rooted)  # fmt: skip
+entries = st.dictionaries(names, readys, max_size=3).map(lambda found: tuple(sorted(found.items())))
+choices = st.builds(m.Choice, names, counts, entries, listed(names), listed(names), successors=listed(names, 2))
+
+
+@st.composite
+def closes(draw: Any) -> m.Close:
+    """Closes whose key is that of their choice, as the wire demands."""
+    fragment, base, choice = draw(fragments), draw(versions), draw(st.none() | choices)
+    key = draw(keys) if choice is None else key_of(fragment, base, choice)
+    owners = draw(st.tuples(names, names) | st.tuples(names))
+    return m.Close(fragment, base, draw(counts), draw(names), draw(counts), key, choice, owners)
+
+
+commits = st.builds(
+    m.Commit, fragments, versions, versions, counts, names, keys, choices, st.tuples(hashes, hashes) | st.just(()),
+    st.tuples(names, names),
 )  # fmt: skip
-
-
-def leading_to(version: Version) -> st.SearchStrategy[dict[int, str]]:
-    """Histories of a version, true ones and others."""
-    older = [epoch for epoch in range(3) if epoch < version.epoch]
-    ancestors = st.lists(st.sampled_from(older), unique=True).map(sorted) if older else st.just([])
-    true = ancestors.map(lambda before: {**{e: f"d{e}" for e in before}, version.epoch: version.digest})
-    return true | st.dictionaries(st.integers(-1, 3), digests, max_size=2)
-
-
-def states() -> st.SearchStrategy[State]:
-    counted = st.dictionaries(names, ids, max_size=3)
-    return versions.flatmap(lambda v: st.builds(State, shards, st.just(v), counts, plans, counted, leading_to(v)))
-
-
-def commits() -> st.SearchStrategy[Commit]:
-    """Commits whose numbers follow from their base and their contributions, as the wire demands."""
-    lists = st.lists(st.builds(Counted, names, ids, weights, counts), max_size=3).map(tuple)
-
-    def on(base: Version, counted: tuple[Counted, ...]) -> st.SearchStrategy[Commit]:
-        samples = base.samples + sum(c.samples for c in counted)
-        version = st.builds(Version, st.just(base.generation), st.just(samples), st.just(base.epoch + 1), digests)
-        return st.builds(Commit, shards, st.just(base), version, counts, names, st.just(counted), plans)
-
-    return st.tuples(versions, lists).flatmap(lambda drawn: on(*drawn))
-
-
-def any_message() -> st.SearchStrategy[Message]:
-    three = st.tuples(*[versions] * SHARDS)
-    made: dict[type, st.SearchStrategy[Any]] = {
-        Probe: st.builds(Probe, summaries),
-        ProbeAck: st.builds(ProbeAck, summaries),
-        Leave: st.builds(Leave),
-        Contribution: st.builds(Contribution, shards, versions, ids, ids, weights, counts),
-        Commit: commits(),
-        Want: st.builds(Want, shards, versions),
-        Held: st.builds(Held, shards, versions),
-        Stale: st.builds(Stale, shards, ids, versions),
-        TakeOver: st.builds(TakeOver, shards, versions, counts),
-        Promise: st.builds(Promise, shards, versions, counts),
-        Outdated: st.builds(Outdated, shards, versions, counts, names),
-        Fetch: st.builds(Fetch, st.tuples(*[st.none() | versions] * SHARDS), st.booleans()),
-        Versions: st.builds(Versions, three, st.booleans()),
-        State: states(),
-    }
-    assert made.keys() == {*get_args(messages.Message)}, "no kind is forgotten"
-    return st.one_of(*made.values()).filter(lambda message: misfit(message, SHARDS, FRAGMENTS) == "")
-
+models = st.builds(ModelVersion, st.sampled_from([-1, 0, 1]), counts, counts, chains)
+heads = st.just(()) | st.tuples(*[st.tuples(counts, chains)] * 2)
+summaries = st.builds(
+    m.Summary, counts, st.sampled_from(["worker", "aggregator"]), yes_or_no, models, heads, yes_or_no, weights,
+    speed=weights, sent=st.just(()) | st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+    awaits=listed(st.tuples(st.integers(0, 1), listed(names, 2)), 2),
+    digests=st.just(()) | st.tuples(heads, heads),
+)  # fmt: skip
+told = st.tuples(versions, versions).flatmap(
+    lambda both: st.builds(m.Told, st.just(both), st.just(tuple(map(linked, both))), yes_or_no)
+)
+states = versions.flatmap(lambda v: st.builds(lambda f, by: founding(max(f, 0), v, by, 2), fragments, names))
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    m.Probe: st.builds(m.Probe, summaries),
+    m.ProbeAck: st.builds(m.ProbeAck, summaries),
+    m.Leave: st.builds(m.Leave, counts, yes_or_no),
+    m.Ready: readys,
+    m.Slice: st.builds(m.Slice, fragments, versions, names, ids, numbers, hashes),
+    m.Close: closes(),
+    m.Mean: st.builds(m.Mean, fragments, versions, keys, numbers, hashes, names),
+    m.Lack: st.builds(m.Lack, fragments, versions, keys, listed(st.tuples(numbers, listed(names)))),
+    m.Commit: commits,
+    m.Want: st.builds(m.Want, fragments, versions, st.sampled_from(m.What), listed(numbers), keys),
+    m.Claim: st.builds(m.Claim, fragments, versions, counts),
+    m.Vote: st.builds(m.Vote, fragments, versions, counts, names, st.none() | closes(), st.none() | commits),
+    m.Held: st.builds(m.Held, fragments, versions),
+    m.Stale: st.builds(m.Stale, fragments, ids, versions),
+    m.Ask: st.builds(m.Ask, st.none() | fragments, listed(numbers)),
+    m.Told: told,
+    m.Head: st.builds(m.Head, fragments, states, st.just(()) | st.tuples(hashes, hashes)),
+    m.Part: st.builds(m.Part, fragments, versions, numbers),
+}
+arriving = st.one_of(*MESSAGES.values()).filter(lambda message: misplaced(message, RULES) == "")
 
 # made once: making a strategy takes longer than drawing from it
-yes_or_no, pauses = st.booleans(), st.sampled_from([0.0, 0.3, 20.0])
+pauses = st.sampled_from([0.0, 0.3, 20.0])
 fates = st.sampled_from([None, True, False])
 """What becomes of a message: delivered, or not, because its receiver is gone or for another reason."""
 happenings = st.one_of(
-    st.builds(Received, names.filter(lambda name: name != "me"), any_message()),
-    st.sampled_from([Wakeup(), Merge(), Stepped(0.1)]),
-    st.builds(Expelled, names, st.just("a lie")),
-    st.builds(Granted, names, st.sampled_from(["one", "two"])),
+    st.builds(e.Received, names.filter(lambda name: name != "me"), arriving),
+    st.sampled_from([e.Wakeup(), e.Merge(), e.Stepped(0.1)]),
+    st.builds(e.Expelled, names, st.just("a lie")),
+    st.builds(e.Granted, names, st.sampled_from(["one", "two"])),
+    st.builds(e.Discovered, names),
 )
 
 
-def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
+def test_no_kind_is_forgotten() -> None:
+    assert MESSAGES.keys() == {kind for one in get_args(m.Message) for kind in (get_args(one) or (one,))}
+
+
+def world_answers(data: st.DataObject, effects: list[e.Effect]) -> list[e.Event]:
     """What the node, the network and the trainer make of effects."""
-    events: list[Event] = []
+    events: list[e.Event] = []
     for effect in effects:
         match effect:
-            case Average(shard, base, number=number):
-                events.append(Averaged(shard, base, number, data.draw(digests), None))
-            case Apply(commit):
-                events.append(
-                    Applied(commit.shard, commit.base, "?" if data.draw(yes_or_no) else commit.version.digest)
-                )
-            case Fill(state):
-                reached = "?" if data.draw(yes_or_no) else state.version.digest
-                events.append(Filled(state.shard, state.version, reached))
-            case Send(to, message):
-                assert wire.unpack(wire.pack(message, TOKEN), TOKEN) == message, "what a replica says can be sent"
+            case e.Average(fragment, base, key, number):
+                events.append(e.Averaged(fragment, base, key, number, hexed(7, 32), b"", b"s" * 64))
+            case e.Apply(commit):
+                events.append(e.Applied(commit.fragment, commit.base, commit.version))
+            case e.Fill(fragment, version, number):
+                events.append(e.Filled(fragment, version, number, data.draw(hashes)))
+            case e.Roll(commit, mean):
+                events.append(e.Rolled(commit.fragment, commit.version, mean.number))
+            case e.Send(to, message):
+                pack(message, About("me", RULES), TOKEN)  # what a replica says can be sent
                 gone = data.draw(fates)
-                events.append(Delivered(to, message) if gone is None else SendFailed(to, message, gone))
-            case Load(_, due) if due:
-                events.append(Contribute(due, 1.0, 1, (None,) * len(due)))
+                events.append(e.Delivered(to, message) if gone is None else e.SendFailed(to, message, gone))
+            case e.Load(_, due) if due is not None:
+                slices = len(RULES.fragments[due])
+                events.append(e.Contribute(due, 1.0, 1, (hexed(1, 32),) * slices, (b"",) * slices))
     return events
 
 
@@ -167,20 +154,17 @@ def test_no_message_harms_a_replica(data: st.DataObject) -> None:
     """Any messages that pass the inbox, from anyone and in any order, raise nothing, and what the replica then says
     can still be written down.
     """
-    rules = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
-    replica, now = Replica("me", rules, incarnation=1 << 30, now=0.0), 0.0
-    queue: list[Event] = []
+    replica, now = Replica("me", RULES, incarnation=1 << 30, now=0.0), 0.0
+    queue: list[e.Event] = []
     if data.draw(yes_or_no):
-        queue.append(Found(0, ("d0",) * SHARDS))
+        queue.append(e.Found(0, (hexed(0),) * 2))
     for _ in range(STEPS):
         queue.append(data.draw(happenings))
         handled = 0
         while queue:
             handled += 1
             assume(handled < 200)
-            now += data.draw(pauses) if isinstance(queue[0], Wakeup) else 0.0
+            now += data.draw(pauses) if isinstance(queue[0], e.Wakeup) else 0.0
             queue += world_answers(data, replica.handle(queue.pop(0), now))
             assert replica.next_wakeup() >= 0.0
             replica.waiting(), replica.round(), replica.aggregates()
-            if replica.has_state:
-                [replica.state(shard) for shard in range(SHARDS)]

@@ -16,16 +16,10 @@ from p2p_diloco.history.check import check
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node import history
 from p2p_diloco.node.recorded import Head
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import MemoryPeer
 
 ROUNDS = 3
-
-
-@pytest.fixture(autouse=True)
-def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
 async def trained(names: str, config: dict[str, Any], **local: Any) -> None:

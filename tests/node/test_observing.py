@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from p2p_diloco.core.messages import Fetch, State, Versions
 from p2p_diloco.errors import GaveUpWaiting, ModelMismatch, Refused
+from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.node import observing, wire
+from p2p_diloco.node import observing
 from p2p_diloco.node.channel import NodeEnd, TrainerEnd
 from p2p_diloco.node.entry import follow
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import Rolls, opened, unpack
+from p2p_diloco.node.node import Node
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.conftest import QUICK, MemoryPeer
 
 
 class MemoryObserver(MemoryPeer):
-    """A node with the role observer. `loses_the_first`: its first request for states does not arrive."""
-
-    loses_the_first = False
+    """A node with the role observer."""
 
     def __init__(self, network: MemoryNetwork, name: str = "o", **options: Any) -> None:
         super().__init__(network, name, role="observer", **options)
@@ -57,8 +58,9 @@ async def digest_of(peer: MemoryPeer) -> str:
     return str((await peer.ask("ask", "told"))["digest"])
 
 
-def roster_of(peer: MemoryPeer) -> Any:
-    return peer.inbox.handler._replica.roster
+def node_of(peer: MemoryPeer) -> Node:
+    node: Node = peer.inbox.handler._node  # type: ignore[attr-defined]
+    return node
 
 
 @awaited
@@ -91,7 +93,7 @@ async def test_an_observer_is_no_member() -> None:
     observer.inbox.refusals.count = lambda peer, why: refused.append(why)  # type: ignore[method-assign]
     await observer.look()
     await asyncio.sleep(4 * QUICK["heartbeat_interval"])
-    assert [roster_of(peer).known("o") for peer in (a, b)] == [False, False]
+    assert not any("o" in node_of(peer).replica.roster.peers for peer in (a, b))
     assert not refused
     assert not any("o" in subkey.split("/") for records in network.records.values() for subkey, _ in records)
     observer.task.cancel()
@@ -161,60 +163,52 @@ async def test_another_model_is_refused() -> None:
 
 
 @awaited
-async def test_a_state_is_complete_only_when_a_fragments_shards_are_at_one_epoch() -> None:
-    """While commits are on their way, the observer asks again instead of reading half of a round."""
+async def test_only_what_has_changed_comes() -> None:
+    """Two fragments of several slices; after another round, only what has changed comes."""
     network = MemoryNetwork()
-    a, b = await founded(network, shard_elements=2)
-    observer = MemoryObserver(network)
-    await observer.look()
+    config = {**QUICK, "num_fragments": 2, "sync_every": 2, "shard_elements": 1}
+    a, b = (MemoryPeer(network, name, config, sizes=(3, 2)) for name in "ab")
+    for peer in (a, b):
+        await peer.enter(theta=5.0)
+    await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
+    observer = MemoryObserver(network, sizes=(3, 2))
+    first = await observer.look()
+    assert (first["epoch"], first["digest"]) == (0, await digest_of(a))
+    assert observer.memory.theta.tolist() == a.memory.theta.tolist()
     await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
-    reader = observer.inbox.handler
-    assert isinstance(reader, observing.Observer)
-    asked: list[Fetch] = []
-    sends, take, old = network.peers["o"].send, reader.take, reader.versions[0]
-
-    async def send(peer: str, header: bytes, *rest: Any, **more: Any) -> None:
-        request = wire.unpack(header, reader.run.token)
-        assert isinstance(request, Fetch)
-        asked.append(request)
-        await sends(peer, header, *rest, **more)
-
-    async def taken(sender: str, message: wire.AnyMessage) -> None:
-        if len(asked) == 1 and isinstance(message, Versions):  # the first shard's commit comes later there
-            message = dataclasses.replace(message, versions=(old, *message.versions[1:]))
-        await take(sender, message)
-
-    network.peers["o"].send, reader.take = send, taken  # type: ignore[method-assign]
-    answer = await observer.refresh()
-    assert answer["epoch"] == 2
-    assert reader.versions[0] != old
-    assert [request.shards for request in asked] == [(), (1,), (), (0,)]
+    again = await observer.refresh()
+    assert (again["came"], again["epoch"], again["digest"]) == (True, 1, await digest_of(a))
+    assert observer.memory.theta.tolist() == a.memory.theta.tolist()
     for peer in (observer, a, b):
         await peer.stop()
 
 
-def asks(observer: MemoryObserver, network: MemoryNetwork) -> list[str]:
-    """The peers that the observer asks for states from now on."""
-    asked: list[str] = []
-    sends = network.peers["o"].send
-
-    async def send(peer: str, header: bytes, *rest: Any, **more: Any) -> None:
-        request = wire.unpack(header, observer.inbox.handler.run.token)  # type: ignore[attr-defined]
-        assert isinstance(request, Fetch)
-        if request.shards:
-            asked.append(peer)
-            if len(asked) == 1 and observer.loses_the_first:
-                raise Unreachable("gone")
-        await sends(peer, header, *rest, **more)
-
-    network.peers["o"].send = send  # type: ignore[method-assign]
-    return asked
-
-
-@pytest.mark.parametrize("fault", ["gone", "lies"])
 @awaited
-async def test_another_peer_is_asked_when_one_does_not_give_its_state(fault: str) -> None:
-    """Because it is gone, or because its tensors do not have the digest that it names."""
+async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
+    """They come from another donor then. What nobody asked for is refused."""
+    network = MemoryNetwork()
+    a, b = await founded(network)
+    observer = MemoryObserver(network)
+    await observer.look()
+    await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
+    while len(donors := await observer.inbox.handler._donors()) < 2:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
+    liar = node_of({"a": a, "b": b}[donors[0]])
+    part = liar.work.part
+    liar.work.part = lambda *of: replace(made := part(*of), payload=memoryview(bytes(4) + bytes(made.payload)[4:]))  # type: ignore[method-assign]
+    answer = await observer.refresh()
+    assert (answer["epoch"], answer["digest"]) == (2, await digest_of(a))
+    assert observer.memory.theta.tolist() == a.memory.theta.tolist()
+    held = node_of(a).replica.logs[0].held
+    for message, why in ((m.Head(0, held), "did not ask"), (m.Held(0, held.version), "only observes")):
+        with pytest.raises(Refusal, match=why):
+            await network.peers["a"].send("o", node_of(a)._packed(message)[0])
+    for peer in (observer, a, b):
+        await peer.stop()
+
+
+@awaited
+async def test_another_peer_is_asked_when_one_is_gone() -> None:
     network = MemoryNetwork()
     a, b = await founded(network)
     observer = MemoryObserver(network)
@@ -222,42 +216,31 @@ async def test_another_peer_is_asked_when_one_does_not_give_its_state(fault: str
     await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
     while len(await observer.inbox.handler._donors()) < 2:  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
-    observer.loses_the_first = fault == "gone"
-    asked = asks(observer, network)
-    if fault == "lies":
-        first = {"a": a, "b": b}[(await observer.inbox.handler._donors())[0]]  # type: ignore[attr-defined]
-        work = first.inbox.handler._work  # type: ignore[attr-defined]
-        true = work.export
-        work.export = lambda shard: memoryview(bytes(4) + bytes(true(shard))[4:])
+    asked, run, sends = list[str](), node_of(a)._run, network.peers["o"].send
+
+    async def send(peer: str, header: bytes, *rest: Any, **more: Any) -> None:
+        body = opened(header, run.token)
+        assert not isinstance(body, int)
+        request = unpack(body, About("o", run.rules), Rolls())
+        assert isinstance(request, m.Ask)
+        if request.numbers:
+            asked.append(peer)
+            if len(asked) == 1:
+                raise Unreachable("gone")
+        await sends(peer, header, *rest, **more)
+
+    network.peers["o"].send = send  # type: ignore[method-assign]
     answer = await observer.refresh()
     assert (answer["epoch"], answer["digest"]) == (2, await digest_of(a))
-    assert sorted(asked) == ["a", "b"]
+    assert set(asked) == {"a", "b"}
     assert observer.memory.theta.tolist() == a.memory.theta.tolist()
     for peer in (observer, a, b):
         await peer.stop()
 
 
 @awaited
-async def test_what_was_not_asked_for_is_refused() -> None:
-    """A state that another peer sends by itself changes nothing."""
-    network = MemoryNetwork()
-    a, b = await founded(network)
-    observer = MemoryObserver(network)
-    await observer.look()
-    replica = a.inbox.handler._replica
-    state = replica.state(0)
-    assert isinstance(state, State)
-    payload = memoryview(bytes(a.inbox.handler._work.export(0)))
-    for sender in ("a", "b"):
-        with pytest.raises(Refusal, match="did not ask"):
-            await network.peers[sender].send("o", wire.pack(state, a.inbox.handler._token), payload)
-    for peer in (observer, a, b):
-        await peer.stop()
-
-
-@awaited
 async def test_a_run_in_asynchronous_mode_is_read_as_it_is() -> None:
-    """Its shards need not be at one epoch; the parameters are those that the peer holds."""
+    """The parameters are those that the peer holds."""
     network = MemoryNetwork()
     a = MemoryPeer(network, "a", {**QUICK, "mode": "async", "shard_elements": 2})
     await a.enter(theta=5.0)

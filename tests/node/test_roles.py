@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, Summary, Versions
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
-V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
-CONTRIBUTION = Contribution(0, V, ID, ID, 1.0, 1)
+V, ID = Version(0, 0, 0, "0" * 32), ContributionId(1, 1)
+READY = m.Ready(0, V, ID, ID, 1.0, 1, ())
+SLICE = m.Slice(0, V, "a", ID, 0, "")
 
 
-def probe(role: str) -> Probe:
-    return Probe(Summary(1, role, True, ModelVersion(), (), idle=False))
+def probe(role: str) -> m.Probe:
+    return m.Probe(m.Summary(1, role))
 
 
 DATA = [ListSlices("a"), SliceList("a", 1), GetSlice("ab", 0), SliceBytes("ab", 0, 1)]
-ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker"), probe("aggregator"), Nudge(1), *DATA]
+ALL = [Describe(), m.Ask(), m.Leave(1), m.Told((V,), ((),)), probe("worker"), probe("aggregator"), Nudge(1), *DATA]
+ALL += [READY, SLICE, replace(READY, weight=0.0)]
 
 
 @pytest.mark.parametrize(
     ("role", "allowed"),
     [
-        (None, [*ALL, CONTRIBUTION]),
-        ("worker", [*ALL, CONTRIBUTION]),
-        ("aggregator", [m for m in ALL if m not in (probe("worker"), Nudge(1), *DATA)]),
+        (None, ALL),
+        ("worker", ALL),
+        ("aggregator", [one for one in ALL if one not in (probe("worker"), Nudge(1), *DATA, READY, SLICE)]),
         ("observer", ALL[:3]),
         ("", []),
         ("unknown", []),
@@ -44,43 +48,33 @@ ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker")
 def test_a_role_allows_these_messages(role: str | None, allowed: list[Any]) -> None:
     """An observer changes nothing and is not seen as a peer; an aggregator neither trains nor says that it does. Only
     workers read and serve data."""
-    assert [message for message in [*ALL, CONTRIBUTION] if not forbidden(role, message)] == allowed
+    assert [message for message in ALL if not forbidden(role, message)] == allowed
 
 
 @awaited
 async def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """A contribution of an observer is refused before its payload is received, and so is a State."""
+    """A slice of an observer is refused before its payload is received, and so is a state."""
     network = MemoryNetwork()
     peer = memory_peer(network, "a", quick)
     await peer.enter()
     peer.inbox.role_of = {"observer": "observer", "worker": "worker"}.get
-    token, base = peer.inbox.handler._token, Version(*(await peer.ask("ask", "told"))["versions"][0])
-    contribution = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token)
-    with pytest.raises(Refusal, match="no Contribution"):
-        peer.inbox.admit("observer", contribution)
-    assert peer.inbox.admit("worker", contribution) == 16
+    node, token = peer.inbox.handler._node, peer.inbox.handler._run.token
+    base = node.replica.logs[0].version
+
+    def packed(message: Any) -> bytes:
+        return pack(message, About("observer", node.replica.rules), token)[0]
+
+    with pytest.raises(Refusal, match="no Slice"):
+        peer.inbox.admit("observer", packed(replace(SLICE, base=base)))
+    assert peer.inbox.admit("worker", packed(replace(SLICE, base=base))) == 16
     observer = network.join("observer", Inbox())
-    for message in (probe("worker"), probe("aggregator"), Nudge(1), Versions((base,), False)):
+    for message in (probe("worker"), probe("aggregator"), m.Part(0, base, 0)):
         with pytest.raises(Refusal, match="an observer's invitation allows no"):
-            await observer.send("a", wire.pack(message, token))
-    assert peer.inbox.handler._replica.roster.summary("observer") is None
+            await observer.send("a", packed(message))
+    with pytest.raises(Refusal, match="an observer's invitation allows no"):
+        await observer.send("a", wire.pack(Nudge(1), token))
+    assert node.replica.roster.summary("observer") is None
     await observer.send("a", wire.pack(Describe(), token))
-    await peer.stop()
-
-
-@awaited
-async def test_requests_for_states_are_limited_for_each_peer(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """A flood is refused; another peer is not affected."""
-    network = MemoryNetwork()
-    peer = memory_peer(network, "a", quick)
-    await peer.enter()
-    flooder, other = network.join("flooder", Inbox()), network.join("other", Inbox())
-    header = wire.pack(Fetch((None,)), peer.inbox.handler._token)
-    answers = [await asyncio.gather(flooder.send("a", header), return_exceptions=True) for _ in range(40)]
-    refused = [answer for (answer,) in answers if isinstance(answer, Refusal)]
-    assert 1 <= len(refused) <= 40 - FETCHES_AT_ONCE
-    assert "too many states" in refused[0].reason
-    await other.send("a", header)
     await peer.stop()
 
 

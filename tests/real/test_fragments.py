@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from swarm import Member, Swarm, agree, until
 
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
-
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 CONFIG = {
@@ -23,11 +21,6 @@ CONFIG = {
 }
 TRAINING = {"params": {name: [700] for name in "stuvw"}, "step_s": 0.02, "hashes": True}
 ROUNDS = 5
-
-
-@pytest.fixture(autouse=True)
-def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
 def same_theta(members: Sequence[Member]) -> None:

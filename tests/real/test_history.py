@@ -19,18 +19,12 @@ from p2p_diloco.history.order import ordered
 from p2p_diloco.history.reading import naming, read
 from p2p_diloco.history.story import Story
 from p2p_diloco.node.history import GZIP
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from tests.net.members import KEY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 CONFIG = {"sync_every": 4, "outer_lr": 0.5, "codec": "fp32", "start_peers": 3,
           "heartbeat_interval": 0.5, "heartbeat_timeout": 8.0}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
 def test_the_story_of_a_death(swarm: Swarm, tmp_path: Path) -> None:
