@@ -99,7 +99,8 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
     """Store a mean. Whether its owner may have made it is judged when it is used: a new owner may be told later. Of a
     choice that is not known here only the newest mean of each owner is kept, and it is no progress: an owner could
     invent choices without end."""
-    if not 0 <= mean.number < log.slices or (mean.owner not in log.held.roll and mean.owner != sender):
+    may_own = mean.owner in log.held.roll or mean.owner in log.held.plan.succession or mean.owner == sender
+    if not 0 <= mean.number < log.slices or not may_own:
         return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
     round = log.round
     known = round.means.get((mean.key, mean.number))

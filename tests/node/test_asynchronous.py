@@ -1,4 +1,4 @@
-"""The asynchronous numbers out of replicas and stores together, also where an aggregator dies between any two."""
+"""Submissions of an asynchronous run, in numbers: replicas with real outer states, whose messages arrive at once."""
 
 from __future__ import annotations
 
@@ -10,124 +10,96 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import (
-    Accept,
-    Applied,
-    Apply,
-    Average,
-    Averaged,
-    Contribute,
-    Delivered,
-    Discovered,
-    Effect,
-    Event,
-    Fill,
-    Filled,
-    Found,
-    Merge,
-    Received,
-    Send,
-    SendFailed,
-    Wakeup,
-)
-from p2p_diloco.core.messages import State
-from p2p_diloco.core.replica import Replica, founding_meta
-from p2p_diloco.core.rules import Rules
+from p2p_diloco.config import RunConfig
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.messages import Part
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import hash_of
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
-from p2p_diloco.tensors.store import Proposal, ShardStore
 
 LAYOUT = Layout.build((ParamSpec("a", (1,), "float32"),), 1, shard_elements=1)
+EXACT = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0, "nesterov": True}
 
 
 class Table:
-    """Replicas with stores of one element, whose messages arrive at once and in order; the clock is turned by hand."""
+    """Replicas with outer states of one element, whose messages arrive at once and in order; the clock is turned by
+    hand."""
 
-    def __init__(self, names: str, size: int, momentum: float = 0.9, **rules: Any) -> None:
-        outer = OuterOptimizer("sgd", 1.0, momentum)
-        self.rules = Rules(run="r", fragments=((0,),), mode="async", dn_buffer_size=size, **rules)
-        self.now, self.queue = 0.0, deque[tuple[str, Event]]()
-        self.replicas = {n: Replica(n, self.rules, incarnation=i + 1, now=0.0) for i, n in enumerate(names)}
-        step = DelayedNesterov(outer, size) if size > 1 else outer
-        self.stores = {n: ShardStore(LAYOUT, step, torch.zeros(1)) for n in names}
-        self.proposals: dict[tuple[str, str], Proposal] = {}
-        founder = names[0]
-        self.feed(founder, Found(0, (self.stores[founder].digest(0, founding_meta(0, founder, "worker")),)))
+    def __init__(self, names: str, size: int, momentum: float = 0.9, **more: Any) -> None:
+        config = RunConfig(mode="async", dn_buffer_size=size, outer_lr=1.0, outer_momentum=momentum, **EXACT, **more)
+        run = Run("r", config, LAYOUT)
+        self.now, self.queue = 0.0, deque[tuple[str, e.Event]]()
+        self.replicas = {n: Replica(n, run.rules, incarnation=i + 1 << 20, now=0.0) for i, n in enumerate(names)}
+        self.works = {name: SliceWork(run, torch.zeros(1), lambda *of: b"") for name in names}
+        self.feed(names[0], e.Found(0, ("0" * 32,)))
         for one in names:
             for other in names:
-                self.feed(one, Discovered(other))
+                if other != one:
+                    self.feed(one, e.Discovered(other))
         self.wait(20)
 
     def wait(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1.0
             for name in list(self.replicas):
-                self.feed(name, Wakeup())
+                self.feed(name, e.Wakeup())
 
-    def feed(self, name: str, event: Event) -> None:
+    def feed(self, name: str, event: e.Event) -> None:
         self.queue.append((name, event))
         while self.queue:
             to, next_event = self.queue.popleft()
             if to in self.replicas:
-                for effect in self.replicas[to].handle(next_event, self.now):
+                effects = self.replicas[to].handle(next_event, self.now)
+                if isinstance(next_event, e.Found):
+                    self.works[to].hold(0, self.replicas[to].logs[0].held.version)
+                for effect in effects:
                     self.carry_out(to, effect)
                 self.replicas[to].next_wakeup()
 
-    def carry_out(self, name: str, effect: Effect) -> None:
-        store, queue = self.stores[name], self.queue
+    def carry_out(self, name: str, effect: e.Effect) -> None:
+        work, queue = self.works[name], self.queue
         match effect:
-            case Send(to, message):
-                if isinstance(message, State):
-                    message = State(*self.fields(message), payload=b"".join(store.export(message.shard)))
-                queue.append((to, Received(name, message)))
+            case e.Send(to, message):
+                if isinstance(message, Part):
+                    message = work.part(message.fragment, message.number)
+                queue.append((to, e.Received(name, message)))
                 there = to in self.replicas
-                queue.append((name, Delivered(to, message) if there else SendFailed(to, message, gone=True)))
-            case Average(_, base, contributions, meta, _, buffered):
-                sent = [codecs.decode(c.payload, "fp32", 1) for _, c in contributions]
-                mean = bytes(codecs.encode(torch.stack(sent).mean(0) if sent else torch.zeros(1), "fp32"))
-                digest = self.proposed(name, mean, meta, len(sent), buffered)
-                queue.append((name, Averaged(0, base, effect.number, digest, mean)))
-            case Apply(commit, meta, buffered):
-                digest = self.proposed(name, commit.payload, meta, len(commit.contributions), buffered)
-                queue.append((name, Applied(0, commit.base, digest)))
-            case Fill(state, meta):
-                proposal = store.load(0, state.payload, meta)
-                self.proposals[name, proposal.digest] = proposal
-                queue.append((name, Filled(0, state.version, proposal.digest)))
-            case Accept(proposals):
-                for shard, digest in proposals:
-                    store.accept(shard, self.proposals[name, digest])
+                queue.append((name, e.Delivered(to, message) if there else e.SendFailed(to, message, gone=True)))
+            case e.Average():
+                queue.append((name, work.average(effect)))
+            case e.Apply():
+                queue.append((name, work.apply(effect)))
+            case e.Fill():
+                queue.append((name, work.fill(effect)))
+            case e.Roll():
+                queue.append((name, work.roll(effect)))
+            case e.Accept():
+                work.accept(effect)
 
-    def proposed(self, name: str, mean: bytes, meta: bytes, submissions: int, buffered: int) -> str:
-        store = self.stores[name]
-        proposal = store.restate(0, meta)
-        if submissions:
-            proposal = store.propose(0, mean, "fp32", meta, submissions, buffered)
-        self.proposals[name, proposal.digest] = proposal
-        return proposal.digest
-
-    @staticmethod
-    def fields(state: State) -> tuple[Any, ...]:
-        return (state.shard, state.version, state.term, state.plan, state.counted, state.history, state.buffered)
+    def contribute(self, name: str, grad: float) -> None:
+        payload = memoryview(bytes(codecs.encode(torch.tensor([grad]), "fp32")))
+        self.feed(name, e.Merge())
+        self.feed(name, e.Contribute(0, 1.0, 1, (hash_of(payload),), (payload,)))
 
     def submit(self, name: str, grad: float = 1.0, seconds: int = 2) -> float:
         """A peer's pseudo-gradient, and the value that it is answered with."""
-        self.feed(name, Merge())
-        self.feed(name, Contribute((0,), 1.0, 1, (bytes(codecs.encode(torch.tensor([grad]), "fp32")),)))
+        self.contribute(name, grad)
         self.wait(seconds)
-        assert self.replicas[name].own.flight is None, self.replicas[name].waiting()
-        self.feed(name, Merge())
+        assert not self.replicas[name].own.flying, self.replicas[name].waiting()
+        self.feed(name, e.Merge())
         return self.theta(name).item()
 
     def theta(self, name: str) -> Tensor:
-        return self.stores[name].theta(0)
+        return self.works[name].state.slices[0].theta
 
-    def kill_the_aggregator(self) -> None:
+    def kill_the_leader(self) -> None:
         """Its process is gone, and the others notice before long."""
-        newest = max(self.replicas.values(), key=lambda replica: replica.versions[0].epoch)  # type: ignore[union-attr]
-        del self.replicas[newest.logs[0].state.plan.succession[0]]
+        newest = max(self.replicas.values(), key=lambda replica: replica.epoch)
+        del self.replicas[newest.logs[0].held.plan.succession[0]]
         self.wait(15)
 
 
@@ -147,23 +119,23 @@ def test_each_submitter_is_answered_with_the_number(size: int, expected: list[fl
 
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_same_where_the_aggregator_dies_between_any_two(size: int, after: int) -> None:
+def test_the_same_where_the_leader_dies_between_any_two(size: int, after: int) -> None:
     """Momentum, buffer and count go on with the successor; the survivors take the dead one's turns."""
     table, found = Table("abcd", size), []
     for number in range(6):
         if number == after:
-            table.kill_the_aggregator()
+            table.kill_the_leader()
         living = sorted(table.replicas)
         found.append(table.submit(living[number % len(living)]))
     assert found == pytest.approx(NUMBERS[size], rel=1e-6)
 
 
-def test_the_same_where_each_aggregator_dies_in_turn() -> None:
+def test_the_same_where_each_leader_dies_in_turn() -> None:
     """One after another, until two are left."""
     table, found = Table("abcdefgh", 3), []
     for _ in range(6):
         found.append(table.submit(min(table.replicas)))
-        table.kill_the_aggregator()
+        table.kill_the_leader()
     assert len(table.replicas) == 2
     assert found == pytest.approx(NUMBERS[3], rel=1e-6)
 
@@ -172,8 +144,7 @@ def test_a_window_counts_all_that_are_in_it() -> None:
     """Three peers within one grace window, N = 3: one commit, and one outer step on their mean."""
     table = Table("abc", 3, async_grace=1.5)
     for name, grad in zip("abc", (0.0, 1.0, 2.0), strict=True):
-        table.feed(name, Merge())
-        table.feed(name, Contribute((0,), 1.0, 1, (bytes(codecs.encode(torch.tensor([grad]), "fp32")),)))
+        table.contribute(name, grad)
     table.wait(3)
     assert {name: table.theta(name).item() for name in "abc"} == pytest.approx(dict.fromkeys("abc", -1.9), rel=1e-6)
 

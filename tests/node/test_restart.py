@@ -12,6 +12,8 @@ import pytest
 
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.node import restart
+from p2p_diloco.node.beginning import counted_last
+from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -170,12 +172,12 @@ def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.Monkey
     assert not asyncio.run(waited(training, monkeypatch, generation=0))
 
 
-async def saved_plan_names(peer: str, folder: Path, epoch: int) -> bool:
+async def saved_commit_counts(peer: str, folder: Path, epoch: int) -> bool:
     """Whether the plan saved with this epoch, which will be the newest, has a peer in it."""
     manifest = folder / f"checkpoint-{epoch}" / checkpoint.MANIFEST
     while not manifest.exists():
         await asyncio.sleep(0.005)
-    return f'"{peer}"' in manifest.read_text()
+    return peer in counted_last(Checkpoint(manifest.parent)._states[0])
 
 
 def test_a_helper_of_the_last_round_is_waited_for_too(
@@ -191,8 +193,8 @@ def test_a_helper_of_the_last_round_is_waited_for_too(
         await a.enter()
         await helper.hear("ready")
         epoch = 0
-        while epoch == 0 or not await saved_plan_names("h", tmp_path / "a", epoch):
-            await a.exchange(1.0)  # one that is still behind is in no plan
+        while epoch == 0 or not await saved_commit_counts("h", tmp_path / "a", epoch):
+            await a.exchange(1.0)  # one that is still behind is in no commit
             epoch += 1
         for peer in (a, helper):
             await peer.stop()
