@@ -42,7 +42,7 @@ test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; t
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
 worlds: $(STAMP)  ## play SEEDS simulated worlds from FIRST on; of one KIND, or of a mix (docs/testing.md)
-	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND)) $(addprefix --core ,$(CORE))
+	$(WORLDS) --seeds $(SEEDS) --first $(FIRST) $(addprefix --kind ,$(KIND))
 
 fuzz: $(STAMP)  ## feed damaged bytes for MINUTES to all that reads what comes from outside (docs/testing.md)
 	$(BIN)/python -m tests.fuzz.campaign --minutes $(MINUTES) --seed $(FIRST)

@@ -53,10 +53,12 @@ def _workers(log: FragmentLog) -> list[str]:
 
 def is_newcomer(log: FragmentLog, peer: str) -> bool:
     """Whether the peer came in the middle of this round: it held this epoch already when it was first known, and has
-    shown nothing since."""
-    record = log.roster.peers.get(peer)
-    known = log.shown.get(peer) is not None or (log.state is not None and peer in log.state.roll)
-    return record is not None and bool(record.came) and record.came[log.fragment] >= log.epoch and not known
+    shown nothing since. What an earlier life of it did says nothing."""
+    record, member = log.roster.peers.get(peer), None if log.state is None else log.state.roll.get(peer)
+    if record is None or record.summary is None or not record.came or peer in log.shown:
+        return False
+    counted = member is not None and member.id.incarnation == record.summary.incarnation
+    return record.came[log.fragment] >= log.epoch and not counted
 
 
 def _expected(log: FragmentLog) -> list[str]:

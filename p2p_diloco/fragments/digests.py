@@ -29,19 +29,16 @@ def told(log: FragmentLog) -> Links:
 
 
 def majority(log: FragmentLog) -> list[str]:
-    """Return the peers that tell one other digest than this peer has for its newest version with a digest, if they are
-    more than half of all live holders."""
-    if not log.digests:
-        return []
-    epoch = max(log.digests)
-    mine, tellers = hash_of(log.digests[epoch]), dict[str, str]()
-    for peer in log.roster.holders():
-        summary = log.roster.summary(peer)
-        if summary is not None and summary.digests and log.is_here(peer):
-            digest = dict(summary.digests[log.fragment]).get(epoch)
-            if digest is not None:
-                tellers[peer] = digest
-    most, count = next(iter(Counter(tellers.values()).most_common(1)), (mine, 0))
-    if most == mine or 2 * count <= len(log.roster.holders()) + 1:
-        return []
-    return [peer for peer, digest in tellers.items() if digest == most]
+    """Return the peers that tell one other digest than this peer has, if they are more than half of all live holders.
+    The newest version decides of which so many tell one digest: of the newest one others may tell nothing yet."""
+    for epoch in sorted(log.digests, reverse=True):
+        tellers = {log.me: hash_of(log.digests[epoch])}
+        for peer in log.roster.holders():
+            summary = log.roster.summary(peer)
+            told = dict(summary.digests[log.fragment]) if summary is not None and summary.digests else {}
+            if epoch in told and log.is_here(peer):
+                tellers[peer] = told[epoch]
+        most, count = Counter(tellers.values()).most_common(1)[0]
+        if 2 * count > len(log.roster.holders()) + 1:
+            return [] if most == tellers[log.me] else [peer for peer, digest in tellers.items() if digest == most]
+    return []

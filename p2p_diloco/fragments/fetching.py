@@ -249,13 +249,14 @@ class Fetching:
     # -- rolling forward
 
     def _wants(self, fetch: Fetch, number: int, what: What, base: Version) -> list[Effect]:
-        """Ask once for a commit, or for a slice's mean of it. In asynchronous mode commits go to the named peers alone;
-        without them slices that come from moving donors would never meet at one version."""
+        """Ask once for a commit, or for a slice's mean of it: a commit of those whose commits the head may follow. In
+        asynchronous mode commits go to the named peers alone; without them slices that come from moving donors would
+        never meet at one version."""
         if not self.rules.asynchronous or (number, base.epoch) in fetch.wanted:
             return []
         fetch.wanted.add((number, base.epoch))
         numbers = () if number < 0 else (number,)
-        donors = {*fetch.sources.values()} if number < 0 else {fetch.sources[number]}
+        donors = {*fetch.donors} if number < 0 else {fetch.sources[number]}
         return [Send(donor, Want(fetch.fragment, base, what, numbers)) for donor in sorted(donors)]
 
     def _go_on(self, fetch: Fetch, now: float) -> list[Effect]:
@@ -317,6 +318,7 @@ class Fetching:
         for fetch in repairs:
             assert fetch.head is not None
             del self.fetches[fetch.fragment]
+            self.logs[fetch.fragment].digests = {}  # those of the damage say nothing any more
             effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers))
         if whole:
             heads = [fetch.head for fetch in whole if fetch.head is not None]

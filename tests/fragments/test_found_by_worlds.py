@@ -9,9 +9,10 @@ from typing import Any
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import claims, waits
+from p2p_diloco.fragments import claims, closing, digests, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
+from p2p_diloco.fragments.fetching import Fetching
 from p2p_diloco.fragments.fragment import FragmentLog
 from p2p_diloco.fragments.lineage import Inquiry, Lineage
 from p2p_diloco.fragments.messages import (
@@ -243,6 +244,15 @@ def test_a_leader_may_wait_for_its_own_trainer() -> None:
     assert not waits.excuses(log, "A")
 
 
+def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> None:
+    """Whatever an earlier life of it did: the round does not wait for it."""
+    log = a_log("B", "A", "B")
+    assert "A" in log.held.roll
+    assert not closing.is_newcomer(log, "A")
+    log.roster.summarized("A", Summary(2, "worker", heads=((3, log.held.version.digest),)))
+    assert closing.is_newcomer(log, "A")
+
+
 # -- fetching
 
 
@@ -286,6 +296,19 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
     effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
     assert [message.number for _, message in sent(effects, Part)] == [0]
     assert replica.fetching.unsent == {("B", 0, 1)}
+
+
+def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> None:
+    """Where a round is no longer than the time between two probes, the others' Summaries are always behind."""
+    log = a_log("A", "A", "B", "C")
+    digests.record(log, 2, ("damage",))
+    digests.record(log, 3, ("damage, and a step",))
+    right = (((2, hash_of(("right",))),),)
+    for name in "BC":
+        log.roster.summarized(name, Summary(1, "worker", heads=((3, log.held.version.digest),), digests=right))
+    assert digests.majority(log) == ["B", "C"]
+    log.digests[2] = ("right",)
+    assert not digests.majority(log)
 
 
 def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
@@ -454,6 +477,19 @@ def test_slices_from_moving_donors_meet_at_one_version() -> None:
     )
     world.join("E")
     assert world.run(40, lambda: world.peers["E"].epoch > 0), world.tell()
+
+
+def test_a_commit_between_slices_is_asked_of_those_whose_commits_are_followed() -> None:
+    """A slice may come from any peer near the head; a commit that such a peer tells is not believed."""
+    log = a_log("A", "A", "B", "C", of=rules(mode="async"))
+    fetching, state = Fetching(log.rules, [log], log.roster), log.held
+    fetching.begin([0], ["B"], 1.0, together=False)
+    fetching.headed("B", Head(0, state), 1.0)
+    later = replace(state.version, epoch=4, digest="later")
+    fetching.fetches[0].head = state
+    fetching.fetches[0].busy[0], fetching.fetches[0].sources[0] = later, "C"
+    wanted = sent(fetching.filled(e.Filled(0, later, 0, "digest"), 1.0), Want)
+    assert [to for to, _ in wanted] == ["B"]
 
 
 def test_a_leader_that_was_away_may_claim_anew() -> None:

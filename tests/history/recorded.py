@@ -10,7 +10,6 @@ from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node.history import History
 from p2p_diloco.node.recorded import Head, packed
-from tests.sim.fragments_face import FragmentsFace
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -51,7 +50,7 @@ class RecordedWorld(World):
     ) -> None:
         self.folder, self.bytes_max, self.wrong = folder, bytes_max, wrong or {}
         self.histories: dict[Process, History] = {}
-        super().__init__(seed, settings or Settings(**CALM), trace=True, face=FragmentsFace)  # type: ignore[arg-type]
+        super().__init__(seed, settings or Settings(**CALM), trace=True)  # type: ignore[arg-type]
         self.trace = _Written(self)
 
     def say(self, who: str, what: str) -> None:

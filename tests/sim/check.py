@@ -134,7 +134,7 @@ def _healed(rng: Random) -> Settings:
     return Settings(
         peers=peers,
         fragments=rng.randint(1, 3),
-        shards_per_fragment=rng.randint(1, 2),
+        slices_per_fragment=rng.randint(1, 2),
         interval=rng.randint(2, 5),
         min_peers=rng.choice([1, 1, 2]) if peers > 2 else 1,
         start_peers=rng.choice([1, 1, 2]),
@@ -157,7 +157,7 @@ def _bereaved(rng: Random) -> Settings:
     return Settings(
         peers=max(3, rng.randint(2, 5)),
         fragments=rng.randint(1, 3),
-        shards_per_fragment=rng.randint(1, 2),
+        slices_per_fragment=rng.randint(1, 2),
         interval=rng.randint(2, 5),
         drop=rng.choice([0.0, 0.02, 0.1]),
         duplicate=rng.choice([0.0, 0.1]),
@@ -190,7 +190,7 @@ def _joining(rng: Random) -> Settings:
     return Settings(
         peers=rng.randint(3, 5 if usual >= 0.5 else 4),
         fragments=rng.choice([1, 1, 2]) if usual >= 1.0 else 1,
-        shards_per_fragment=rng.randint(1, 4 if usual >= 0.5 else 2),
+        slices_per_fragment=rng.randint(1, 4 if usual >= 0.5 else 2),
         interval=interval,
         step_times=(usual / interval, slow * usual / interval),
         delay_mean=min(0.1, usual / 10),
@@ -212,7 +212,7 @@ def _crowded(rng: Random) -> Settings:
     return replace(
         settings,
         peers=rng.randint(8, 12),
-        shards_per_fragment=rng.choice([1, 2, 4]),
+        slices_per_fragment=rng.choice([1, 2, 4]),
         fragments=rng.choice([1, 1, 2]),
         faults=(*settings.faults, "pause"),
     )

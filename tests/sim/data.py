@@ -87,17 +87,17 @@ class Data:
         self.positions[step], supply.stock = taken(supply.stock, self.rng.randint(1, PER_STEP))
         supply.use.stepped(self.positions[step])
 
-    def uses(self, process: Process, due: tuple[int, ...]) -> tuple[Use, ...]:
-        """Return what the contribution to these units says of the data used."""
+    def uses(self, process: Process, due: int) -> tuple[Use, ...]:
+        """Return what the contribution to this unit says of the data used."""
         use = self.of(process).use
-        return (use.send() if self.ledger in due else Use(use.data, (), use.wants),)
+        return (use.send() if due == self.ledger else Use(use.data, (), use.wants),)
 
     def loaded(self, process: Process, merged: Sequence[Merged]) -> None:
         """Record what a merge did with the trainer's progress. If the new state gives the trainer's data to other
         peers, drop all progress. Called after the merge."""
         if not process.replica.has_state:
             return
-        supply, tables = self.of(process), process.replica.state(self.ledger).tables
+        supply, tables = self.of(process), process.replica.of(self.ledger).tables
         for one in merged:
             if one.unit == self.ledger and one.fate is not Fate.KEEP:
                 supply.use.count() if one.fate is Fate.COUNTED else supply.use.drop()
@@ -112,7 +112,7 @@ class Data:
         """Record that an exchange of the trainer is over and merged. If it brought nothing new, wait before the next
         one."""
         supply, rules = self.of(process), self.world.rules
-        tables = process.replica.state(self.ledger).tables
+        tables = process.replica.of(self.ledger).tables
         if supply.stock or supply.seen != tables:
             supply.waits = supply.until = 0.0
         else:
@@ -129,7 +129,7 @@ class Data:
     def advanced(self, process: Process) -> None:
         """Check the ledger's new version. The inner steps in θ have used exactly the positions that the table lists as
         used, and no position twice (invariant t). The table is consistent (invariant u)."""
-        tables = process.replica.state(self.ledger).tables
+        tables = process.replica.of(self.ledger).tables
         require(not leases.fault(tables), "u", f"{process.name}: {leases.fault(tables)}")
         steps = process.replica.holds(self.ledger)
         known, seen = self.seen.get(process.name, (0, 0))
@@ -160,7 +160,7 @@ class Data:
 
     def _newest(self) -> Tables:
         replicas = [process.replica for process in self.world.alive.values()]
-        held = [replica.state(self.ledger) for replica in replicas if replica.versions[self.ledger] is not None]
+        held = [replica.of(self.ledger) for replica in replicas if replica.versions[self.ledger] is not None]
         return max(held, key=lambda state: state.version).tables if held else ()
 
 

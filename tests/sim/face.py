@@ -1,77 +1,35 @@
-"""What the simulator asks of the core that it plays: the face of its replicas.
+"""A replica as the simulator plays it: with its tensors, cut into slices, what its trainer does with its progress, and
+what the laws ask of it. Laws (a), (x) and (y) are checked here.
 
-Law: laws, faults, founder, membership, trainers, data and witness know a core only by this face, and speak of units. A
-unit is what has a log, a version and a θ of its own: a shard in `p2p_diloco.core`. All that belongs to one core alone
-comes with its face: its tensors, its hostile member, its own laws.
-
-`Rules` and the events that the simulator makes are those of `p2p_diloco.core`; the face of another core translates.
+A unit is what has a log, a version and a θ of its own: a fragment. The node that is played here hashes each slice after
+a step. It compares a slice with that hash before it sends it or takes a step from it, so damage that came since is
+noticed here, and older damage by the digests that others tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from p2p_diloco.core.events import Event
-from p2p_diloco.core.leases import Tables
+from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.history.entry import Entry
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.fragments import claims, closing, holding, waits
+from p2p_diloco.fragments import events as e
+from p2p_diloco.fragments.lineage import model_of
+from p2p_diloco.fragments.messages import Commit, Mean, Message, Part
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.round import Phase
+from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empty, steps_of
 
-from .model import Fate
+from .invariants import drafted
+from .model import Fate, Tensors, require
 
 if TYPE_CHECKING:
-    from .hostile import Hostile
     from .process import Process
 
-# -- what a replica has
-
-
-class Plan(Protocol):
-    """A plan of the next outer step. ``succession``: who may write its commit, the first one first."""
-
-    @property
-    def succession(self) -> tuple[str, ...]: ...
-
-
-class State(Protocol):
-    """The replicated state of a unit. ``tables``: which data is used and leased; only the ledger's state has them."""
-
-    @property
-    def version(self) -> Version: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def revision(self) -> Revision: ...
-    @property
-    def tables(self) -> Tables: ...
-
-
-class Summary(Protocol):
-    """What a peer says of itself. ``epochs``: empty while it holds no state. ``eligible``: whether it is reachable.
-    ``revision``: the highest one that it knows."""
-
-    @property
-    def epochs(self) -> tuple[int, ...]: ...
-    @property
-    def eligible(self) -> bool: ...
-    @property
-    def revision(self) -> Revision: ...
-
-
-class Roster(Protocol):
-    """The peers that a replica knows. ``mine``: its own Summary."""
-
-    @property
-    def mine(self) -> Summary: ...
-    def live(self, peer: str, /) -> bool: ...
-    def summaries(self) -> Mapping[str, Summary]: ...
-    def says(self, *, eligible: bool) -> None: ...
-
-
-# -- what a face tells the laws
+# -- what the laws are told
 
 
 class Counted(NamedTuple):
@@ -109,105 +67,359 @@ class Merged(NamedTuple):
     fate: Fate
 
 
-class Face(Protocol):
-    """A replica that can be played, with its tensors. It is fed the events of `p2p_diloco.core`."""
+# -- tensors and progress
 
-    def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float) -> None: ...
+REFUSALS = 2
+"""In asynchronous mode progress that was refused so often is dropped."""
+Mark = tuple[ContributionId, int]
+"""A contribution, and its inner steps."""
+Saved = tuple[tuple[State, ...], tuple[tuple["Piece", ...], ...]]
+"""A checkpoint: states, and tensors by fragment and slice."""
 
-    hostile: ClassVar[type[Hostile]]  # a member that sends messages of this core
-    many_win: ClassVar[bool]  # whether a peer goes over to a lesser lineage that most others hold, and says so
 
-    @staticmethod
-    def units(rules: Rules) -> Sequence[int]:
-        """Return the units of a run, numbered from 0: of each one the fragment that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One slice: its tensors, and those that it would have if no memory had ever been damaged. ``flip``: what damaged
+    it last; a copy has the same."""
 
-    # -- the replica
+    here: Tensors = field(default_factory=Tensors)
+    true: Tensors = field(default_factory=Tensors)
+    flip: bytes = b""
 
-    def handle(self, event: Any, now: float) -> list[Any]:
-        """Handle an event, and return its effects."""
+    @property
+    def digest(self) -> str:
+        return self.here.digest(b"")
 
-    def next_wakeup(self) -> float:
-        """Return when it must be fed a Wakeup, by its own clock; inf once it has departed."""
+    def step(self, revision: Revision, mean: Any) -> Piece:
+        """Return the slice after the outer step with this mean."""
+        return Piece(self.here.rated(revision).step(mean), self.true.rated(revision).step(mean), self.flip)
 
-    def carry_out(self, process: Process, effect: Any) -> None:
-        """Carry out an effect that `World` leaves to the face: tensor work, which calls `drafted` for each outer step
-        of which a commit is made, `World.accepted` for each new version, and the laws of this core alone; or a Load,
-        which calls `Trainers.load`."""
 
-    def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
-        """Return what a trace holds of an event and its effects."""
+@dataclass(slots=True)
+class Store:
+    """A fragment's tensors, slice by slice. ``sums``: the digest of each after its last step. proposals: by version.
+    staged: fetched slices."""
+
+    present: list[Piece]
+    sums: list[str] = field(default_factory=list)
+    proposals: dict[Version, list[Piece]] = field(default_factory=dict)
+    staged: dict[int, Piece] = field(default_factory=dict)
+
+    def sum(self) -> None:
+        self.sums = [piece.digest for piece in self.present]
+
+    def wrong(self) -> tuple[int, ...]:
+        """Return the slices that no longer have the digest that they had after their last step."""
+        return tuple(n for n, piece in enumerate(self.present) if piece.digest != self.sums[n])
+
+
+@dataclass(slots=True)
+class Progress:
+    """A trainer's record of its local progress in one fragment. base: the version merged last. since: on which the
+    oldest uncounted step was made. sent: the last contribution. oldest: the first one with this progress. times: how
+    often it was sent."""
+
+    base: Version | None = None
+    since: Version | None = None
+    sent: Mark | None = None
+    oldest: ContributionId | None = None
+    times: int = 0
+
+    def merge(self, loaded: e.Loaded, pending: int, most: int) -> Fate:
+        """Merge a version; return what becomes of the progress. ``most``: how often it may be sent."""
+        fate = self._fate(loaded, most)
+        if fate is not Fate.KEEP:
+            self.sent, self.oldest, self.times = None, None, 0
+        if fate is not Fate.KEEP or not pending:
+            self.since = loaded.version
+        self.base = loaded.version
+        return fate
+
+    def _fate(self, loaded: e.Loaded, most: int) -> Fate:
+        if not loaded.kin:
+            return Fate.DROPPED
+        if self.sent is None or self.oldest is None:
+            return Fate.KEEP
+        counted, (id, _) = loaded.counted, self.sent
+        if counted is not None and counted.incarnation == id.incarnation and counted >= self.oldest:
+            return Fate.COUNTED if counted >= id else Fate.DROPPED
+        return Fate.DROPPED if self.times >= most else Fate.KEEP
+
+
+@dataclass(slots=True)
+class Truth:
+    """What all replicas of one world must agree on. tensors: by unit and version. versions: by unit, base and key.
+    kept: damage that was taken as it is, because nobody had intact tensors."""
+
+    tensors: dict[tuple[int, Version], list[Tensors]] = field(default_factory=dict)
+    versions: dict[tuple[int, Version, str], Version] = field(default_factory=dict)
+    kept: set[bytes] = field(default_factory=set)
+
+
+# -- the replica
+
+
+class Face(Replica):
+    """A replica with its tensors and its trainer's records. ``truth``: what all replicas of its world share."""
+
+    def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float, truth: Truth | None = None) -> None:
+        super().__init__(me, rules, incarnation=incarnation, now=now)
+        self.stores = [Store([Piece()] * len(slices)) for slices in rules.fragments]
+        self.progress = [Progress() for _ in rules.fragments]
+        self.sending = 0  # the inner steps of the contribution that is handed over now
+        self.made: set[Version] = set()  # of own commits
+        self.truth = truth or Truth()
+
+    def contribution(self, unit: int, samples: int, steps: int, uses: tuple[Use, ...]) -> e.Contribute:
+        """Return the event that hands a contribution of these inner steps over."""
+        self.sending, progress = steps, self.progress[unit]
+        slices = len(self.rules.fragments[unit])
+        since = None if progress.since is None else (progress.oldest, progress.since)
+        held = (hash_of(steps),) * slices, (steps,) * slices
+        return e.Contribute(unit, samples or WEIGHT_MIN, samples, *held, uses, since)
 
     def dead(self) -> set[str]:
         """Return the peers that count as dead here."""
+        return {peer for peer, record in self.roster.peers.items() if record.dead}
 
     @property
-    def roster(self) -> Roster: ...
+    def model(self) -> ModelVersion:
+        return model_of([v for v in self.versions if v is not None] if self.has_state else [])
+
     @property
-    def model(self) -> ModelVersion: ...
+    def incarnation(self) -> int:
+        return self.own.incarnation
+
     @property
-    def incarnation(self) -> int: ...
-    @property
-    def finished(self) -> bool: ...  # the run has ended here
-    @property
-    def departed(self) -> bool: ...
-    @property
-    def has_state(self) -> bool: ...  # of every unit
-    @property
-    def epoch(self) -> int: ...  # the lowest of any unit
-    @property
-    def interval(self) -> int: ...  # inner steps from one exchange to the next, by its state
-    @property
-    def merging(self) -> bool: ...  # its trainer waits for the answer to a Merge
+    def merging(self) -> bool:
+        """Whether its trainer waits for the answer to a Merge."""
+        return self.training.merging is not None
 
     # -- units
 
-    @property
-    def versions(self) -> Sequence[Version | None]: ...
-    def state(self, unit: int, /) -> State: ...
+    def of(self, unit: int) -> State:
+        """Return the replicated state of a unit."""
+        return self.logs[unit].held
 
     def final(self, unit: int) -> bool:
         """Whether the run has ended for this unit."""
+        return self.logs[unit].final
 
     def relation(self, unit: int, theirs: Version) -> str:
-        """Return how a version relates to the present one: equal, ancestor, ahead or fork. An ancestor too old to be
-        remembered is one as far as epochs and samples agree."""
+        """Return how a version relates to the present one: equal, ancestor, ahead or fork."""
+        return self.logs[unit].relation(theirs)
 
     def remembers(self, unit: int, version: Version) -> bool:
         """Whether this version is the present one or an ancestor that the state still names."""
+        return chain_at(self.of(unit).links, version.epoch) == version.digest
 
     def steps_made(self, unit: int) -> int:
         """Return how many inner steps of one trainer the unit's commits stand for, each by the H of its time."""
+        return steps_of(self.of(unit), self.rules)
 
     # -- rounds
 
     def could_close(self, now: float) -> list[int]:
         """Return the units whose next commit this peer may make now, by the rules, and has not begun to."""
+        free = [log for log in self.logs if log.phase is Phase.COLLECTING and claims.holds_term(log)]
+        if not self.rules.asynchronous:
+            return [log.fragment for log in free if closing.may_close(log, now)]
+        return [log.fragment for log in free if holding.may_close(log) and holding.window(log, now)]
 
     def waits_for(self) -> set[str]:
         """Return the peers without which the rounds that it leads don't go on."""
+        in_turn = self.rules.asynchronous
+        led = [log for log in self.logs if log.state is not None and (log.round.readys or in_turn)]
+        return {peer for log in led for peer in waits.awaits(log, self.now)}
 
     def misses_often(self, unit: int, peer: str) -> bool:
         """Whether rounds no longer wait for this peer, because it has missed several of them."""
+        return closing.misses_often(self.logs[unit], peer)
 
     # -- tensors
 
-    def founds(self) -> Event:
+    def founds(self) -> e.Found:
         """Put the founding tensors in place, and return the event that founds the run on them."""
+        for store in self.stores:
+            store.sum()
+        return e.Found(0, tuple(f"theta0-{unit}" for unit in range(len(self.logs))))
 
-    def saved(self) -> object:
+    def saved(self) -> Saved:
         """Return all that a checkpoint holds."""
+        return tuple(log.held for log in self.logs), tuple(tuple(store.present) for store in self.stores)
 
-    def restored(self, saved: Any) -> Event:
+    def restored(self, saved: Saved) -> e.Restore:
         """Put the tensors of a checkpoint in place, and return the event that restores it."""
+        states, tensors = saved
+        self.stores = [Store(list(pieces)) for pieces in tensors]
+        for store in self.stores:
+            store.sum()
+        return e.Restore(states)
 
     def holds(self, unit: int) -> int:
-        """Return the inner steps in this unit's θ."""
+        """Return the inner steps in this unit's θ: all its slices have the same ones (law y)."""
+        found = {piece.here.steps for piece in self.stores[unit].present}
+        require(len(found) == 1, "y", f"{self.me}: the slices of unit {unit} have unlike steps")
+        return found.pop()
 
     def flip(self, unit: int, bits: bytes) -> None:
         """Damage the unit's tensors in memory: ``bits`` takes the place of a part of them."""
+        present = self.stores[unit].present
+        number = bits[0] % len(present)
+        present[number] = replace(present[number], here=replace(present[number].here, chain=bits), flip=bits)
 
     def damaged(self, unit: int) -> bool:
-        """Whether the unit's tensors are not those of its version."""
+        """Whether the unit's tensors are not those of its version, and were not kept as they are."""
+        return any(p.here != p.true and p.flip not in self.truth.kept for p in self.stores[unit].present)
 
-    def laden(self, process: Process, message: Any) -> tuple[Any, Event | None]:
+    def laden(self, process: Process, message: Message) -> tuple[Message, e.Damaged | None]:
         """Return the message with the tensors that travel in it; if these are damaged, also the event that says so."""
+        if isinstance(message, Commit):
+            log = self.logs[message.fragment]
+            if log.phase is Phase.HOLDING and message is log.round.commit:
+                means = log.means_of(message.key)
+                self._makes(process, message, tuple(means[number] for number in sorted(means)))
+        if not isinstance(message, Part):
+            return message, None
+        store = self.stores[message.fragment]
+        laden = replace(message, payload=store.present[message.number])
+        wrong = message.number in store.wrong()
+        damage = e.Damaged(message.fragment, message.version, (message.number,)) if wrong else None
+        return laden, damage
+
+    # -- effects
+
+    def carry_out(self, process: Process, effect: e.Effect) -> None:
+        """Carry out an effect that `World` leaves to the replica's tensors and trainer."""
+        world = process.world
+        answer: e.Event
+        match effect:
+            case e.Average(fragment, base, key, number, slices):
+                mean = tuple((part.author, part.payload) for _, part in slices)
+                answer = e.Averaged(fragment, base, key, number, hash_of(mean), mean, b"signed")
+            case e.Apply(commit):
+                answer = self._apply(process, effect)
+                self._agrees(commit)
+            case e.Fill(fragment, version, number, payload):
+                self.stores[fragment].staged[number] = payload
+                answer = e.Filled(fragment, version, number, payload.digest)
+            case e.Roll(commit, mean):
+                staged = self.stores[commit.fragment].staged
+                staged[mean.number] = staged[mean.number].step(commit.choice.revision, mean.payload)
+                answer = e.Rolled(commit.fragment, commit.version, mean.number)
+            case e.Accept():
+                self._accept(process, effect)
+                return
+            case e.Keep(fragment, numbers):
+                self._keep(process, fragment, numbers)
+                return
+            case e.Sent(fragment, id):
+                self._sent(process, fragment, id)
+                return
+            case e.Load(loaded, due):
+                world.trainers.load(process, self._merged(process, loaded, due), due)
+                return
+            case _:
+                return
+        world.later(process, world.rng.uniform(0, world.settings.work_time), answer)
+
+    def _apply(self, process: Process, work: e.Apply) -> e.Applied:
+        commit, world, store = work.commit, process.world, self.stores[work.commit.fragment]
+        if wrong := store.wrong():
+            damaged = e.Damaged(commit.fragment, commit.base, wrong)
+            world.later(process, 0.01, damaged)
+        new = list(store.present)
+        for mean in work.means:
+            new[mean.number] = new[mean.number].step(commit.choice.revision, mean.payload)
+        store.proposals[commit.version] = new
+        if commit.leader == self.me:
+            self._makes(process, commit, work.means)
+        entries = commit.choice.entries
+        count = sum(ready.weight > 0 and not is_empty(ready) for _, ready in entries)
+        world.witness.buffers(commit.fragment, commit.base, commit.version, count, work.buffered)
+        return e.Applied(commit.fragment, commit.base, commit.version)
+
+    def _makes(self, process: Process, commit: Commit, means: tuple[Mean, ...]) -> None:
+        """Let the laws judge an own commit, once."""
+        if commit.version in self.made:
+            return
+        self.made.add(commit.version)
+        state, steps = self.of(commit.fragment), dict(means[0].payload) if means else {}
+        counted = (Counted(p, ready.base, steps.get(p, 0), is_empty(ready)) for p, ready in commit.choice.entries)
+        after = append(state, commit.choice, commit.key, commit.hashes, self.rules)
+        of = commit.fragment, commit.base, commit.version, tuple(counted)
+        by = commit.choice.revision, state.buffered
+        if self.rules.asynchronous:
+            strange = frozenset(self.roster.summaries().keys() - state.roll.keys())  # not counted yet: none is named
+            drafted(process.world, process, Step(*of, *by, commit.choice.successors, late=strange))
+            return
+        private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)
+        late = frozenset(peer for peer, member in after.roll.items() if member.behind[2] > after.version.epoch)
+        drafted(process.world, process, Step(*of, *by, after.plan.succession, private, late))
+
+    def _agrees(self, commit: Commit) -> None:
+        """Check that one base and key make one version (law x)."""
+        known = self.truth.versions.setdefault((commit.fragment, commit.base, commit.key), commit.version)
+        same = known == commit.version or not commit.hashes
+        require(same, "x", f"{self.me}: one key of unit {commit.fragment} makes {commit.version} and {known}")
+
+    def _accept(self, process: Process, effect: e.Accept) -> None:
+        world, truth = process.world, self.truth
+        for fragment, version in effect.proposals:
+            store = self.stores[fragment]
+            proposed = store.proposals.get(version) if effect.numbers is None else None
+            numbers = range(len(store.present)) if effect.numbers is None else effect.numbers
+            for number in numbers:
+                store.present[number] = store.staged.pop(number) if proposed is None else proposed[number]
+            store.proposals = {} if effect.numbers is None else store.proposals
+            self._sum(process, fragment, version)
+            tensors = [piece.true for piece in store.present]
+            known = truth.tensors.setdefault((fragment, version), tensors)
+            same = known == tensors or world.flips > 0
+            require(same, "a", f"{self.me}: unit {fragment} has other tensors at {version} than a peer before")
+            if effect.numbers is None:
+                if proposed is None:
+                    world.witness.fills(fragment, version, self.of(fragment).buffered)
+                world.accepted(process, fragment)
+
+    def _keep(self, process: Process, fragment: int, numbers: tuple[int, ...]) -> None:
+        """Take damaged slices, which nobody else has, as they are."""
+        store = self.stores[fragment]
+        for number in numbers:
+            self.truth.kept.add(store.present[number].flip)
+        self._sum(process, fragment, self.of(fragment).version)
+
+    def _sum(self, process: Process, fragment: int, version: Version) -> None:
+        """Hash the slices, and tell the digests later."""
+        store, world = self.stores[fragment], process.world
+        store.sum()
+        sums = store.sums
+
+        def tell() -> None:
+            if store.sums is sums:  # else other slices have come since
+                world.feed_alive(process, e.Digested(fragment, version, tuple(sums)))
+
+        world.at(world.rng.uniform(0, world.settings.work_time), tell)
+
+    # -- the trainer
+
+    def _sent(self, process: Process, unit: int, id: ContributionId) -> None:
+        progress = self.progress[unit]
+        if progress.sent is not None and progress.sent[0] == id:  # taken up again, as it was
+            process.trainer.delta[unit] = progress.sent[1]
+            return
+        progress.sent, progress.times = (id, self.sending), progress.times + 1
+        progress.oldest = progress.oldest or id
+
+    def _merged(self, process: Process, loaded: tuple[e.Loaded, ...], due: int | None) -> tuple[Merged, ...]:
+        """Return what a Load merges. Progress that was refused too often is dropped, also if there is nothing newer."""
+        most = REFUSALS if self.rules.asynchronous else self.rules.carry_rounds + 1
+        merged = []
+        if self.rules.asynchronous and due is not None and self.progress[due].times >= most:
+            same = self.progress[due].base
+            if same is not None and same == self.versions[due] and due not in [one.fragment for one in loaded]:
+                loaded = (*loaded, e.Loaded(due, same, None, kin=False))
+        for one in loaded:
+            pending = process.trainer.pending(one.fragment)
+            merged.append(Merged(one.fragment, one.version, self.progress[one.fragment].merge(one, pending, most)))
+        return tuple(merged)

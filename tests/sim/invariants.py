@@ -9,9 +9,9 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.events import Merge
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.fragments.events import Merge
 
 from .faults import PAUSE_S
 from .model import Violation, require
@@ -57,12 +57,12 @@ def advanced(world: World, process: Process, unit: int) -> None:
     more round, by that round's H (invariant h)."""
     replica = process.replica
     before, made = process.reached.get(unit, (None, 0))
-    state, steps = process.reached[unit] = replica.state(unit), replica.steps_made(unit)
+    state, steps = process.reached[unit] = replica.of(unit), replica.steps_made(unit)
     if before is not None and replica.remembers(unit, before.version):
         fell = state.revision < before.revision
         require(not fell, "h", f"{process.name}: unit {unit} went back from {before.revision} to {state.revision}")
         if state.version.epoch == before.version.epoch + 1:
-            round, counts = world.rules.steps_between(before.revision, world.fragments[unit]), steps - made
+            round, counts = world.rules.steps_between(before.revision, unit), steps - made
             require(counts == round, "h", f"{process.name}: unit {unit} counts {counts} steps for a round of {round}")
     if world.data is not None and unit == world.data.ledger:
         world.data.advanced(process)
@@ -83,7 +83,7 @@ def _obeys(world: World, process: Process, step: Step) -> None:
     and the commit must count as many contributions as its own revision requires (invariant h)."""
     if not step.counted:
         return
-    state, count = process.replica.state(step.unit), len(step.counted)
+    state, count = process.replica.of(step.unit), len(step.counted)
     what = f"{process.name}: a commit of unit {step.unit} after epoch {state.version.epoch}"
     require(not process.replica.final(step.unit), "h", f"{what} comes after the end, {state.revision}")
     least = world.rules.needed(step.revision, first=not state.version.epoch)
@@ -141,7 +141,7 @@ def aggregate(world: World) -> None:
         since = max(when for when, _, moved, _ in world.commits if moved == unit)
         lived = [n for n, p in world.alive.items() if p.born < since - patience and p.replica.has_state]
         settled = since - patience > world.membership.quiet_from and not replica.final(unit)
-        better, first = sorted({*lived} - world.ways.private), replica.state(unit).plan.succession[0]
+        better, first = sorted({*lived} - world.ways.private), replica.of(unit).plan.succession[0]
         held = first not in world.ways.private or not better or not settled
         require(held, "o", f"{first} is private and aggregates unit {unit}, though {better} are reachable")
 
@@ -259,7 +259,7 @@ def revised(world: World, asked: Revision) -> None:
         require(ended <= process.replica.finished, "h", f"{name}: all units are at the end, but training goes on")
     for unit in world.units:
         replica = newest(world, unit).replica
-        at = replica.state(unit).revision
+        at = replica.of(unit).revision
         require(replica.final(unit) or at == highest, "h", f"unit {unit} is at {at}, not at {highest}")
 
 

@@ -38,11 +38,11 @@ KNOWN_S = 3.0
 
 @dataclass(slots=True)
 class Exchange:
-    """One contribution of a trainer: when it was sent, for which units, and its number among the trainer's
-    contributions to this fragment. first: when any trainer first sent a contribution on one of the same versions."""
+    """One contribution of a trainer: when it was sent, for which unit, and its number among the trainer's contributions
+    to this unit. first: when any trainer first sent a contribution on the same version."""
 
     sent: float
-    units: tuple[int, ...]
+    unit: int
     number: int
     first: float
 
@@ -52,7 +52,7 @@ class Attended:
     """What is recorded of one incarnation of a peer."""
 
     since: float = math.inf  # when its trainer first merged
-    exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
+    exchanges: Counter[int] = field(default_factory=Counter)  # by unit
     open: Exchange | None = None
     excused_until: float = -math.inf  # until then a long pause is the reason why it was not counted
     joined: float = -math.inf  # when it left another lineage for this one
@@ -67,8 +67,6 @@ class Membership:
     quiet_from: float = -math.inf
     _lives: dict[int, Attended] = field(default_factory=dict)
     _first: dict[tuple[int, Version | None], float] = field(default_factory=dict)  # by unit and version: the first send
-    # by fragment and epoch: the working peers that a unit's round did not wait for, because they miss rounds often
-    _often: dict[tuple[int, int], set[str]] = field(default_factory=dict)
 
     @property
     def patience(self) -> float:
@@ -86,18 +84,16 @@ class Membership:
         """Record that all lasting faults have ended."""
         self.quiet_from = min(self.quiet_from, self.world.now)
 
-    def sends(self, process: Process, units: tuple[int, ...]) -> None:
-        """Record that a trainer sends a contribution to these units."""
-        life = self._life(process)
-        versions, now = process.replica.versions, self.world.now
-        fragment = self.world.fragments[units[0]]
-        life.exchanges[fragment] += 1
-        first = min(self._first.setdefault((unit, versions[unit]), now) for unit in units)
-        life.open = Exchange(now, units, life.exchanges[fragment], first)
+    def sends(self, process: Process, unit: int) -> None:
+        """Record that a trainer sends a contribution to this unit."""
+        life, now = self._life(process), self.world.now
+        life.exchanges[unit] += 1
+        first = self._first.setdefault((unit, process.replica.versions[unit]), now)
+        life.open = Exchange(now, unit, life.exchanges[unit], first)
 
     def merges(self, process: Process) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
-        contribution, unless this was its first contribution to the fragment, or came after `round_timeout` (invariant
+        contribution, unless this was its first contribution to the unit, or came after `round_timeout` (invariant
         l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
@@ -105,8 +101,7 @@ class Membership:
         if life.open is None or process.blocked:
             return
         exchange, life.open = life.open, None
-        delta = process.trainer.delta
-        missed = [unit for unit in exchange.units if delta[unit] & ~process.replica.holds(unit)]
+        missed = process.trainer.delta[exchange.unit] & ~process.replica.holds(exchange.unit)
         # a trainer whose steps take longer than round_timeout is too late by the rule
         in_time = exchange.sent + ARRIVES_S < exchange.first + self.world.rules.round_timeout
         judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time
@@ -115,21 +110,18 @@ class Membership:
             life.counted_at = self.world.now
         elif judged:
             which = f"exchange {exchange.number}, sent at {exchange.sent:.3f}"
-            require(False, "l", f"{process.name}: units {missed} do not count its {which}")
+            require(False, "l", f"{process.name}: unit {exchange.unit} does not count its {which}")
 
     def drafted(self, process: Process, step: Step) -> None:
         """Check that an outer step counts at least half of the working peers, and at least two peers if several work,
         unless the revision says that one is enough (invariant m). A peer that has missed several rounds in a row does
-        not count as working. Nor does a peer that another unit of the fragment left out at this epoch for that reason:
-        all units then leave it out."""
+        not count as working."""
         if self.world.rules.asynchronous or not step.counted:
             return
         replica, unit = process.replica, step.unit
         came, alive = {one.peer for one in step.counted}, self.world.alive.items()
         works = {name for name, other in alive if self._works(other, unit, replica.versions[unit])}
-        often = self._often.setdefault((self.world.fragments[unit], step.base.epoch), set())
-        often |= {name for name in works if replica.misses_often(unit, name)}
-        working = came | works - often
+        working = came | {name for name in works if not replica.misses_often(unit, name)}
         pair = 1 if step.revision.min_peers == 1 else 2
         least = min(len(working), max(pair, math.ceil(len(working) / 2)))
         text = f"{process.name}: unit {unit} takes a step with {sorted(came)} only, though {sorted(working)} work"

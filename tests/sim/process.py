@@ -11,7 +11,9 @@ from p2p_diloco.core.version import ModelVersion
 from .model import Trainer
 
 if TYPE_CHECKING:
-    from .face import Face, State
+    from p2p_diloco.fragments.state import State
+
+    from .face import Face
     from .world import World
 
 
@@ -22,7 +24,9 @@ class Process:
         self.name, self.world, self.born = name, world, world.now
         self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
         life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
-        self.replica: Face = world.face(name, world.rules, incarnation=life, now=self.clock(world.now))
+        self.replica: Face = world.face(
+            name, world.rules, incarnation=life, now=self.clock(world.now), truth=world.truth
+        )
         self.trainer = Trainer(len(world.units))
         self.step_time = world.rng.uniform(*self._step_times(world))
         self.stalled_until = self.frozen_until = 0.0

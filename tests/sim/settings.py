@@ -24,7 +24,7 @@ class Settings:
     async_grace: float = 0.0
     max_staleness: int | None = None
     fragments: int = 1
-    shards_per_fragment: int = 1
+    slices_per_fragment: int = 1
     interval: int = 3  # inner steps between contributions
     overlap: int = 0  # inner steps between a contribution and its merge
     min_peers: int = 1
@@ -67,7 +67,7 @@ class Settings:
 
     def rules(self) -> Rules:
         """Return the rules that the peers of this simulated run agree on."""
-        f, n = self.fragments, self.shards_per_fragment
+        f, n = self.fragments, self.slices_per_fragment
         return Rules(
             run="sim",
             fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),

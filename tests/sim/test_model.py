@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.fragments import leading
 from tests.sim import invariants
+from tests.sim.face import Piece, Store
 from tests.sim.model import Fate, Tensors, Trainer, Violation
 from tests.sim.settings import Settings
 from tests.sim.witness import Witness
@@ -107,26 +110,45 @@ def test_the_accounts_balance() -> None:
 def test_a_replica_never_goes_back() -> None:
     """(b) is checked after every event."""
     world = calm()
-    replica: Any = world.alive["p1"].replica
-    world.alive["p1"].best = type(replica.logs.model())(9)
+    world.alive["p1"].best = ModelVersion(9)
     with pytest.raises(Violation, match=r"\(b\)"):
         world.run(30.0)
 
 
-def test_replicas_that_compute_otherwise_show() -> None:
-    """(a): a commit applied to other tensors reaches another digest."""
+def test_slices_of_unlike_steps_show() -> None:
+    """(y): a contribution is in all slices of a fragment or in none."""
+    world = World(1, Settings(peers=2, drop=0.0, duplicate=0.0, slices_per_fragment=2))
+    world.run(20.0)
+    replica = world.alive["p1"].replica
+    assert replica.holds(0)
+    replica.stores[0].present[1] = Piece()
+    with pytest.raises(Violation, match=r"\(y\)"):
+        replica.holds(0)
+
+
+def test_one_key_that_makes_two_versions_shows() -> None:
+    """(x) is checked with every commit that is applied."""
     world = calm()
-    world.alive["p1"].replica.store.present[0] = Tensors(0, b"astray")
+    replica = world.alive["p1"].replica
+    commit = replica.logs[0].last[-1][0]
+    other = replace(commit, version=replace(commit.version, digest="other"))
+    with pytest.raises(Violation, match=r"\(x\)"):
+        replica._agrees(other)
+
+
+def test_replicas_that_compute_otherwise_show() -> None:
+    """(a): a commit applied to other tensors leads to others."""
+    world = calm()
+    astray = Tensors(0, b"astray")
+    world.alive["p1"].replica.stores[0].present[0] = Piece(astray, astray)
     with pytest.raises(Violation, match=r"\(a\)"):
         world.run(40.0)
 
 
-def test_an_aggregator_that_has_all_and_waits_shows() -> None:
-    """(e) is checked whenever an aggregator wakes up."""
+def test_a_leader_that_has_all_and_waits_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(e) is checked whenever a leader wakes up."""
     world = calm()
-    for process in world.alive.values():
-        for log in process.replica.logs:
-            log.close = lambda now: []  # type: ignore[method-assign]
+    monkeypatch.setattr(leading, "advance", lambda log, now: [])
     with pytest.raises(Violation, match=r"\(e\)"):
         world.run(60.0)
 
@@ -160,3 +182,14 @@ def test_two_versions_of_one_epoch_are_a_violation(holder: str, successor: str, 
     with pytest.raises(Violation, match=r"\(k\)") if broken else nullcontext():
         witness.accepts(other, 0, second, others if dead else [held, *others], now=6.0)
     assert witness.gone[0] == (0 if broken else 0b101)
+
+
+def test_a_node_notices_what_was_damaged_after_its_last_step() -> None:
+    """Not what a step was taken from: that only others can tell."""
+    store = Store([Piece(), Piece()])
+    store.sum()
+    assert store.wrong() == ()
+    store.present[1] = Piece(Piece().here, Piece().true.step((("a", 1),)))
+    assert store.wrong() == ()
+    store.present[1] = Piece(Piece().here.step((("a", 1),)), Piece().true)
+    assert store.wrong() == (1,)

@@ -484,7 +484,7 @@ def pausing(seed: int, **settings: Any) -> World:
 
 
 THREE = {"round_timeout": 3.0, "pause_timeout": 8.0}
-MANY = {"peers": 7, "late": (1.0, 5.0), "shards_per_fragment": 1, "round_timeout": 1.5, "pause_timeout": 12.0}
+MANY = {"peers": 7, "late": (1.0, 5.0), "slices_per_fragment": 1, "round_timeout": 1.5, "pause_timeout": 12.0}
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Apply, Average
-from p2p_diloco.core.leadership import Leadership
-from p2p_diloco.core.messages import Commit, Message, State
+from p2p_diloco.fragments import claims, closing
+from p2p_diloco.fragments.events import Apply
+from p2p_diloco.fragments.messages import Commit, Message, Part
 from tests.sim import invariants
-from tests.sim.model import Tensors
-from tests.sim.old_face import OldFace
+from tests.sim.face import Face
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -45,8 +43,8 @@ def settle(world: World, seconds: float = 12.0) -> None:
 
 
 def times(world: World, name: str, since: float = 0.0) -> list[float]:
-    """The times at which the peer's shard 0 moved."""
-    return [when for when, who, shard, _ in world.commits if who == name and shard == 0 and when >= since]
+    """The times at which the peer's fragment 0 moved."""
+    return [when for when, who, unit, _ in world.commits if who == name and unit == 0 and when >= since]
 
 
 def longest_gap(moments: list[float], start: float, end: float) -> float:
@@ -58,7 +56,7 @@ def longest_gap(moments: list[float], start: float, end: float) -> float:
 
 
 class LastWords(World):
-    """The aggregator of an epoch dies while it sends its commit: only one peer receives it, not a successor."""
+    """The leader of an epoch dies while it sends its commit: only one peer receives it, not a successor."""
 
     after = 12.0
     hearer = ""
@@ -67,14 +65,14 @@ class LastWords(World):
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, Commit) and self.commit is None and self.now > self.after:
             others = [p for p in sorted(self.alive) if p != sender.name]
-            successor = self.alive[others[0]].replica.logs[0].lead.candidates()[1]
+            successor = self.alive[others[0]].replica.of(0).plan.succession[1]
             self.hearer = self.hearer or next(p for p in others if p != successor)
             if self.hearer in (sender.name, successor):
                 self.after = self.now + 1.0  # skip this commit: the chosen peer sends it, or is the successor
             else:
                 self.commit = message
                 self.at(0.0, lambda: self.crash(sender.name))
-        last = message is self.commit and isinstance(message, Commit) and sender.name == message.aggregator
+        last = message is self.commit and isinstance(message, Commit) and sender.name == message.leader
         if last and to != self.hearer:
             return
         super().send(sender, to, message)
@@ -90,14 +88,14 @@ def last_words(seed: int, idle: bool) -> None:
     assert world.commit is not None
     assert len(world.alive) == 3
     for process in world.alive.values():
-        assert process.replica.logs[0].state.history[world.commit.version.epoch] == world.commit.version.digest
+        assert process.replica.remembers(0, world.commit.version)
         assert process.replica.epoch > world.commit.version.epoch
     settle(world)
 
 
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_commit_that_one_peer_got_before_the_aggregator_died(seed: int, idle: bool) -> None:
+def test_a_commit_that_one_peer_got_before_its_leader_died(seed: int, idle: bool) -> None:
     """It is the commit: the successor asks, is answered with it, and no peer has another one of that epoch.
 
     The peer that received it may be a contributor, or one with a stopped trainer, so that no round waits for it.
@@ -105,25 +103,13 @@ def test_a_commit_that_one_peer_got_before_the_aggregator_died(seed: int, idle: 
     last_words(seed, idle)
 
 
-def test_without_promises_that_commit_would_be_lost(sabotage: Callable[..., None]) -> None:
-    """The story above can fail: a successor that asks no peer writes its own commit."""
-    sabotage(Leadership, "unpromised", "if self.promised_by is None:", "if True:")
-    lost = 0
-    for seed in range(6):
-        try:
-            last_words(seed, idle=True)
-        except (AssertionError, KeyError):
-            lost += 1
-    assert lost > 0
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
-    """kill -9 of the aggregator at any moment: besides their own inner steps the others lose less than 3 s."""
+    """kill -9 of the leader at any moment: besides their own inner steps the others lose less than 3 s."""
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.13
     world.run(moment)
-    world.crash(next(iter(world.alive.values())).replica.logs[0].lead.holder)
+    world.crash(next(iter(world.alive.values())).replica.logs[0].round.holder)
     world.run(moment + 10.0)
     for name in world.alive:
         assert longest_gap(times(world, name), moment, moment + 10.0) < 3.0 + world.settings.interval * 0.5
@@ -132,12 +118,12 @@ def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(seed: int) -> None:
-    """No connection closes and no dial is refused; the aggregator's silence is noticed within heartbeat_timeout + 2
+    """No connection closes and no dial is refused; the leader's silence is noticed within heartbeat_timeout + 2
     s."""
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.27
     world.run(moment)
-    gone = next(iter(world.alive.values())).replica.logs[0].lead.holder
+    gone = next(iter(world.alive.values())).replica.logs[0].round.holder
     cut(world, gone)
     world.run(moment + 15.0)
     limit = world.rules.heartbeat_timeout + 2.0 + world.settings.interval * 0.5
@@ -168,21 +154,21 @@ def test_a_lone_survivor_goes_on() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_restart_from_a_checkpoint_older_than_the_counted_contributions(seed: int) -> None:
-    """Its new contributions have greater ids than the counted ones, so they count; and the counted table prevents that
+    """Its new contributions have greater ids than the counted ones, so they count; and the roll prevents that
     old steps count twice."""
     world = calm(seed)
     world.faults.save("p1")
     world.run(12.0)
-    counted = world.alive["p0"].replica.logs[0].state.counted["p1"]
+    counted = world.alive["p0"].replica.of(0).roll["p1"].id
     world.crash("p1")
     world.run(16.0)
     process = world.start("p1", from_disk=True)
     assert process.replica.epoch < world.alive["p0"].replica.epoch
     world.run(40.0)
     settle(world)
-    now = world.alive["p0"].replica.logs[0].state.counted["p1"]
+    now = world.alive["p0"].replica.of(0).roll["p1"].id
     assert now > counted
-    assert now.incarnation == process.replica.own.incarnation
+    assert now.incarnation == process.replica.incarnation
     assert world.alive["p0"].replica.holds(0) & process.trainer.taken
 
 
@@ -220,7 +206,7 @@ def test_all_peers_restart_from_disk() -> None:
 
 
 def test_a_power_cut_with_the_newest_disk_back_last() -> None:
-    """Two peers have gone on from older disks meanwhile, but have fewer samples than the third one's disk."""
+    """Two peers have gone on from older disks meanwhile. They are the many, and a disk doesn't know better."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
         world.faults.save(name)
@@ -232,46 +218,43 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
     world.run(21.0)
     for name in ("p0", "p1"):
         world.start(name, from_disk=True)
-    world.run(23.0)
-    assert max(p.replica.epoch for p in world.alive.values()) < newest.epoch
+    world.run(28.0)
+    gone_on = world.alive["p0"].replica.versions[0]
+    assert gone_on.epoch < newest.epoch
     world.start("p2", from_disk=True)
-    world.run(40.0)
+    world.run(45.0)
     for process in world.alive.values():
-        assert process.replica.logs[0].state.history[newest.epoch] == newest.digest
-        assert process.replica.epoch > newest.epoch
+        assert process.replica.remembers(0, gone_on)
+        assert not process.replica.remembers(0, newest)
     settle(world)
 
 
 # -- partitions
 
 
-@pytest.mark.parametrize(("fast", "wins"), [(0.1, "p0"), (0.2, "p1")])
-def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
-    """The lineage of more samples wins: at 0.2 s a step the fast peer has more epochs, and loses."""
+def test_the_many_win() -> None:
+    """One fast peer against four slow ones: the lineage that most hold wins, however far the other came."""
     world = calm(peers=5)
-    world.alive["p0"].step_time = fast
+    world.alive["p0"].step_time = 0.1
     cut(world, "p0")
     world.run(35.0)
-    alone, four = world.alive["p0"].replica, world.alive["p1"].replica
+    alone, four = (world.alive[name].replica.versions[0] for name in ("p0", "p1"))
     assert alone.epoch > four.epoch + 5
-    before = {name: world.alive[name].replica.versions[0] for name in ("p0", "p1")}
-    greater = max(before, key=lambda name: before[name])
-    assert greater == wins
-    assert max(before.values(), key=lambda v: v.samples) == before[wins]
+    assert alone.samples > four.samples
     world.cut = set()
     world.run(60.0)
     settle(world)
-    kept = world.alive["p2"].replica.logs[0].state.history
-    assert kept[before[wins].epoch] == before[wins].digest
-    loser = "p1" if wins == "p0" else "p0"
-    assert kept.get(before[loser].epoch) != before[loser].digest
+    assert world.alive["p0"].replica.remembers(0, four)
+    assert not world.alive["p0"].replica.remembers(0, alone)
+    assert any(world.alive["p0"].trainer.dropped)
 
 
+@pytest.mark.xfail(strict=True, reason="links name the newest ancestors only: nothing shows that the two are no kin")
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
 def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
-    """A lone fast peer makes more epochs than the others remember, of fewer samples: its lineage loses all the same,
-    and all its shards come from the other one."""
-    world = calm(peers=5, fragments=shape[0], shards_per_fragment=shape[1], history=20)
+    """A lone fast peer makes more epochs than the others remember: its lineage loses all the same, and all its slices
+    come from the other one."""
+    world = calm(peers=5, fragments=shape[0], slices_per_fragment=shape[1], history=20)
     world.run(8.0)
     world.alive["p0"].step_time = 0.15
     cut(world, "p0")
@@ -279,19 +262,17 @@ def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]
     alone, four = world.alive["p0"].replica.versions, world.alive["p1"].replica.versions
     for mine, theirs in zip(alone, four, strict=True):
         assert mine.epoch > theirs.epoch + 20
-        assert mine.samples < theirs.samples
     world.cut = set()
-    world.run(world.now + 6.0)
-    kept = [log.state.history for log in world.alive["p0"].replica.logs]
-    assert all(history[v.epoch] == v.digest for history, v in zip(kept, four, strict=True))
+    world.run(world.now + 8.0)
+    assert all(world.alive["p0"].replica.remembers(unit, version) for unit, version in enumerate(four))
     world.run(world.now + 20.0)
     settle(world)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_against_two(seed: int) -> None:
-    """After healing there is one lineage, for all shards of all fragments together."""
-    world = calm(seed, peers=4, fragments=2, shards_per_fragment=2)
+    """After healing there is one lineage, for all fragments together."""
+    world = calm(seed, peers=4, fragments=2, slices_per_fragment=2)
     cut(world, "p0", "p1")
     world.run(25.0)
     left, right = (world.alive[name].replica.versions for name in ("p0", "p3"))
@@ -299,9 +280,11 @@ def test_two_against_two(seed: int) -> None:
     world.cut = set()
     world.run(45.0)
     settle(world)
-    histories = [log.state.history for log in world.alive["p0"].replica.logs]
-    winners = {side == (left[s].digest == histories[s].get(left[s].epoch)) for s in range(4) for side in (True,)}
-    assert len(winners) == 1
+    replica = world.alive["p0"].replica
+    assert len({replica.remembers(unit, version) for unit, version in enumerate(left)}) == 1
+    assert {replica.remembers(unit, version) for unit, version in enumerate(left)} != {
+        replica.remembers(unit, version) for unit, version in enumerate(right)
+    }
 
 
 def test_a_cut_link_between_two_of_three() -> None:
@@ -325,16 +308,15 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     world.run(35.0)
     waiting = world.alive["p0"]
     assert waiting.blocked
-    flight, steps = waiting.replica.own.flight, waiting.trainer.taken
-    ahead, mine = world.alive["p1"].replica.versions, waiting.replica.versions
-    assert all(a.epoch > b.epoch for a, b in zip(ahead, mine, strict=True))
-    histories = [log.state.history for log in world.alive["p1"].replica.logs]
-    left = [history.get(version.epoch) != version.digest for history, version in zip(histories, mine, strict=True)]
+    flight, steps = waiting.replica.own.ready.id, waiting.trainer.taken
+    ahead, mine = world.alive["p1"].replica, waiting.replica.versions
+    assert all(a.epoch > b.epoch for a, b in zip(ahead.versions, mine, strict=True))
+    left = [not ahead.remembers(unit, version) for unit, version in enumerate(mine)]
     world.cut = set()
     world.run(70.0)
-    assert waiting.replica.own.flight != flight
+    assert waiting.replica.own.ready.id != flight
     settle(world)
-    lost = [steps & ~waiting.replica.holds(shard) for shard in world.units]
+    lost = [steps & ~waiting.replica.holds(unit) for unit in world.units]
     assert [bool(steps) for steps in lost] == left
     assert all(not steps & ~dropped for steps, dropped in zip(lost, waiting.trainer.dropped, strict=True))
 
@@ -360,13 +342,14 @@ def test_rounds_that_pass_before_the_others_wait_for_it_again(seed: int) -> None
 
 
 class SlowState(World):
-    """A state takes two seconds, or the given time."""
+    """A slice of a state takes two seconds, or the given time."""
 
     lag = 2.0
 
     def send(self, sender: Process, to: str, message: Message) -> None:
-        if isinstance(message, State) and to in self.alive:
-            whole = replace(message, payload=sender.replica.store.present[message.shard])
+        if isinstance(message, Part) and to in self.alive:
+            whole, damage = sender.replica.laden(sender, message)
+            assert damage is None
             self.at(self.lag, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
         else:
             super().send(sender, to, message)
@@ -378,7 +361,7 @@ def test_a_joiner_delays_no_round() -> None:
     world.names += ["p1", "p2"]
     world.start("p1")
     world.run(40.0)
-    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
+    assert "p1" in world.alive["p0"].replica.of(0).roll
     usual = longest_gap(times(world, "p0"), 20.0, 40.0)
     joiner = world.start("p2")
     world.run(60.0, stop=lambda: joiner.replica.has_state)
@@ -388,7 +371,7 @@ def test_a_joiner_delays_no_round() -> None:
     assert longest_gap(times(world, "p0"), 40.0, joined) <= usual + 0.2
     world.run(joined + 20.0)
     assert longest_gap(times(world, "p0"), joined, world.now) <= usual + world.settings.interval * 0.5 + 0.2
-    assert "p2" in world.alive["p0"].replica.logs[0].state.counted
+    assert "p2" in world.alive["p0"].replica.of(0).roll
     settle(world)
 
 
@@ -398,13 +381,13 @@ def test_a_joiner_whose_state_takes_longer_than_an_epoch_catches_up() -> None:
     world.names.append("p1")
     world.start("p1")
     world.run(120.0)
-    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
+    assert "p1" in world.alive["p0"].replica.of(0).roll
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(shards: int) -> None:
-    """Its donor is asked again, and staged states are kept."""
-    world = calm(world=SlowState, peers=4, interval=4, shards_per_fragment=shards)
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(slices: int) -> None:
+    """Its donor is asked again, and staged slices are kept."""
+    world = calm(world=SlowState, peers=4, interval=4, slices_per_fragment=slices)
     assert isinstance(world, SlowState)
     world.lag = world.rules.fetch_again + 1.0
     cut(world, "p0", "p1")
@@ -424,10 +407,10 @@ def test_a_trainer_that_stops_while_its_node_lives() -> None:
     patience = world.rules.idle_after(0.5) + world.rules.heartbeat_interval + 2 * world.settings.interval * 0.5
     assert longest_gap(times(world, "p0"), 5.0, 40.0) < patience + 1.0
     assert longest_gap(times(world, "p0"), 15.0, 40.0) < 2.0
-    assert "p1" not in world.alive["p0"].replica.logs[0].state.plan.group
-    before = world.alive["p0"].replica.logs[0].state.counted["p1"]
+    assert "p1" not in closing.waited_for(world.alive["p0"].replica.logs[0], 0.0)
+    before = world.alive["p0"].replica.of(0).roll["p1"].id
     world.run(60.0)
-    assert world.alive["p0"].replica.logs[0].state.counted["p1"] > before
+    assert world.alive["p0"].replica.of(0).roll["p1"].id > before
     settle(world)
 
 
@@ -446,8 +429,8 @@ class Counting(World):
     """Records every outer step's number of contributions, by the epoch of its base."""
 
     def _carry_out(self, process: Process, effect: Any) -> None:
-        if isinstance(effect, Average):
-            self.steps = [*getattr(self, "steps", []), (effect.base.epoch, len(effect.contributions))]
+        if isinstance(effect, Apply):
+            self.steps = [*getattr(self, "steps", []), (effect.commit.base.epoch, len(effect.commit.choice.entries))]
         super()._carry_out(process, effect)
 
 
@@ -467,36 +450,36 @@ def test_no_outer_step_below_the_floor(seed: int) -> None:
 # -- memory that changes by itself
 
 
-def flip(world: World, name: str, shard: int = 0) -> None:
+def flip(world: World, name: str, unit: int = 0) -> None:
     """Flip a bit of the peer's outer state."""
     world.flips += 1
-    world.alive[name].replica.flip(shard, b"\xff" * 8)
+    world.alive[name].replica.flip(unit, b"\xff" * 8)
 
 
 def noted(world: World, name: str, text: str) -> int:
-    return sum(f" {name} " in line and "notes " in line and text in line for line in world.lines)
+    return sum(f" {name} " in line and ("Note(" in line or " notes " in line) and text in line for line in world.lines)
 
 
-@pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["leader", "next", "third"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
-    """In any role: the others never take over the damage; the damaged peer fetches the shard, logs it once, and goes
-    on."""
+def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, place: int) -> None:
+    """Wherever it stands in the line: the others never take over the damage; the damaged peer fetches the slice, beside
+    the rounds, logs it once, and goes on."""
     world = calm(seed, peers=4, trace=True)
     logs = [process.replica.logs[0] for process in world.alive.values()]
-    world.run(FOR_EVER, stop=lambda: all(len(log.lead.candidates()) == 4 and log.round.working is None for log in logs))
-    line = logs[0].lead.candidates()
-    victim = line[role]
+    world.run(FOR_EVER, stop=lambda: all(len(claims.line(log)) == 4 and log.round.working is None for log in logs))
+    line = claims.line(logs[0])
+    victim = line[place]
     healthy = next(p for p in line if p != victim)
-    good = {name: list(p.replica.logs[0].state.history.items()) for name, p in world.alive.items()}[healthy]
+    good = world.alive[healthy].replica.versions[0]
     flip(world, victim)
     before, flipped = world.alive[healthy].replica.epoch, world.now
     world.run(world.now + 20.0)
     assert world.alive[healthy].replica.epoch > before + 5
     assert longest_gap(times(world, healthy), flipped, world.now) < 3.0
-    assert good[-1] in world.alive[healthy].replica.logs[0].state.history.items()
-    assert noted(world, victim, "mismatch") == 1
-    assert not any(noted(world, name, "mismatch") for name in world.names if name != victim)
+    assert world.alive[healthy].replica.remembers(0, good)
+    assert noted(world, victim, "repair") == 1
+    assert not any(noted(world, name, "repair") for name in world.names if name != victim)
     settle(world)
     invariants.intact(world)
 
@@ -512,8 +495,8 @@ def test_a_newcomer_in_the_midst_of_a_round_does_not_lengthen_it(tenths: int) ->
     newcomer = world.start("p4")
     world.run(began + 12.0)
     assert longest_gap(times(world, "p0"), began - 3.0, world.now) < 3.5
-    counted = world.alive["p0"].replica.logs[0].state.counted["p4"]
-    assert counted.incarnation == newcomer.replica.own.incarnation
+    counted = world.alive["p0"].replica.of(0).roll["p4"].id
+    assert counted.incarnation == newcomer.replica.incarnation
     assert counted.sequence >= world.alive["p0"].replica.epoch - epoch - 2
 
 
@@ -526,80 +509,62 @@ def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     flip(world, "p0")
     newcomer = world.start("p1")
     world.run(world.now + 20.0)
-    assert noted(world, "p0", "no live peer has an intact copy") == 1
+    assert noted(world, "p0", "what is here stays") == 1
     assert newcomer.replica.has_state
-    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
+    assert "p1" in world.alive["p0"].replica.of(0).roll
     settle(world)
     invariants.intact(world)
 
 
-class OtherTensors(Tensors):
-    """Tensors of a machine whose outer step rounds differently."""
+class Unlike(Face):
+    """A machine whose outer step rounds differently: none of its slices has the digest that others tell. It does so
+    from 8 s on, because half of the peers could else have their first state from it."""
 
-    def step(self, mean: tuple[tuple[str, int], ...]) -> Tensors:
-        right = super().step(mean)
-        return replace(right, chain=bytes(byte ^ 1 for byte in right.chain))
-
-
-class Excused(OldFace):
-    """A replica whose outer steps may lead to other digests than commits name."""
-
-    def excused(self, process: Process, commit: Commit) -> bool:
-        return True
+    def _apply(self, process: Process, work: Apply) -> Any:
+        done = super()._apply(process, work)
+        if process.world.now < 8.0:
+            return done
+        proposed = self.stores[work.commit.fragment].proposals[work.commit.version]
+        proposed[:] = [replace(piece, here=replace(piece.here, chain=b"odd" + piece.here.chain)) for piece in proposed]
+        return done
 
 
-class Unlike(World):
-    """The last peer's machine computes unlike the others', so its digests may differ."""
-
-    face = Excused
+class OneUnlike(World):
+    """The last peer's machine computes unlike the others'."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.flips = 1
 
-    def _carry_out(self, process: Process, effect: Any) -> None:
-        if process.name != self.names[-1] or not isinstance(effect, Average | Apply):
-            return super()._carry_out(process, effect)
-        present, shard = process.replica.store.present, getattr(effect, "commit", effect).shard
-        like = present[shard]
-        present[shard] = OtherTensors(like.steps, like.chain)
-        super()._carry_out(process, effect)
-        present[shard] = like
-        return None
+    def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
+        self.face = Unlike if name == self.names[-1] else Face
+        return super().start(name, found, from_disk)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_machine_unlike_the_others(seed: int) -> None:
-    """The run keeps its pace, and every peer's progress is counted. The odd machine notices, logs it once, gets states
-    instead of commits, and no longer aggregates; then no peer has to fetch."""
-    world = calm(seed, Unlike, peers=4, trace=True)
+def test_a_machine_unlike_the_others_repairs_beside_the_rounds(seed: int) -> None:
+    """The run keeps its pace, and every peer's progress is counted. The odd machine notices by the digests that the
+    others tell, and fetches slices; no other peer does."""
+    world = calm(seed, OneUnlike, peers=4, trace=True)
     began, odd = world.now, world.names[-1]
     world.run(began + 60.0)
     assert longest_gap(times(world, "p0"), began, world.now) < 3.0
     assert world.alive["p0"].replica.epoch > 30
     for name in world.names:
-        assert world.alive[name].replica.roster.mine.unlike == (name == odd)
-        assert noted(world, name, "computes the outer step unlike") == (name == odd)
-    lines, epoch = len(world.lines), world.alive[odd].replica.epoch
-    world.run(world.now + 60.0)
-    assert world.alive[odd].replica.epoch > epoch + 30
-    later = world.lines[lines:]
-    assert not any("Fetch" in line or "another digest" in line for line in later)
-    assert not any(odd in log.state.plan.succession for log in world.alive["p0"].replica.logs)
+        assert bool(noted(world, name, "are fetched again")) == (name == odd)
+    before = world.alive["p0"].replica.of(0).roll[odd].epoch
+    world.run(world.now + 20.0)
+    assert world.alive["p0"].replica.of(0).roll[odd].epoch > before + 5
     settle(world)
-    invariants.intact(world)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_machines_unlike_each_other(seed: int) -> None:
-    """One of them notices, and the other one aggregates from then on; no round stalls and no peer fetches."""
-    world = calm(seed, Unlike, peers=2, trace=True)
-    world.run(world.now + 60.0)
-    unlike = [name for name in world.names if world.alive[name].replica.roster.mine.unlike]
-    assert unlike
+    """A tie decides nothing: no round stalls, and neither fetches."""
+    world = calm(seed, OneUnlike, peers=2, trace=True)
+    world.run(world.now + 30.0)
     lines, epoch = len(world.lines), world.alive["p0"].replica.epoch
     world.run(world.now + 30.0)
     assert world.alive["p0"].replica.epoch > epoch + 15
-    assert not any("Fetch" in line for line in world.lines[lines:])
+    assert not any("are fetched again" in line for line in world.lines[lines:])
     settle(world)
-    invariants.intact(world)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.fragments import leading
 from tests.sim.check import KINDS, check, drawn, kind_of
 from tests.sim.world import World
 from tests.sim.worlds import Report, main
@@ -46,7 +46,7 @@ def test_a_report_adds_worlds_up() -> None:
 
 def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code says so, and the report how to look at it."""
-    monkeypatch.setattr(ShardLog, "advance", lambda self, now: [])
+    monkeypatch.setattr(leading, "advance", lambda log, now: [])
     broken = next(seed for seed in range(200) if main(["--seed", str(seed)]) == 1)
     told = capsys.readouterr().out
     kind = kind_of(broken)

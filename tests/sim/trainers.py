@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Contribute, Merge, Pause, Stepped
-from p2p_diloco.core.leases import WEIGHT_MIN
+from p2p_diloco.fragments.events import Merge, Pause, Stepped
 
 from .model import Fate, Trainer
 
 if TYPE_CHECKING:
+    from p2p_diloco.core.leases import Use
+
     from .face import Merged
     from .process import Process
     from .world import World
@@ -88,8 +89,8 @@ class Trainers:
             if self.world.data is not None:
                 self.world.data.landed(process)
 
-    def load(self, process: Process, merged: Sequence[Merged], due: tuple[int, ...]) -> None:
-        """Answer a Merge: merge what is newer, and contribute to the units that are due."""
+    def load(self, process: Process, merged: Sequence[Merged], due: int | None) -> None:
+        """Answer a Merge: merge what is newer, and contribute to the unit that is due."""
         world, trainer = self.world, process.trainer
         world.membership.merges(process)
         for one in merged:
@@ -106,18 +107,15 @@ class Trainers:
         if not self.training:
             return
         asks = world.data is not None and world.data.of(process).asks and not world.data.of(process).stock
-        if due and (asks or trainer.since_sending >= process.interval) and not process.blocked:
-            for unit in due:
-                trainer.delta[unit] = trainer.pending(unit)
+        if due is not None and (asks or trainer.since_sending >= process.interval) and not process.blocked:
+            steps = trainer.delta[due] = trainer.pending(due)
             process.blocked, process.flown = True, 0
             world.membership.sends(process, due)
-            weight, trainer.since_sending = trainer.since_sending, 0
+            samples, trainer.since_sending = trainer.since_sending, 0
             uses = () if world.data is None else world.data.uses(process, due)
-            payloads = tuple(trainer.delta[unit] for unit in due)
-            event = Contribute(due, weight or WEIGHT_MIN, weight, payloads, uses)
             hesitation = world.settings.hesitation
             delay = world.rng.uniform(0.0, hesitation) if hesitation else 0.0
-            world.at(delay, lambda: self._contribute(process, event))
+            world.at(delay, lambda: self._contribute(process, due, samples, steps, uses))
 
     def pause(self, process: Process, seconds: float) -> None:
         """Let the trainer announce a pause, and end it after this many seconds."""
@@ -136,7 +134,7 @@ class Trainers:
             process.paused = None
             world.at(max(0.0, after - world.now), lambda: world.feed_alive(process, Pause(False)))
 
-    def _contribute(self, process: Process, event: Contribute) -> None:
+    def _contribute(self, process: Process, unit: int, samples: int, steps: int, uses: tuple[Use, ...]) -> None:
         world = self.world
         if world.alive.get(process.name) is process:
-            world.feed(process, event)
+            world.feed(process, process.replica.contribution(unit, samples, steps, uses))

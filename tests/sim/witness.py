@@ -72,7 +72,7 @@ class Witness:
         self.buffers(unit, step.base, step.version, len(submitted), step.buffered)
         key = unit, step.version
         self.authors[key], self.counts[key] = process.name, sum(submitted)
-        self.successors[key] = {*replica.state(unit).plan.succession, *step.line} - {process.name}
+        self.successors[key] = {*replica.of(unit).plan.succession, *step.line} - {process.name}
 
     def fills(self, unit: int, version: Version, buffered: int) -> None:
         """Called when a peer loads a fetched state. Check the number of buffered submissions that the state names

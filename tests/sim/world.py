@@ -7,36 +7,37 @@ import heapq
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from p2p_diloco.core.events import (
+from p2p_diloco.core.revision import FOUNDED
+from p2p_diloco.fragments.events import (
     Changed,
     Closed,
     Complaint,
     Delivered,
     Discovered,
+    Effect,
     Event,
     Measured,
     Note,
-    Ready,
     Received,
     Release,
     Revised,
     Send,
     SendFailed,
+    Start,
     Wakeup,
 )
-from p2p_diloco.core.revision import FOUNDED
+from p2p_diloco.fragments.messages import Message
 from p2p_diloco.history.entry import Entry, lines
 
 from .data import Data
-from .face import Face
+from .face import Face, Saved, Truth
 from .faults import Faults
 from .founder import Founder
+from .hostile import Hostile
 from .invariants import advanced, after_event
 from .membership import Membership
 from .model import require
-from .old_face import OldFace
 from .process import Process
 from .settings import PLAIN, Settings
 from .trainers import Trainers
@@ -50,12 +51,9 @@ STORM = 5_000
 class World:
     """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
 
-    face: type[Face] = OldFace  # the core that is played
+    face: type[Face] = Face
 
-    def __init__(
-        self, seed: int, settings: Settings = PLAIN, trace: bool = False, face: type[Face] | None = None
-    ) -> None:
-        self.face = face or self.face
+    def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
@@ -63,11 +61,11 @@ class World:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.trace: list[Entry] | None = [] if trace else None
         self.rules = settings.rules()
-        self.fragments = self.face.units(self.rules)  # by unit
-        self.units = range(len(self.fragments))
+        self.units = range(len(self.rules.fragments))
+        self.truth = Truth()
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
-        self.disks: dict[str, object] = {}  # peer → what its replica has saved
+        self.disks: dict[str, Saved] = {}  # peer → what its replica has saved
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that lose everything in this direction
         self.flips = 0
@@ -77,7 +75,7 @@ class World:
         self.faults = Faults(self)
         self.trainers = Trainers(self)
         self.data = Data(self) if settings.samples else None
-        self.hostile = self.face.hostile(self) if settings.hostile else None
+        self.hostile = Hostile(self) if settings.hostile else None
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)
@@ -187,7 +185,7 @@ class World:
         """Whether there are peers that can't send messages to each other at present."""
         return bool(self.ways.apart if self.ways.on else self.cut or self.mute)
 
-    def send(self, sender: Process, to: str, message: Any) -> None:
+    def send(self, sender: Process, to: str, message: Message) -> None:
         """Send a message. The message may be lost or duplicated; the sender gets Delivered or SendFailed."""
         light, (message, damage) = message, sender.replica.laden(sender, message)
         if damage is not None:
@@ -216,7 +214,7 @@ class World:
             delay = lag + detour + self.rng.expovariate(1 / self.settings.delay_mean)
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
 
-    def _arrive(self, sender: Process, target: Process, message: Any, answer: bool) -> None:
+    def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
         """Feed a message to its receiver, and report the delivery to the sender if ``answer``."""
         if self.alive.get(target.name) is not target:
             if answer:
@@ -250,7 +248,7 @@ class World:
         """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
         if self.trace is not None:
-            self.trace.append(process.replica.entry(self.now, event, effects))
+            self.trace.append(Entry(self.now, process.name, event, tuple(effects)))
         for effect in effects:
             self._carry_out(process, effect)
         after_event(self, process, ticked=isinstance(event, Wakeup))
@@ -265,12 +263,12 @@ class World:
             process.woken_for = float("-inf")
             self.feed_alive(process, Wakeup())
 
-    def _carry_out(self, process: Process, effect: Any) -> None:
+    def _carry_out(self, process: Process, effect: Effect) -> None:
         """Carry out an effect, as a node would."""
         match effect:
             case Send(to, message):
                 self.send(process, to, message)
-            case Ready():
+            case Start():
                 if not process.training:
                     process.training = True
                     self.at(process.step_time, lambda: self.trainers.step(process))
@@ -282,7 +280,7 @@ class World:
             case Note(kind):
                 if kind == "fork":
                     self.membership.joins_lineage(process)
-                    process.goes_over = self.face.many_win
+                    process.goes_over = True
                 self.happened[f"note {kind}"] += 1
             case Complaint():
                 self.happened["complaint"] += 1

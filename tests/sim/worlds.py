@@ -20,14 +20,9 @@ from dataclasses import dataclass, field
 from p2p_diloco.history.story import Story
 
 from .check import KINDS, Outcome, check, drawn, kind_of
-from .face import Face
-from .fragments_face import FragmentsFace
 from .model import Violation
-from .old_face import OldFace
 from .world import World
 
-FACES: dict[str, type[Face]] = {"shards": OldFace, "fragments": FragmentsFace}
-"""The cores that can be played."""
 STORY_WIDTH = 100
 CHUNK = 10
 """Worlds that a process plays before it reports: about half a second of work."""
@@ -104,10 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Play worlds and print a report. Returns the exit code."""
     asked = _asked(arguments)
     if asked.seed is not None:
-        return _one(asked.seed, asked.kind or kind_of(asked.seed), asked.core, asked.trace, asked.story)
+        return _one(asked.seed, asked.kind or kind_of(asked.seed), asked.trace, asked.story)
     began, report, seeds = time.monotonic(), Report(), asked.seeds
     jobs = min(asked.jobs, -(-seeds // CHUNK))
-    played = _played(range(asked.first, asked.first + seeds), asked.kind, asked.core, jobs)
+    played = _played(range(asked.first, asked.first + seeds), asked.kind, jobs)
     for count, (one, outcome) in enumerate(played, 1):
         report.add(one, asked.kind or kind_of(one), outcome)
         if count % CHUNK == 0 or count == seeds:
@@ -122,7 +117,6 @@ def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_at_least(1), default=200, help="how many worlds to play (200)")
     parser.add_argument("--first", type=_at_least(0), default=0, help="seed of the first; the next ones have the next")
     parser.add_argument("--kind", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)}; unset: a mix, by seed")
-    parser.add_argument("--core", choices=FACES, default="shards", help="the core that is played: shards or fragments")
     parser.add_argument("--jobs", type=_at_least(1), default=os.cpu_count() or 1, help="processes; unset: one a core")
     parser.add_argument("--seed", type=_at_least(0), help="play this world alone")
     parser.add_argument("--trace", action="store_true", help="print all that happens in the world of --seed")
@@ -142,9 +136,9 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def _one(seed: int, kind: str, core: str, trace: bool, story: bool) -> int:
+def _one(seed: int, kind: str, trace: bool, story: bool) -> int:
     """Play one world, and print its trace, its story and the report. Returns the exit code."""
-    world, report, began = World(seed, drawn(seed, kind), trace or story, FACES[core]), Report(), time.monotonic()
+    world, report, began = World(seed, drawn(seed, kind), trace or story), Report(), time.monotonic()
     report.add(seed, kind, _outcome(world))
     told = [*(world.lines if trace else ()), f"seed {seed} ({kind}): {world.settings}"]
     if story:
@@ -153,12 +147,12 @@ def _one(seed: int, kind: str, core: str, trace: bool, story: bool) -> int:
     return 1 if report.broken else 0
 
 
-def _played(seeds: range, kind: str | None, core: str, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
+def _played(seeds: range, kind: str | None, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     context = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
     with ProcessPoolExecutor(jobs, context, initializer=_leave_interrupts_to_the_parent) as pool:
         try:
-            for played in pool.map(_play, chunks, [kind] * len(chunks), [core] * len(chunks)):
+            for played in pool.map(_play, chunks, [kind] * len(chunks)):
                 yield from played
         finally:
             pool.shutdown(cancel_futures=True)
@@ -168,9 +162,9 @@ def _leave_interrupts_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _play(seeds: range, kind: str | None, core: str) -> list[tuple[int, Outcome | str]]:
+def _play(seeds: range, kind: str | None) -> list[tuple[int, Outcome | str]]:
     kinds = ((seed, kind or kind_of(seed)) for seed in seeds)
-    return [(seed, _outcome(World(seed, drawn(seed, of), face=FACES[core]))) for seed, of in kinds]
+    return [(seed, _outcome(World(seed, drawn(seed, of)))) for seed, of in kinds]
 
 
 def _outcome(world: World) -> Outcome | str:
