@@ -56,7 +56,7 @@ def replay(
     if events:
         _echo(_events(history, named, peer))
         return 0
-    story = Story(history.entries, lives[-1].head["rules"]["fragments"])
+    story = Story(history.entries, len(lives[-1].head.rules.fragments))
     width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
     if as_json:
         typer.echo(named(json.dumps(_plain(lives, history, story))))
@@ -76,7 +76,7 @@ def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
     """Play each history again, and print the outcome."""
     differs = False
     for life in lives:
-        verdict, begun = check(life), _utc(life.head["started"])
+        verdict, begun = check(life), _utc(life.head.started)
         said = f"{verdict.played} events played again, and every effect is as recorded"
         if verdict.at is not None:
             differs = True
@@ -90,9 +90,9 @@ def _check(lives: Sequence[Life], named: Callable[[str], str]) -> int:
 def _head(lives: Sequence[Life], history: Ordered, named: Callable[[str], str]) -> Iterator[str]:
     peers, last = len({life.peer for life in lives}), history.entries[-1].time if history.entries else 0.0
     count = f"{peers} {'history' if peers == 1 else 'histories'}"
-    yield f"run {lives[0].head['run_id']}: {count}, {last:.1f} s since {_utc(history.began)}"
+    yield f"run {lives[0].head.run_id}: {count}, {last:.1f} s since {_utc(history.began)}"
     for life in lives:
-        if life.head["file"] != 1:
+        if life.head.file != 1:
             yield named(f"{life.peer}: its first files are gone, so the story lacks its beginning")
         if life.gap:
             yield named(f"{life.peer}: {life.gap}")
@@ -138,7 +138,7 @@ def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], st
 def _plain(lives: Sequence[Life], history: Ordered, story: Story) -> dict[str, object]:
     """The story as plain values."""
     return {
-        "run_id": lives[0].head["run_id"],
+        "run_id": lives[0].head.run_id,
         "began": history.began,
         "peers": sorted({life.peer for life in lives}),
         "lines": [{"time": line.time, "kind": line.kind, "text": str(line)} for line in story.lines],

@@ -54,6 +54,7 @@ class Replica:
         self.lineage = Lineage(rules, self.logs, self.roster)
         self.fetching = Fetching(rules, self.logs, self.roster)
         self.finished = self.departed = False
+        self.adopted = FOUNDED  # the last revision that all fragments used
         self.next_tick = self.planned = self.now = now
 
     # -- questions
@@ -381,6 +382,9 @@ class Replica:
         first = any(state is None for state in before)
         self.own.renew_incarnation()
         self.presence.describe(now)
+        if self.revision != self.adopted:
+            self.adopted = self.revision
+            effects.append(e.Note("revision", f"all fragments now use {self.adopted}"))
         if first or self._is_left_out():
             effects += self.presence.tell_all(now)
         effects += [*self.training.start(now), e.Changed(), *self.training.load(now), *self.presence.advance(now)]

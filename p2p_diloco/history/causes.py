@@ -13,17 +13,19 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from p2p_diloco.core import events, messages
+from p2p_diloco.fragments import events, messages
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
 
 WAYS = {
+    **dict.fromkeys((messages.Ready, messages.Slice), "{sender}'s contribution travels to {to}"),
+    messages.Close: "{sender}'s choice travels to {to}",
+    messages.Mean: "{sender}'s mean travels to {to}",
     messages.Commit: "the commit travels to {to}",
-    messages.Contribution: "{sender}'s contribution travels to {to}",
     messages.Want: "{sender}'s request to {to}",
-    messages.TakeOver: "{sender}'s claim travels to {to}",
-    messages.Promise: "{sender}'s promise travels to {to}",
-    messages.State: "the state travels to {to}",
+    messages.Claim: "{sender}'s claim travels to {to}",
+    messages.Vote: "{sender}'s vote travels to {to}",
+    **dict.fromkeys((messages.Head, messages.Part), "the state travels to {to}"),
 }
 CRASHED = ("crashes", DIED)
 """Texts of entries by which a peer dies."""
@@ -51,7 +53,7 @@ class Causes:
         self._sent = defaultdict[Any, deque[int]](deque)
         self._last: dict[Any, int] = {}
         self._died: dict[str, int] = {}
-        self._groups: dict[str, tuple[str, ...]] = {}  # by digest of a version: the next round's averaging group
+        self._groups: dict[str, tuple[str, ...]] = {}  # by digest of a version: whom it counts
         for at, entry in enumerate(entries):
             self._of.append(self._cause(entry))
             self._remember(at, entry)
@@ -76,7 +78,7 @@ class Causes:
         peer may train. Empty for all other entries."""
         if entry.what in CRASHED:
             return f"before the death of {entry.peer}"
-        begins = any(isinstance(effect, events.Ready) for effect in entry.effects)
+        begins = any(isinstance(effect, events.Start) for effect in entry.effects)
         return f"until {entry.peer} may train" if begins else ""
 
     def _cause(self, entry: Entry) -> tuple[int, str, str] | None:
@@ -88,10 +90,12 @@ class Causes:
                     return self._at((me, "act"), "group", f"{me} waits for {sender}")
                 text = WAYS.get(type(message), "{sender}'s message travels to {to}").format(sender=sender, to=me)
                 return sent.popleft() if len(sent) > 1 else sent[0], "transfer", text
-            case events.Averaged(shard, base) | events.Applied(shard, base):
-                return self._at((me, shard, base), "outer_step", f"{me}'s outer step")
-            case events.Filled(shard, version):
-                return self._at((me, shard, version), "transfer", f"{me} loads a state")
+            case events.Averaged(fragment, base, _, number):
+                return self._at((me, fragment, base, number), "outer_step", f"{me} computes a mean")
+            case events.Applied(fragment, base):
+                return self._at((me, fragment, base), "outer_step", f"{me}'s outer step")
+            case events.Filled(fragment, version, number) | events.Rolled(fragment, version, number):
+                return self._at((me, fragment, version, number), "transfer", f"{me} loads a state")
             case events.Contribute():
                 return self._at((me, events.Load), "encode", f"{me} encodes")
             case events.Merge():
@@ -116,11 +120,17 @@ class Causes:
             match effect:
                 case events.Note("died", text):
                     return f"until {text}"
-                case events.Average(_, base, contributions):
-                    came = {peer for peer, _ in contributions}
-                    if missing := [peer for peer in self._groups.get(base.digest, ()) if peer not in came]:
-                        return f"in vain for {' and '.join(missing)}"
+                case events.Send(_, messages.Close(base=base, choice=messages.Choice(entries=entries))):
+                    if missing := self._missing(base.digest, {peer for peer, _ in entries}):
+                        return f"in vain for {missing}"
+                case events.Average(_, base, slices=slices):
+                    if missing := self._missing(base.digest, {part.author for _, part in slices}):
+                        return f"in vain for {missing}"
         return "for its timer"
+
+    def _missing(self, base: str, came: set[str]) -> str:
+        """The peers that the version with this digest counts, and that its successor does not."""
+        return " and ".join(peer for peer in self._groups.get(base, ()) if peer not in came)
 
     def _at(self, key: Any, part: str, text: str) -> tuple[int, str, str] | None:
         return None if key not in self._last else (self._last[key], part, text)
@@ -135,25 +145,30 @@ class Causes:
             match effect:
                 case events.Send(to, message):
                     if isinstance(message, messages.Commit):
-                        self._groups[message.version.digest] = message.plan.group
+                        self._counts(message)
                     self._sent[me, to, key_of(message)].append(at)
                     last[me, to, key_of(message)] = at
                     acts |= not isinstance(message, (messages.Probe, messages.ProbeAck))
-                case events.Average(shard, base):
-                    last[me, shard, base] = at
+                case events.Average(fragment, base, number=number):
+                    last[me, fragment, base, number] = at
                 case events.Apply(commit):
-                    self._groups[commit.version.digest] = commit.plan.group
-                    last[me, commit.shard, commit.base] = at
-                case events.Fill(state):
-                    last[me, state.shard, state.version] = at
+                    self._counts(commit)
+                    last[me, commit.fragment, commit.base] = at
+                case events.Fill(fragment, version, number):
+                    last[me, fragment, version, number] = at
+                case events.Roll(commit, mean):
+                    last[me, commit.fragment, commit.version, mean.number] = at
                 case events.Load():
                     last[me, events.Load] = at
-                case events.Release() | events.Ready():
+                case events.Release() | events.Start():
                     last[me, events.Release] = at
         if isinstance(entry.what, events.Pause):
             last[me, events.Release] = at  # what the trainer does from now on is another part
         if acts or isinstance(entry.what, (events.Contribute, events.Found)):
             last[me, "act"] = at
+
+    def _counts(self, commit: messages.Commit) -> None:
+        self._groups[commit.version.digest] = tuple(peer for peer, ready in commit.choice.entries if ready.weight)
 
 
 def joined(hops: Iterable[Hop]) -> Iterator[Hop]:

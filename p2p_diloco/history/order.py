@@ -14,8 +14,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.events import Note, Received, Send
-from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.fragments.events import Note, Received, Send
+from p2p_diloco.fragments.messages import Commit, Head, Message, Part, Ready
 from p2p_diloco.history.entry import Entry
 
 if TYPE_CHECKING:
@@ -83,9 +83,15 @@ def _death(peer: str, streams: Mapping[str, Sequence[Entry]], times: Mapping[str
 
 
 def key_of(message: Message) -> Hashable:
-    """Return the key by which a sent message is matched with the received one: the message itself. For a State it is
-    only the type and the shard, because a newer state may have been sent than the one in the sender's history."""
-    return (State, message.shard) if isinstance(message, State) else message
+    """Return the key by which a sent message is matched with the received one: the message itself. For a part of a
+    state it is only the type and the place, because a newer one may have been sent than that in the sender's
+    history."""
+    match message:
+        case Head(fragment):
+            return Head, fragment
+        case Part(fragment, number=number):
+            return Part, fragment, number
+    return message
 
 
 def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple[Place, Place, bool]]:
@@ -104,7 +110,7 @@ def _pairs(streams: Mapping[str, Sequence[Entry]], torn: set[str]) -> list[tuple
     for (sender, to, message), arrived in receipts.items():
         left = sends.get((sender, to, message), [])
         unique = len(left) == len(arrived) == 1 and not isinstance(message, tuple)
-        if sender not in torn or (unique and isinstance(message, (Commit, Contribution))):
+        if sender not in torn or (unique and isinstance(message, Commit | Ready)):
             found += [(of, at, unique) for of, at in zip(left, arrived, strict=False)]
     return found
 

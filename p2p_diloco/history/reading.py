@@ -10,38 +10,26 @@ import logging
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgpack
+import msgspec
 
-from p2p_diloco.core.events import Depart
 from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.fragments.events import Depart
 from p2p_diloco.history.entry import Entry
-from p2p_diloco.node.history import FORM, SUFFIX
-from p2p_diloco.node.plain import Unfit
-from p2p_diloco.node.recorded import Met, effect_of, event_of
+from p2p_diloco.node.history import GZIP, SUFFIX
+from p2p_diloco.node.recorded import Clock, End, Fed, Head, Name, read_head, read_line
 
 log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Bytes that are read at a time. Up to this many bytes before a damaged one are lost with it."""
-BATCH_BYTES_MAX = 2**24
-"""The longest batch of records."""
+LINE_BYTES_MAX = 2**24
+"""The longest line."""
 EXPANSION_MAX = 100
-"""A real history is 3 to 20 times as long as its file; a made one can be a thousand times as long."""
-HEAD: Mapping[str, type] = {
-    **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), str),
-    **dict.fromkeys(("history", "incarnation", "file"), int),
-    **dict.fromkeys(("founded", "started", "began", "now", "time"), float),
-    **dict.fromkeys(("rules", "names"), dict),
-    "eligible": bool,
-}
-"""The values of a head that are read, with their types."""
-SECONDS_MAX = 1e11
-"""Every number of seconds in a head is smaller than this; a greater one would be no date."""
+"""A real history is 3 to 30 times as long as its file; a made one can be a thousand times as long."""
 ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
 """How a peer's id looks, and how many of its last letters are shown."""
 
@@ -50,8 +38,10 @@ ID, LETTERS = r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{44}\b", 6
 class Life:
     """The history of one life of a peer: from its start to its end, or as much of that as there is."""
 
-    head: Mapping[str, Any]
-    """The head of the oldest file that there is, and `last`: the number of the newest file."""
+    head: Head
+    """The head of the oldest file that there is."""
+    last: int = 0
+    """The number of the newest file."""
     entries: list[Entry] = field(default_factory=list)
     """Their times are of the peer's wall clock, in seconds since 1970."""
     clocks: list[float] = field(default_factory=list)
@@ -65,7 +55,7 @@ class Life:
     @property
     def peer(self) -> str:
         """The peer's id."""
-        return str(self.head["peer"])
+        return self.head.peer
 
     @property
     def left(self) -> bool:
@@ -75,7 +65,7 @@ class Life:
     @property
     def whole(self) -> bool:
         """Whether nothing is missing between the peer's start and the last entry."""
-        return self.head["file"] == 1 and not self.gap
+        return self.head.file == 1 and not self.gap
 
 
 def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
@@ -87,23 +77,23 @@ def read(paths: Sequence[Path], run_id: str | None = None) -> list[Life]:
         ConfigError: there is no history; or a file in `paths` can't be read, or is of another run than the first one.
     """
     heads = list(_heads(paths))
-    wanted = [(path, head) for path, head in heads if run_id in (None, head["run_id"])]
+    wanted = [(path, head) for path, head in heads if run_id in (None, head.run_id)]
     if not wanted:
-        runs = ", ".join(sorted({head["run_id"] for _, head in heads})) or "none"
+        runs = ", ".join(sorted({head.run_id for _, head in heads})) or "none"
         wrong, mend = f"has no history of the run {run_id}" if run_id else "has no history", f"runs there: {runs}"
         raise ConfigError(wrong, key="paths", value=" ".join(map(str, paths)), mend=mend)
     named = [(path, head) for path, head in wanted if path in paths]
-    first_path, first = named[0] if named else max(wanted, key=lambda it: float(it[1]["started"]))
+    first_path, first = named[0] if named else max(wanted, key=lambda it: it[1].started)
     for path, head in named:
         if _run(head) != _run(first):
             raise _another_run(path, head, first_path, first)
     lives: dict[tuple[str, float], Life] = {}
-    for path, head in sorted(wanted, key=lambda it: (it[1]["started"], it[1]["peer"], it[1]["file"])):
+    for path, head in sorted(wanted, key=lambda it: (it[1].started, it[1].peer, it[1].file)):
         if _run(head) == _run(first):
-            _add(lives.setdefault((head["peer"], head["started"]), Life(head)), path)
-    others = [path.name for path, head in wanted if head["run_id"] == first["run_id"] and _run(head) != _run(first)]
+            _add(lives.setdefault((head.peer, head.started), Life(head)), path)
+    others = [path.name for path, head in wanted if head.run_id == first.run_id and _run(head) != _run(first)]
     if others:
-        log.warning("left out, because they are of other foundings of the run %s: %s", first["run_id"], _some(others))
+        log.warning("left out, because they are of other foundings of the run %s: %s", first.run_id, _some(others))
     return list(lives.values())
 
 
@@ -111,19 +101,19 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[-most:]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _run(head: Mapping[str, Any]) -> tuple[object, ...]:
-    return head["run_id"], head["founder"], head["founded"]
+def _run(head: Head) -> tuple[str, str, float]:
+    return head.run_id, head.founder, head.founded
 
 
-def _another_run(path: Path, head: Mapping[str, Any], first: Path, firsts: Mapping[str, Any]) -> ConfigError:
-    runs = f"the run {head['run_id']}", f"the run {firsts['run_id']}"
-    if head["run_id"] == firsts["run_id"]:
+def _another_run(path: Path, head: Head, first: Path, firsts: Head) -> ConfigError:
+    runs = f"the run {head.run_id}", f"the run {firsts.run_id}"
+    if head.run_id == firsts.run_id:
         runs = f"another founding of {runs[0]}", "one"
     mend = "give files of one run, or a folder and --run-id NAME"
     return ConfigError(f"is of {runs[0]}, but {first} is of {runs[1]}", key="paths", value=path, mend=mend)
 
 
-def _heads(paths: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _heads(paths: Sequence[Path]) -> Iterator[tuple[Path, Head]]:
     """The files with their heads. Of a folder, files that can't be read are left out with a warning: a peer whose disk
     was full leaves an empty one."""
     for path in _files(paths):
@@ -143,94 +133,59 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def _values(path: Path) -> Iterator[Any]:
-    """The values of a file, up to its end or to the first damage, which is raised as ValueError."""
-    stream, unpacker = zlib.decompressobj(), msgpack.Unpacker(strict_map_key=False, max_buffer_size=BATCH_BYTES_MAX)
+def _lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file, up to its end or to the first damage, which is raised as ValueError."""
+    stream, rest = zlib.decompressobj(GZIP), b""
     read = unpacked = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             try:
                 data = stream.decompress(chunk)
-                read, unpacked = read + len(chunk), unpacked + len(data)
-                if unpacked > BATCH_BYTES_MAX // 16 + EXPANSION_MAX * read:
-                    raise ValueError(f"its content is more than {EXPANSION_MAX} times as long as the file")
-                unpacker.feed(data)
-                yield from unpacker
-            except (zlib.error, msgpack.UnpackException, ValueError, TypeError) as error:  # TypeError: an unfit key
+            except zlib.error as error:
                 raise ValueError(f"{path.name} is damaged before its end: {error}") from None
+            read, unpacked = read + len(chunk), unpacked + len(data)
+            if unpacked > LINE_BYTES_MAX // 16 + EXPANSION_MAX * read:
+                raise ValueError(f"the content of {path.name} is more than {EXPANSION_MAX} times as long as the file")
+            *lines, rest = (rest + data).split(b"\n") if b"\n" in data else [rest + data]
+            yield from lines
+            if len(rest) > LINE_BYTES_MAX:
+                raise ValueError(f"{path.name} has a line of more than {LINE_BYTES_MAX} bytes")
 
 
-def _head(path: Path) -> Mapping[str, Any]:
+def _head(path: Path) -> Head:
     try:
-        first = next(_values(path), None)
+        return read_head(next(_lines(path), b""))
     except (OSError, ValueError) as error:
-        raise _unreadable(path, reason(error) if isinstance(error, OSError) else str(error)) from None
-    head = first[0] if isinstance(first, list) and len(first) == 1 else None
-    if not isinstance(head, dict) or "history" not in head:
-        raise _unreadable(path, "it does not begin as a history does")
-    if head["history"] != FORM:
-        made = f"by p2p_diloco {head.get('version')}, in form {head['history']}; this version reads form {FORM}"
-        raise ConfigError(f"was written {made}", key="paths", value=path, mend="read it with the version that wrote it")
-    for key, kind in HEAD.items():
-        if not _is_sound(head.get(key), kind):
-            raise _unreadable(path, f"{key} in its head is missing or damaged")
-    if not _are_fragments(head["rules"].get("fragments")):
-        raise _unreadable(path, "rules in its head are damaged")
-    return head
-
-
-def _is_sound(value: Any, kind: type) -> bool:
-    if kind is not float:
-        return type(value) is kind
-    return type(value) in (int, float) and abs(value) < SECONDS_MAX
-
-
-def _are_fragments(value: object) -> bool:
-    each = value if isinstance(value, list) else []
-    return bool(each) and all(isinstance(shards, list) and all(type(one) is int for one in shards) for shards in each)
-
-
-def _unreadable(path: Path, why: str) -> ConfigError:
-    mend = f"name a file or a folder of histories (*{SUFFIX})"
-    return ConfigError(f"is no history: {why}", key="paths", value=path, mend=mend)
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        mend = f"name a file or a folder of histories (*{SUFFIX})"
+        raise ConfigError(f"is no history: {why}", key="paths", value=path, mend=mend) from None
 
 
 def _add(life: Life, path: Path) -> None:
     """Add a file's entries to a life. The files of a life are added in order."""
-    batches = _values(path)
-    (head,) = next(batches)
-    ahead, met = head["time"] - head["now"], Met()
-    if life.entries and head["file"] != life.head["last"] + 1:
+    lines = _lines(path)
+    head = read_head(next(lines))
+    ahead = head.time - head.now
+    if life.entries and head.file != life.last + 1:
         life.gap = life.gap or f"files before {path.name} are missing"
-    life.head = {**life.head, "last": head["file"]}
-    life.names.update(head["names"])
+    life.last = head.file
+    life.names.update(head.names)
     try:
-        for batch in batches:
-            met.messages.clear()
-            for record in batch:
-                ahead = _take(life, record, ahead, met)
-    except (ValueError, TypeError, Unfit) as error:
-        life.gap = life.gap or f"{path.name}: {error}"
-
-
-def _take(life: Life, record: object, ahead: float, met: Met) -> float:
-    """Add a record to a life. `ahead`: by how many seconds the wall clock is ahead of the replica's clock; returns this
-    number for the next record."""
-    match record:
-        case [float(now), list(event), list(effects)]:
-            told = event_of(event, met)
-            answered = tuple(effect_of(effect, met) for effect in effects)
-            life.entries.append(Entry(now + ahead, life.peer, told, answered))
-            life.clocks.append(now)
-        case [float(now), "clock", float(wall)]:
-            return wall - now
-        case [_, "name", str(peer), str(name)]:
-            life.names[peer] = name
-        case [_, "end"]:
-            life.ended = True
-        case _:
-            raise Unfit("no record")
-    return ahead
+        for line in lines:
+            match read_line(line):
+                case Fed(now, event, effects):
+                    life.entries.append(Entry(now + ahead, life.peer, event, effects))
+                    life.clocks.append(now)
+                case Clock(now, wall):
+                    ahead = wall - now
+                case Name(_, peer, name):
+                    life.names[peer] = name
+                case End():
+                    life.ended = True
+    except (msgspec.MsgspecError, RecursionError) as error:
+        life.gap = life.gap or f"{path.name} is damaged before its end: {error}"
+    except ValueError as error:
+        life.gap = life.gap or str(error)
 
 
 def naming(lives: Iterable[Life]) -> Callable[[str], str]:
@@ -238,7 +193,7 @@ def naming(lives: Iterable[Life]) -> Callable[[str], str]:
     last letters of their ids, and a peer without a name has only these."""
     lives = list(lives)
     told = {peer: name for life in lives for peer, name in life.names.items()}
-    told |= {life.peer: life.head["name"] for life in lives}
+    told |= {life.peer: life.head.name for life in lives}
     count = Counter(told.values())
     names = {peer: name if count[name] == 1 else f"{name}-{peer[-LETTERS:]}" for peer, name in told.items()}
     ids = re.compile("|".join([*map(re.escape, sorted(names, key=len, reverse=True)), ID]))

@@ -1,7 +1,7 @@
 """The rounds of a run: when each outer step of a fragment was complete, and what its time went to.
 
-Law: pure. A round of a fragment ends when the first peer has the next epoch of all the fragment's shards. The round
-begins when the round before it ends, of whatever fragment that is.
+Law: pure. A round of a fragment ends when the first peer has the fragment's next epoch. The round begins when the round
+before it ends, of whatever fragment that is.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.core import events, messages
+from p2p_diloco.fragments import events, messages
 from p2p_diloco.history.causes import CRASHED, Causes, Hop, joined
 from p2p_diloco.history.entry import Entry
 
-Fragments = Sequence[Sequence[int]]
 PARTS = ("inner", "encode", "transfer", "group", "outer", "merge", "paused")
 """What a peer spends the time of a round on; group: waiting for the averaging group."""
+CAME = (messages.Mean, messages.Commit)
+"""Messages whose way to a peer is a transfer, besides its contributions' ways."""
 SLOW, SLOW_S = 1.5, 0.1
 """A round is slow if it takes more than SLOW times the median, and over SLOW_S seconds longer than the median."""
 SHOWN = 0.05
@@ -56,12 +57,11 @@ class Round:
 
 
 class Epochs:
-    """Follows the epochs of every peer's shards. `feed` returns the shards that an entry has moved, with their epochs
-    and digests."""
+    """Follows the epochs of every peer's fragments. `feed` returns the fragments that an entry has moved, with their
+    epochs and digests."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, int], int] = {}
-        self._made: dict[tuple[str, int, str], int] = {}
 
     def feed(self, entry: Entry) -> list[tuple[int, int, str]]:
         """Take the next entry of the history."""
@@ -69,42 +69,33 @@ class Epochs:
         match entry.what:
             case "starts":
                 self.of = {place: epoch for place, epoch in self.of.items() if place[0] != me}
-            case events.Averaged(shard, base, digest=digest) | events.Applied(shard, base, digest):
-                self._made[me, shard, digest] = base.epoch + 1
-            case events.Filled(shard, version, digest):
-                self._made[me, shard, digest] = version.epoch
-            case events.Found(_, digests):
-                moved = [(shard, 0, digest) for shard, digest in enumerate(digests)]
+            case events.Found(_, hashes):
+                moved = [(fragment, 0, digest) for fragment, digest in enumerate(hashes)]
             case events.Restore(states):
-                moved = [(state.shard, state.version.epoch, state.version.digest) for state in states]
+                moved = [(state.fragment, state.version.epoch, state.version.digest) for state in states]
         for effect in entry.effects:
-            if isinstance(effect, events.Accept):
-                for shard, digest in effect.proposals:
-                    if (epoch := self._made.pop((me, shard, digest), None)) is not None:
-                        moved.append((shard, epoch, digest))
-        self.of.update({(me, shard): epoch for shard, epoch, _ in moved})
+            if isinstance(effect, events.Accept) and effect.numbers is None:
+                moved += [(fragment, version.epoch, version.digest) for fragment, version in effect.proposals]
+        self.of.update({(me, fragment): epoch for fragment, epoch, _ in moved})
         return moved
 
-    def lowest(self, peer: str, shards: Sequence[int]) -> int:
-        """The lowest epoch of these shards at a peer; -1 if the peer lacks one of them."""
-        return min(self.of.get((peer, shard), -1) for shard in shards)
+    def lowest(self, peer: str, fragments: int) -> int:
+        """The lowest epoch of any fragment at a peer; -1 if the peer lacks one of them."""
+        return min(self.of.get((peer, fragment), -1) for fragment in range(fragments))
 
 
-def rounds(entries: Sequence[Entry], fragments: Fragments) -> list[Round]:
-    """All rounds, in the order in which they ended."""
+def rounds(entries: Sequence[Entry], fragments: int) -> list[Round]:
+    """All rounds of a model with so many fragments, in the order in which they ended."""
     epochs, causes = Epochs(), Causes(entries)
-    fragment_of = {shard: number for number, shards in enumerate(fragments) for shard in shards}
     found: dict[tuple[int, int], Round] = {}
     began = next((entry.time for entry in entries if isinstance(entry.what, events.Found)), 0.0)
     for at, entry in enumerate(entries):
-        for fragment in {fragment_of[shard] for shard, _, _ in epochs.feed(entry) if shard in fragment_of}:
-            epoch = epochs.lowest(entry.peer, fragments[fragment])
-            if epoch <= 0:
+        for fragment, epoch, _ in epochs.feed(entry):
+            if not epoch or fragment not in range(fragments):
                 continue
-            if (fragment, epoch) not in found and isinstance(entry.what, (events.Averaged, events.Applied)):
-                found[fragment, epoch] = Round(
-                    fragment, epoch, began, entry.time, at, {}, [*joined(causes.chain(at, began))]
-                )
+            if (fragment, epoch) not in found and isinstance(entry.what, events.Applied):
+                why = [*joined(causes.chain(at, began))]
+                found[fragment, epoch] = Round(fragment, epoch, began, entry.time, at, {}, why)
                 began = entry.time
             if (fragment, epoch) in found:
                 found[fragment, epoch].done.setdefault(entry.peer, entry.time)
@@ -138,11 +129,11 @@ def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
     outer step is a wait for the group."""
     training, above = list[Span](), list[Span]()
     since, part = None, ""
-    sending, stepping = dict[tuple[str, messages.Contribution], float](), dict[int, float]()
+    sending, stepping = dict[tuple[str, object], float](), dict[tuple[object, ...], float]()
     sent: dict[tuple[str, object], float] = {}
     for entry in entries:
         for effect in entry.effects:
-            if isinstance(effect, events.Send) and effect.to == peer and isinstance(effect.message, messages.Commit):
+            if isinstance(effect, events.Send) and effect.to == peer and isinstance(effect.message, CAME):
                 sent[entry.peer, effect.message] = entry.time
         if entry.peer != peer:
             continue
@@ -155,19 +146,21 @@ def spans(entries: Sequence[Entry], peer: str) -> list[Span]:
                 training.append(Span(since, now, "encode" if part == "inner" and began == "group" else part))
             since, part = now, began
         match entry.what:
-            case events.Averaged(shard) | events.Applied(shard) if shard in stepping:
-                above.append(Span(stepping.pop(shard), now, "outer"))
-            case events.Delivered(to, messages.Contribution() as message) if (to, message) in sending:
+            case events.Averaged(fragment, _, _, number) if (fragment, number) in stepping:
+                above.append(Span(stepping.pop((fragment, number)), now, "outer"))
+            case events.Applied(fragment) if (fragment,) in stepping:
+                above.append(Span(stepping.pop((fragment,)), now, "outer"))
+            case events.Delivered(to, messages.Ready() | messages.Slice() as message) if (to, message) in sending:
                 above.append(Span(sending.pop((to, message)), now, "transfer"))
-            case events.Received(sender, messages.Commit() as message) if (sender, message) in sent:
+            case events.Received(sender, messages.Mean() | messages.Commit() as message) if (sender, message) in sent:
                 above.append(Span(sent.pop((sender, message)), now, "transfer"))
         for effect in entry.effects:
             match effect:
-                case events.Average(shard):
-                    stepping[shard] = now
+                case events.Average(fragment, number=number):
+                    stepping[fragment, number] = now
                 case events.Apply(commit):
-                    stepping[commit.shard] = now
-                case events.Send(to, messages.Contribution() as message):
+                    stepping[(commit.fragment,)] = now
+                case events.Send(to, messages.Ready() | messages.Slice() as message):
                     sending[to, message] = now
     if since is not None:
         training.append(Span(since, entries[-1].time, part))
@@ -179,7 +172,7 @@ def _begins(entry: Entry) -> str:
     """The part that begins for the trainer with this entry; empty: none."""
     if any(isinstance(effect, events.Release) for effect in entry.effects):
         return "merge"
-    if any(isinstance(effect, (events.Load, events.Ready)) for effect in entry.effects):
+    if any(isinstance(effect, (events.Load, events.Start)) for effect in entry.effects):
         return "inner" if isinstance(entry.what, events.Merge) else "merge"
     match entry.what:
         case events.Contribute():

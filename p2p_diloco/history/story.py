@@ -10,16 +10,16 @@ import math
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.core.events import Apply, Average, Averaged, Depart, Finished, Found, Note, Ready
+from p2p_diloco.fragments.events import Apply, Depart, Finished, Found, Note, Start
 from p2p_diloco.history.causes import CRASHED
 from p2p_diloco.history.entry import Entry
-from p2p_diloco.history.rounds import Epochs, Fragments, Round, is_slow, rounds, usual
+from p2p_diloco.history.rounds import Epochs, Round, is_slow, rounds, usual
 
 LINES_MAX = 28
-SHARDS = re.compile(r"^shards? ([\d, ]+): ")
+FRAGMENT = re.compile(r"^fragment \d+: ")
 UNREACHED = "can't be reached any more"
 """The usual reason why a peer notes a death: the dead peer's connections are closed. The story does not repeat it."""
 AGAIN_S = 5.0
@@ -46,19 +46,19 @@ class Line:
 class Story:
     """The lines of a story, and what is needed to find them."""
 
-    def __init__(self, entries: Sequence[Entry], fragments: Fragments) -> None:
+    def __init__(self, entries: Sequence[Entry], fragments: int) -> None:
+        """`fragments`: how many the model has."""
         self.entries, self.fragments = entries, fragments
         self.lines: list[Line] = []
         self.rounds = rounds(entries, fragments)
-        self._usual = [usual([one for one in self.rounds[1:] if one.fragment == of]) for of in range(len(fragments))]
+        self._usual = [usual([one for one in self.rounds[1:] if one.fragment == of]) for of in range(fragments)]
         self._started: dict[str, float] = {}
         self._of: dict[tuple[str, ...], Line] = {}  # lines to which others add words
         self._epochs, self._versions = Epochs(), defaultdict[tuple[int, int], dict[str, str]](dict)
-        self._averaged: dict[tuple[str, int], str] = {}
         self._made: dict[str, str] = {}  # by digest: which peer made the version, from whose contributions
         self._forked: set[int] = set()
         self._noticed: dict[tuple[str, str], float] = {}
-        self._taken = defaultdict[tuple[str, ...], list[int]](list)
+        self._taken = defaultdict[tuple[str, ...], list[str]](list)
         for entry in entries:
             self._read(entry)
         self._tell_rounds()
@@ -76,22 +76,18 @@ class Story:
                 line = self._add(entry, "death" if text in CRASHED else "fault", f"{me} {text}", 9)
                 if text in CRASHED:
                     self._of["died", me] = line
-            case Averaged(shard, digest=digest):
-                self._made[digest] = f"{me} from {self._averaged.get((me, shard), 'a version')}"
             case Depart(died=False) if ("ended", me) not in self._of:
                 self._add(entry, "leave", f"{me} leaves", 7)
             case Found():
                 self._add(entry, "found", f"{me} founds the run", 6)
-        for shard, epoch, digest in self._epochs.feed(entry):
-            self._version(entry, shard, epoch, digest)
+        for fragment, epoch, digest in self._epochs.feed(entry):
+            self._version(entry, fragment, epoch, digest)
         for effect in entry.effects:
             match effect:
-                case Average(shard, _, contributions):
-                    self._averaged[me, shard] = ", ".join(peer for peer, _ in contributions) or "no contribution"
                 case Apply(commit):
-                    of = ", ".join(counted.peer for counted in commit.contributions)
-                    self._made.setdefault(commit.version.digest, f"{commit.aggregator} from {of}")
-                case Ready():
+                    of = ", ".join(peer for peer, ready in commit.choice.entries if ready.weight)
+                    self._made.setdefault(commit.version.digest, f"{commit.leader} from {of or 'no contribution'}")
+                case Start():
                     self._ready(entry)
                 case Finished():
                     self._of["ended", me] = self._one_line(
@@ -104,7 +100,7 @@ class Story:
         me, since = entry.peer, entry.time - self._started.get(entry.peer, entry.time)
         if isinstance(entry.what, Found):
             return
-        epoch = min((self._epochs.lowest(me, shards) for shards in self.fragments), default=0)
+        epoch = self._epochs.lowest(me, self.fragments)
         after = f" {since:.1f} s after its start" if since >= 0.05 else ""
         self._add(entry, "join", f"{me} joins at epoch {epoch}: it holds the state{after}", 6)
 
@@ -116,12 +112,12 @@ class Story:
             case "left", [peer, *_] if peer not in self._started:
                 self._one_line(entry, ("left", peer), f"{peer} left", "leave", 5)
             case "revision", _ if text.startswith("all"):
-                what = text.removeprefix("all shards now use ")
+                what = text.removeprefix("all fragments now use ")
                 self._one_line(entry, ("uses", what), f"{what} is in force at {me}", "revision", 6, me)
-            case "takeover", _ if found := re.match(r"shard (\d+): .* from epoch (\d+); (.*) is gone", text):
+            case "takeover", _ if found := re.match(r"fragment (\d+): .* to epoch (\d+); (.*)", text):
                 self._takeover(entry, *found.groups())
             case _ if kind not in SILENT:
-                said = SHARDS.sub("", text)
+                said = FRAGMENT.sub("", text)
                 self._one_line(entry, (kind, said), f"{me} notes {kind}: {said}", kind, 5, me)
 
     def _death(self, entry: Entry, peer: str, reason: str) -> None:
@@ -137,29 +133,29 @@ class Story:
             said = f"{me}{'' if line.also else ' notices'} within {entry.time - line.time:.2f} s"
             line.also.append(said if reason == UNREACHED or reason in line.text else f"{said} (it {reason})")
 
-    def _takeover(self, entry: Entry, shard: str, epoch: str, gone: str) -> None:
-        key = ("takeover", entry.peer, gone, epoch)
-        if key not in self._of:
-            self._of[key] = self._add(entry, "takeover", "", 8)
-        shards = self._taken[key]
-        shards.append(int(shard))
-        of = f"shard{'s' if len(shards) > 1 else ''} {_ranges(shards)}"
-        self._of[key].text = f"{entry.peer} aggregates {of} from epoch {epoch} on, because {gone} is gone"
+    def _takeover(self, entry: Entry, fragment: str, epoch: str, why: str) -> None:
+        """One line for all fragments in which a peer leads for one reason."""
+        key = ("takeover", entry.peer, why)
+        if key not in self._of or self._of[key].time < entry.time - AGAIN_S:
+            self._of[key], self._taken[key] = self._add(entry, "takeover", "", 8), []
+        self._taken[key].append(f"epoch {epoch}" + (f" of fragment {fragment}" if self.fragments > 1 else ""))
+        self._of[key].text = f"{entry.peer} leads {', '.join(dict.fromkeys(self._taken[key]))}, because {why}"
 
-    def _version(self, entry: Entry, shard: int, epoch: int, digest: str) -> None:
-        """A peer has this version of a shard. Add a line if that shows a fork, unless one is told already."""
-        known = self._versions[shard, epoch]
+    def _version(self, entry: Entry, fragment: int, epoch: int, digest: str) -> None:
+        """A peer has this version of a fragment. Add a line if that shows a fork, unless one is told already."""
+        known = self._versions[fragment, epoch]
         known.setdefault(digest, entry.peer)
         if len(known) < 2:
-            if len(self._versions.get((shard, epoch - 1), known)) < 2:
-                self._forked.discard(shard)
+            if len(self._versions.get((fragment, epoch - 1), known)) < 2:
+                self._forked.discard(fragment)
             return
-        if self._forked:
-            self._forked.add(shard)
-            return
-        self._forked.add(shard)
-        sides = [f"one made by {self._made.get(digest, f'{peer} or another peer')}" for digest, peer in known.items()]
-        self._add(entry, "fork", f"fork: shard {shard} has two versions of epoch {epoch}, {' and '.join(sides)}", 9)
+        if not self._forked:
+            made = [
+                f"one made by {self._made.get(digest, f'{peer} or another peer')}" for digest, peer in known.items()
+            ]
+            text = f"fork: fragment {fragment} has two versions of epoch {epoch}, {' and '.join(made)}"
+            self._add(entry, "fork", text, 9)
+        self._forked.add(fragment)
 
     def _one_line(self, entry: Entry, key: tuple[str, ...], text: str, kind: str, weight: float, me: str = "") -> Line:
         """Make one line of what several peers say. It names each peer after the first with the delay. `key`: what they
@@ -210,7 +206,7 @@ class Story:
             text = f"{self.name(calm[0])} took {took[0]:.2f} s"
         else:
             first, *_, end = calm
-            several = len(self.fragments) > 1
+            several = self.fragments > 1
             which = f"{self.name(first)} to {self.name(end)}" if several else f"epochs {first.epoch} to {end.epoch}"
             text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
         self.lines.append(Line(calm[0].ended, "rounds", text, 3))
@@ -221,7 +217,7 @@ class Story:
 
     def name(self, one: Round) -> str:
         """The name of a round."""
-        return f"epoch {one.epoch}" + (f" of fragment {one.fragment}" if len(self.fragments) > 1 else "")
+        return f"epoch {one.epoch}" + (f" of fragment {one.fragment}" if self.fragments > 1 else "")
 
     # -- text
 
@@ -246,14 +242,3 @@ class Story:
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers as text: 0-3, 7."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

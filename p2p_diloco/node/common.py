@@ -81,5 +81,5 @@ class Common:
             now=now,
         )
         self.replica = cast(Replica, replica)  # as `work`
-        if not run.rules.by_fragment:
-            begin_history(self.history, local, run, self.founding, self.replica, self.started_at, now)
+        if isinstance(replica, FragmentReplica):
+            begin_history(self.history, local, run, self.founding, replica, self.started_at, now, grant)

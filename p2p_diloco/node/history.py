@@ -3,44 +3,42 @@
 Law: the only module that writes histories. It changes nothing in the run: a history that can't be written ends, with
 one warning, and the run goes on.
 
-A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is one zlib stream
-of msgpack values. Each value is a batch, a list of records (`recorded.batch_packer`). The only record of the first
-batch is the head, a map; each record of a later batch is a list:
+A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is text in the
+form of gzip: one line of JSON for its head, and one for each further record (`recorded`):
 
-    [now, event, effects]     `now`: the replica's clock, which is the monotonic clock; the rest as in `recorded`
-    [now, "clock", time]      the wall clock, in seconds since 1970, if it was changed against the replica's
-    [now, "name", peer, name] the name of another peer
-    [now, "end"]              the node has ended without being killed
+    {"history": 2, ...}           the head
+    ["fed", now, event, effects]  `now`: the replica's clock, which is the monotonic clock
+    ["clock", now, time]          the wall clock, in seconds since 1970, if it was changed against the replica's
+    ["name", now, peer, name]     the name of another peer
+    ["end", now]                  the node has ended without being killed
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
+
 from p2p_diloco import __version__
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.core.events import Effect, Event, Received
-from p2p_diloco.core.messages import Commit, Contribution, State
-from p2p_diloco.core.replica import Replica
-from p2p_diloco.node.recorded import batch_packer
+from p2p_diloco.fragments.events import Effect, Event, Received
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.node.headers import PROTOCOL
+from p2p_diloco.node.recorded import Head, packed
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
 
 if TYPE_CHECKING:
     from p2p_diloco.node.run import Run  # would load torch, and `replay` reads histories without it
 
-FORM = 1
-"""The version of this file format."""
-SUFFIX = ".history"
+SUFFIX = ".history.gz"
 FILES = 4
 """The most files of one history. Each gets an equal part of `history_bytes`, so of a long history at least three
 quarters of this length are kept."""
@@ -50,15 +48,15 @@ WAITS_S, OF_LIFE = 10.0, 0.25
 """Events are written together, which takes a fifth of the time that writing each alone takes: code that runs rarely is
 not in the processor's caches. An event waits for at most WAITS_S seconds, and at most the share OF_LIFE of the peer's
 life so far. The history of a killed peer lacks at most that time and one heartbeat."""
-TOGETHER = 512
+TOGETHER = 128
 """The most events that are written together: about 5 ms of work, for which the node's loop stands still."""
 HELD_BYTES = 16 * 2**20
 """If the waiting events hold more bytes of received payloads than this, they are written at once, to free memory."""
-HOLDING = (Contribution, Commit, State)
 CLOCK_S = 0.5
 """A change of the wall clock against the monotonic clock by this many seconds is recorded."""
-LEVEL = 1
-"""zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter."""
+LEVEL, GZIP = 1, 31
+"""zlib's fastest level. Events repeat the ids of peers, so even this level makes a history ten times shorter. And the
+number by which zlib knows the form of gzip."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
 """The settings of a peer that its history records: no address, no path and no invitation."""
 
@@ -71,18 +69,17 @@ class History:
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._file: BinaryIO | None = None
-        self._stream, self._pack = zlib.compressobj(LEVEL), batch_packer()
-        self._head: dict[str, Any] = {}
+        self._stream = zlib.compressobj(LEVEL, wbits=GZIP)
         self._names: dict[str, str] = {}
         self._number, self._written, self._file_bytes = 0, 0, 0
         self._ahead = 0.0  # the wall clock minus the replica's clock
-        self._waiting: list[object] = []  # records that are not written yet
+        self._waiting: list[tuple[Any, ...]] = []  # records that are not written yet
         self._write_by, self._held = 0.0, 0
 
-    def begin(self, place: Path, head: Mapping[str, Any], bytes_max: int, now: float, time: float) -> None:
+    def begin(self, place: Path, head: Head, bytes_max: int, now: float, time: float) -> None:
         """Begin to write. `place`: the path of the files, without their numbers. `head`: the head of each file.
         `bytes_max`: the length of all files. `now`, `time`: one moment by the replica's clock and by the wall clock."""
-        self._place, self._head, self._file_bytes, self._ahead = place, dict(head), bytes_max // FILES, time - now
+        self._place, self._head, self._file_bytes, self._ahead = place, head, bytes_max // FILES, time - now
         self._began = now
         self._guarded(self._open_next, now)
         if self._file is not None:
@@ -94,9 +91,9 @@ class History:
             return
         if not self._waiting:
             self._write_by = now + min(WAITS_S, OF_LIFE * (now - self._began))
-        self._waiting.append((now, event, effects))
-        if isinstance(event, Received) and isinstance(event.message, HOLDING):
-            self._held += getattr(event.message.payload, "nbytes", 0)
+        self._waiting.append(("fed", now, event, effects))
+        if isinstance(event, Received):
+            self._held += getattr(getattr(event.message, "payload", None), "nbytes", 0)
         if now >= self._write_by or self._held > HELD_BYTES or len(self._waiting) >= TOGETHER:
             self._write_out(now)
 
@@ -104,21 +101,21 @@ class History:
         """Record the name of another peer, once."""
         if self._file is not None and self._names.get(peer) != name:
             self._names[peer] = name
-            self._waiting.append((now, "name", peer, name))
+            self._waiting.append(("name", now, peer, name))
 
     def end(self, now: float, *, left: bool) -> None:
         """Write nothing more. `left`: record that this peer has ended on purpose."""
         if self._file is not None:
             if left:
-                self._waiting.append((now, "end"))
+                self._waiting.append(("end", now))
             self._write_out(now)
-        self._close()
+        self._guarded(self._close)
 
     def _write_out(self, now: float) -> None:
         ahead = self._wall() - now
         if abs(ahead - self._ahead) > CLOCK_S:
             self._ahead = ahead
-            self._waiting.append((now, "clock", now + ahead))
+            self._waiting.append(("clock", now, now + ahead))
         waiting, self._waiting, self._held = self._waiting, [], 0
         self._guarded(self._put, waiting)
         if self._written >= self._file_bytes:
@@ -134,15 +131,16 @@ class History:
         self._number, self._written = self._number + 1, 0
         self._place.parent.mkdir(parents=True, exist_ok=True)
         private = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._file, self._stream = os.fdopen(private, "wb", buffering=0), zlib.compressobj(LEVEL)
-        self._put([{**self._head, "file": self._number, "now": now, "time": now + self._ahead, "names": self._names}])
+        self._file, self._stream = os.fdopen(private, "wb", buffering=0), zlib.compressobj(LEVEL, wbits=GZIP)
+        of = {"file": self._number, "now": now, "time": now + self._ahead, "names": dict(self._names)}
+        self._put([msgspec.structs.replace(self._head, **of)])
         with suppress(FileNotFoundError):
             self._path(self._number - FILES).unlink()
 
-    def _put(self, records: Sequence[object]) -> None:
+    def _put(self, records: Sequence[Any]) -> None:
         """Write records through to the operating system, so that they survive this process."""
         assert self._file is not None, "records need a file"
-        data = self._stream.compress(self._pack(records)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+        data = self._stream.compress(packed(records)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
         if self._file.write(data) != len(data):
             raise OSError("the disk is full")
         self._written += len(data)
@@ -159,36 +157,32 @@ class History:
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            with file:
+                file.write(self._stream.flush())
 
 
 def begin(
-    history: History, local: PeerConfig, run: Run, founding: Founding, replica: Replica, started: float, now: float
+    history: History,
+    local: PeerConfig,
+    run: Run,
+    founding: Founding,
+    replica: Replica,
+    started: float,
+    now: float,
+    grant: str,
 ) -> None:
     """Let a peer's history begin, if the peer is to have one. `started` and `now`: when its replica was made, in
-    seconds since 1970 and by the replica's clock."""
+    seconds since 1970 and by the replica's clock. `grant`: as it was made."""
     if not local.history_bytes:
         return
     mine = replica.roster.mine
     name = local.name or os.uname().nodename[:64]
-    head = {
-        "history": FORM,
-        "version": __version__,
-        "protocol": PROTOCOL,
-        "run_id": run.run_id,
-        "founder": founding.founder,
-        "founded": founding.time,
-        "peer": replica.me,
-        "name": name,
-        "role": mine.role,
-        "eligible": mine.eligible,
-        "incarnation": mine.incarnation,
-        "started": started,
-        "began": now,
-        "rules": dataclasses.asdict(run.rules),
-        "settings": run.config.to_wire(),
-        "local": {key: getattr(local, key) for key in TOLD_OF_A_PEER},
-    }
+    head = Head(
+        version=__version__, protocol=PROTOCOL, run_id=run.run_id, founder=founding.founder, founded=founding.time,
+        peer=replica.me, name=name, role=mine.role, eligible=mine.eligible, incarnation=mine.incarnation, grant=grant,
+        started=started, began=now, rules=run.rules, settings=run.config.to_wire(),
+        local={key: getattr(local, key) for key in TOLD_OF_A_PEER},
+    )  # fmt: skip
     try:
         root = local.history_path or state_folder() / "history"
     except RuntimeError:  # this user has no home folder, so no place for lasting files

@@ -120,8 +120,7 @@ class Node:
     async def _feed(self, event: Event) -> None:
         self._at_rest.clear()
         self._waking &= not isinstance(event, Wakeup)
-        effects = self._replica.handle(event, now := self._loop.time())
-        self._history.write(now, event, effects)
+        effects = self._replica.handle(event, self._loop.time())
         log.debug("%s leads to %s", event, effects)
         for effect in gathered(effects):
             await self._carry_out(effect)

@@ -105,7 +105,8 @@ class Participation:
                 case Complaint(peer, why):
                     common.refusals.count(peer, why)
 
-        beside = Beside(stepping=partial(common.ledger.part, OUTER_STEP), averages=averages, settled=self._settled)
+        stepping = partial(common.ledger.part, OUTER_STEP)
+        beside = Beside(common.history.write, stepping, averages, self._settled)
         node = FragmentNode(
             common.run, replica, work, common.outbox, cast(Trainer, trainer), self._signatures, tells, beside
         )

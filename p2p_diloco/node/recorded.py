@@ -1,280 +1,217 @@
-"""The form in which a history records events and effects: plain values that msgpack packs.
+"""The form in which a history records events and effects: one line of JSON for each event.
 
-Law: nothing secret and nothing large is recorded. Payloads are recorded as their lengths; signatures, seals, and bytes
-that follow from other fields are left out. An event, an effect or a message is a list that begins with the name of its
-kind; any other dataclass is the list of its leaves (`_leaves`).
+Law: nothing secret and nothing large is recorded. Payloads are recorded as their lengths; signatures are left out. A
+dataclass is the list of its fields, in order, after the name of its kind if it is an event, an effect or a message.
+msgspec checks each line that is read against the types of these fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgspec
 
-from p2p_diloco.core.events import Carry, Effect, Event
-from p2p_diloco.core.messages import Message
-from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.plain import Reader, Unfit, reader
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.fragments.events import Effect, Event
+from p2p_diloco.fragments.messages import Message
+from p2p_diloco.fragments.state import State
 
-LEFT_OUT: Mapping[str, Any] = {"seal": b"", "proof": "", "meta": b"", "held": None}
-"""Fields that are not recorded, with the values that they have when a record is read."""
-SIZED = ("payload", "payloads")
-_EVENTS, _EFFECTS, _MESSAGES = get_args(Event), get_args(Effect), get_args(Message)
-_NAMED = {kind: kind.__name__ for kind in (*_EVENTS, *_EFFECTS, *_MESSAGES)}
+FORM = 2
+"""The version of this form."""
+SIGNED, SIZED = ("seal", "proof"), ("payload", "payloads")
+"""Fields that are not recorded, and those of which only the length is."""
+NAMED = {*get_args(Event), *get_args(Effect), *get_args(Message)}
+Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Payload:
-    """Stands for a payload of which only the length was recorded."""
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of each file. `began`, `now`: when the replica and this file were made, by the replica's clock.
+    `started`, `time`: the same two moments, in seconds since 1970. `file`: its number. `names`: of the peers known when
+    it was begun."""
 
-    nbytes: int
+    history: int = FORM
+    version: str
+    protocol: int
+    run_id: str
+    founder: str
+    founded: Seconds
+    peer: str
+    name: str
+    role: str
+    eligible: bool
+    incarnation: int
+    grant: str = ""
+    started: Seconds
+    began: Seconds
+    rules: Rules
+    file: int = 1
+    now: Seconds = 0.0
+    time: Seconds = 0.0
+    names: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    local: dict[str, Any] = {}
+
+
+class Fed(NamedTuple):
+    """An event that the replica was told, and the effects that it answered."""
+
+    now: float
+    event: Event
+    effects: tuple[Effect, ...]
+
+
+class Clock(msgspec.Struct, array_like=True, tag="clock"):
+    """The wall clock, in seconds since 1970, if it was changed against the replica's."""
+
+    now: float
+    time: Seconds
+
+
+class Name(msgspec.Struct, array_like=True, tag="name"):
+    """The name of another peer."""
+
+    now: float
+    peer: str
+    name: str
+
+
+class End(msgspec.Struct, array_like=True, tag="end"):
+    """The node has ended without being killed."""
+
+    now: float
 
 
 # -- writing
 
 
-def packer() -> Callable[[object], bytes]:
-    """Make the function that packs values in full."""
-    return _packer(_lister)
+def packed(records: Iterable[Any]) -> bytes:
+    """Return records as lines. A record is a `Head`, or a tuple: the name of its kind and its fields."""
+    return "".join([_encode(record) + "\n" for record in records]).encode()
 
 
-def batch_packer() -> Callable[[Sequence[object]], bytes]:
-    """Make the function that packs a batch of records. In place of a message that was packed earlier in the batch, its
-    number is packed. Most messages come twice (sent and delivered, received and applied), so this halves the work."""
-    seen: dict[int, int] = {}  # by id(message): its number; the batch holds all messages, so ids are not used again
-
-    def lister(kind: type[Any]) -> Lister:
-        whole = _lister(kind)
-        if kind not in _MESSAGES:
-            return whole
-
-        def listed(message: Any) -> Any:
-            if (number := seen.get(id(message))) is not None:
-                return number
-            seen[id(message)] = len(seen)
-            return whole(message)
-
-        return listed
-
-    pack_all = _packer(lister)
-
-    def pack(records: Sequence[object]) -> bytes:
-        seen.clear()
-        return pack_all(records)
-
-    return pack
-
-
-Lister = Callable[[Any], Any]
-"""Turns a value of one type into what msgpack packs."""
-
-
-def _packer(lister: Callable[[type[Any]], Lister]) -> Callable[[object], bytes]:
-    """Make a packer. `lister` is called once for each type, and makes the function that prepares values of this type.
-    That function is called for each part of each event, so it must do little."""
-    listers: dict[type[Any], Lister] = {}
-
-    def listed(value: Any) -> Any:
-        try:
-            return listers[value.__class__](value)
-        except KeyError:
-            made = listers[value.__class__] = lister(value.__class__)
-            return made(value)
-
-    pack: Callable[[object], bytes] = msgpack.Packer(default=listed).pack
-    return pack
-
-
-def _lister(kind: type[Any]) -> Lister:
-    if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"a {kind.__name__} is not recorded")
-    head, sized = (_NAMED[kind],) if kind in _NAMED else (), _sized_of(kind)
-    paths = [f"{path}.value" if _is_enum(hint) else path for path, hint in _leaves(kind)]
-    get: Lister = attrgetter(*paths) if paths else lambda value: ()
-    if sized is not None:
-        return lambda value: (*head, *get(value), _size(getattr(value, sized)))
-    if len(paths) == 1:
-        return lambda value: (*head, get(value))
-    return (lambda value: (*head, *get(value))) if head else get
+def _listed(value: Any) -> Any:
+    """Return a value that JSON doesn't know as one that it knows."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.value if isinstance(value, Enum) else _writer(value.__class__)(value)
 
 
 @cache
-def _leaves(kind: type[Any]) -> list[tuple[str, Any]]:
-    """The recorded values of a dataclass, as (path, type): its fields; but in place of a field that is a dataclass
-    outside `_NAMED`, the leaves of that dataclass. One call of C reads all paths, which is faster than nested lists."""
-    found: list[tuple[str, Any]] = []
-    for name, hint in _recorded(kind):
-        if _is_flat(hint):
-            found += [(f"{name}.{path}", inner) for path, inner in _leaves(hint)]
-        else:
-            found.append((name, hint))
-    return found
+def _writer(kind: type[Any]) -> Callable[[Any], Any]:
+    """Make the function that lists the fields of a dataclass. It is called for each part of each event, so it must do
+    little."""
+    if kind is Rules:
+        return dataclasses.asdict
+    if issubclass(kind, msgspec.Struct):
+        return msgspec.structs.asdict
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"a {kind.__name__} is not recorded")
+    names, head = _recorded(kind), [kind.__name__] if kind in NAMED else []
+    if not names:
+        return lambda value: head
+    get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
+    if set(names).isdisjoint(SIZED):
+        return lambda value: [*head, *get(value)]
+    at = next(at for at, name in enumerate(names) if name in SIZED)
+
+    def sized(value: Any) -> Any:
+        found = [*get(value)]
+        found[at] = _size(found[at]) if names[at] == "payload" else [*map(_size, found[at])]
+        return [*head, *found]
+
+    return sized
 
 
-def _recorded(kind: type[Any]) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
-    return [(name, hints[name]) for name in names if name not in LEFT_OUT and name not in SIZED]
+def _recorded(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.name not in SIGNED]
 
 
-def _is_enum(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Enum)
-
-
-def _is_flat(hint: Any) -> bool:
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in _NAMED
-
-
-def _sized_of(kind: type[Any]) -> str | None:
-    """The name of the field of which only the length is recorded; None: there is none."""
-    return next((field.name for field in dataclasses.fields(kind) if field.name in SIZED), None)
-
-
-def _size(payload: Any) -> Any:
-    """The length of a payload in bytes; None: there is no payload, or its length is unknown."""
-    if isinstance(payload, tuple):
-        return [_size(one) for one in payload]
+def _size(payload: Any) -> int | None:
+    """Return the length of a payload in bytes; None: there is no payload, or its length is unknown."""
     return getattr(payload, "nbytes", None)
 
 
-def _sized(size: Any) -> Any:
-    """What stands for a payload of this length when a record is read."""
-    if isinstance(size, list):
-        return tuple(map(_sized, size))
-    return None if size is None else Payload(_only(int)(size))
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_listed).encode
 
 
 # -- reading
 
-
-class Met:
-    """The messages of a batch that were read so far. Later records refer to them by number."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-
-def event_of(value: object, met: Met) -> Event:
-    """Read a recorded event. Raises Unfit for anything else."""
-    event: Event = _of_kind(_EVENTS, met)(value)
-    return event
-
-
-def effect_of(value: object, met: Met) -> Effect:
-    """Read a recorded effect. Raises Unfit for anything else."""
-    effect: Effect = _of_kind(_EFFECTS, met)(value)
-    return effect
+_MADE: dict[type[Any], tuple[type[Any], list[str]]] = {}
+"""By type that msgspec makes of a line's part: the dataclass that it stands for, and its recorded fields."""
 
 
 @cache
-def _of_kind(kinds: tuple[type[Any], ...], met: Met) -> Reader:
-    """The reader of values of these kinds. A value is a list that begins with the name of its kind."""
-    readers = {kind.__name__: _reader(kind, met) for kind in kinds}  # type: ignore[arg-type]
-
-    def read(value: object) -> Any:
-        match value:
-            case [str(name), *fields] if name in readers:
-                return readers[name](fields)
-        raise Unfit(f"none of {', '.join(readers)}")
-
-    return read
+def _struct(kind: type[Any]) -> Any:
+    """Make the type by which msgspec checks the list of a dataclass's fields."""
+    hints, names = get_type_hints(kind, localns={"State": State}), _recorded(kind)
+    fields = [(name, _checked(hints[name])) for name in names]
+    tag = kind.__name__ if kind in NAMED else None
+    made: Any = msgspec.defstruct(kind.__name__, fields, array_like=True, forbid_unknown_fields=True, gc=False, tag=tag)
+    _MADE[made] = kind, names
+    return made
 
 
-@cache
-def _reader(kind: type[Any], met: Met) -> Reader:
-    """The reader of a dataclass that is recorded as the list of its leaves."""
-    build, sized, count = _builder(kind, met), _sized_of(kind), len(_leaves(kind))  # type: ignore[arg-type]
-
-    def read(value: object) -> Any:
-        if not isinstance(value, list) or len(value) != count + (sized is not None):
-            raise Unfit(f"no {kind.__name__}")
-        return build(iter(value), {} if sized is None else {sized: _sized(value[-1])})
-
-    return read
-
-
-@cache
-def _builder(kind: type[Any], met: Met) -> Callable[[Iterator[object], Mapping[str, Any]], Any]:
-    """Make the function that builds a dataclass of this kind. Its arguments: the leaves, of which it takes the next
-    ones, and the values of the fields that are no leaves."""
-    left_out = {field.name: LEFT_OUT[field.name] for field in dataclasses.fields(kind) if field.name in LEFT_OUT}
-    parts = [
-        (name, _builder(hint, met) if _is_flat(hint) else None, None if _is_flat(hint) else reader(hint, _scalars(met)))
-        for name, hint in _recorded(kind)
-    ]
-
-    def build(leaves: Iterator[object], others: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        fields = {
-            name: build(leaves) if build is not None else read(next(leaves))  # type: ignore[misc,call-arg]
-            for name, build, read in parts
-        }
-        return kind(**fields, **left_out, **others)
-
-    return build
+def _checked(hint: Any) -> Any:
+    """Return the type of a recorded field, by that of the dataclass's field."""
+    if hint is Any:
+        return int | None  # the length of a payload
+    if hint is float:
+        return int | float  # as it was written: hashes tell 3 from 3.0
+    if dataclasses.is_dataclass(hint):
+        return _struct(hint)  # type: ignore[arg-type]
+    if not (args := get_args(hint)):
+        return hint
+    inner = tuple(one if one is ... else _checked(one) for one in args)
+    if isinstance(hint, UnionType):
+        return Union[inner]  # noqa: UP007
+    return get_origin(hint)[inner]
 
 
-class _Scalars(dict[Any, Reader]):
-    """The readers of leaves, for `plain.reader`. The reader of a dataclass that is recorded without its name is made
-    when it is first asked for."""
-
-    def __init__(self, met: Met, readers: Mapping[Any, Reader]) -> None:
-        super().__init__(readers)
-        self._met = met
-
-    def __contains__(self, hint: object) -> bool:
-        return super().__contains__(hint) or _is_flat(hint)
-
-    def __missing__(self, hint: Any) -> Reader:
-        return _reader(hint, self._met)
+def _back(value: Any) -> Any:
+    """Return what a checked part of a line stands for."""
+    if (made := _MADE.get(type(value))) is not None:
+        kind, names = made
+        return kind(**{name: _back(getattr(value, name)) for name in names})
+    if isinstance(value, tuple):
+        return tuple(map(_back, value))
+    return {key: _back(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-@cache
-def _scalars(met: Met) -> _Scalars:
-    readers = {
-        **{kind: _only(kind) for kind in (int, str, bool)},
-        **{kind: _later(met, kind) for kind in _MESSAGES},
-        float: _only((int, float)),
-        Message: _later(met, *_MESSAGES),
-        Carry: Carry,
-        Mapping[str, ContributionId]: _mapping(lambda value: _reader(ContributionId, met)(value)),
-        Mapping[int, str]: _mapping(_only(str)),
-    }
-    return _Scalars(met, readers)
+_FED = msgspec.defstruct(
+    "Fed", [("now", float), ("event", _checked(Event)), ("effects", tuple[_checked(Effect), ...])],  # type: ignore[misc]
+    array_like=True, tag="fed",
+)  # fmt: skip
+_line: Any = msgspec.json.Decoder(Union[_FED, Clock, Name, End])  # noqa: UP007
 
 
-def _later(met: Met, *kinds: type[Any]) -> Reader:
-    """The reader of messages of these kinds. Its parts are made at its first use: messages may contain each other."""
-
-    def read(value: object) -> Any:
-        if not isinstance(value, int):
-            message = _of_kind(kinds, met)(value)
-            met.messages.append(message)
-        elif not 0 <= value < len(met.messages) or not isinstance(message := met.messages[value], kinds):
-            raise Unfit("a message that the batch does not have")
-        return message
-
-    return read
+def read_line(line: bytes) -> Fed | Clock | Name | End:
+    """Read a line of a history. Raises msgspec.MsgspecError if it is none."""
+    record: Any = _line.decode(line)
+    if isinstance(record, Clock | Name | End):
+        return record
+    return Fed(record.now, _back(record.event), _back(record.effects))
 
 
-def _only(kind: Any) -> Reader:
-    def read(value: object) -> Any:
-        if not isinstance(value, kind):
-            raise Unfit(f"{value!r}")
-        return value
-
-    return read
-
-
-def _mapping(read_item: Reader) -> Reader:
-    def read(value: object) -> Any:
-        if not isinstance(value, dict):
-            raise Unfit("not a mapping")
-        return {key: read_item(item) for key, item in value.items()}
-
-    return read
+def read_head(line: bytes) -> Head:
+    """Read the first line of a history. Raises ValueError if it is none."""
+    try:
+        values = json.loads(line, parse_constant={"Infinity": math.inf, "-Infinity": -math.inf}.__getitem__)
+    except (ValueError, KeyError, RecursionError):  # KeyError: a number that is none
+        values = None
+    if not isinstance(values, dict) or "history" not in values:
+        raise ValueError("it does not begin as a history does")
+    if values["history"] == FORM:
+        head = msgspec.convert(values, Head)
+        if not head.rules.fragments:
+            raise ValueError("its rules name no fragment")
+        return head
+    made = f"by p2p_diloco {values.get('version')}, in form {values['history']}"
+    raise ValueError(f"it was written {made}; this version reads form {FORM}")

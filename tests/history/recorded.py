@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
-from p2p_diloco.node.history import FORM, History
+from p2p_diloco.node.history import History
+from p2p_diloco.node.recorded import Head, packed
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
 
-RUN = {"history": FORM, "version": __version__, "run_id": "r", "founder": "p0", "founded": 0.0}
+RUN = {"version": __version__, "protocol": 9, "run_id": "r", "founder": "p0", "founded": 0.0}
 CALM = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": (), "interval": 2}
+
+
+def as_written(entries: Iterable[Entry]) -> bytes:
+    """The events as a history has them: without signatures and payloads."""
+    return packed(entry.what for entry in entries)
 
 
 class _Written(list[Entry]):
@@ -54,9 +60,8 @@ class RecordedWorld(World):
 
     def _begin(self, process: Process) -> None:
         name, now, mine = process.name, process.clock(self.now), process.replica.roster.mine
-        head = {**RUN, "peer": name, "name": name, "role": mine.role, "eligible": mine.eligible,
-                "incarnation": mine.incarnation, "started": self.now, "began": now,
-                "rules": dataclasses.asdict(self.rules)}  # fmt: skip
+        head = Head(peer=name, name=name, role=mine.role, eligible=mine.eligible, incarnation=mine.incarnation,
+                    started=self.now, began=now, rules=self.rules, **RUN)  # fmt: skip
         self.histories[process] = history = History(lambda: 1e9 + self.now + self.wrong.get(name, 0.0))
         history.begin(self.folder / f"{name}-{self.now:07.2f}", head, self.bytes_max, now, history._wall())
 

@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Wakeup
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.fragments.events import Wakeup
 from p2p_diloco.history.check import check
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node import history
+from p2p_diloco.node.recorded import Head
+from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import MemoryPeer
 
 ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def on_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, FRAGMENTS)
 
 
 async def trained(names: str, config: dict[str, Any], **local: Any) -> None:
@@ -40,7 +48,7 @@ def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> Non
     read the file."""
     asyncio.run(trained("ab", quick, history_path=tmp_path))
     found = lives(tmp_path)
-    assert sorted(life.head["name"] for life in found) == ["a", "b"]
+    assert sorted(life.head.name for life in found) == ["a", "b"]
     for life in found:
         assert life.ended
         assert life.whole
@@ -51,15 +59,15 @@ def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_a_payload_is_recorded_as_its_length(quick: dict[str, Any], tmp_path: Path) -> None:
-    """Contributions and commits have the number of their bytes, and no bytes."""
+    """Slices and means have the number of their bytes, and no bytes."""
     asyncio.run(trained("ab", quick, history_path=tmp_path))
     payloads = [
         entry.what.message.payload
         for life in lives(tmp_path)
         for entry in life.entries
-        if type(getattr(entry.what, "message", None)).__name__ in ("Contribution", "Commit")
+        if type(getattr(entry.what, "message", None)).__name__ in ("Slice", "Mean")
     ]
-    assert {payload.nbytes for payload in payloads} == {16}  # four numbers in fp32
+    assert set(payloads) == {16}  # four numbers in fp32
 
 
 @pytest.mark.parametrize("broken", ["no folder", "full disk"])
@@ -108,14 +116,10 @@ def test_it_lies_in_the_users_state_folder(
 def test_a_young_peers_events_wait_less(tmp_path: Path) -> None:
     """Events wait for a quarter of the peer's life, and for 10 s at most."""
     kept = history.History(lambda: 0.0)
-    head = {
-        **dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), "p"),
-        "history": 1,
-        "incarnation": 1,
-        "eligible": True,
-        "rules": {"fragments": [[0]]},
-        **dict.fromkeys(("founded", "started", "began"), 0.0),
-    }
+    names = dict.fromkeys(("version", "run_id", "founder", "peer", "name", "role"), "p")
+    times = dict.fromkeys(("founded", "started", "began"), 0.0)
+    rules = Rules(run="p", fragments=((0,),))
+    head = Head(protocol=9, incarnation=1, eligible=True, rules=rules, **names, **times)  # type: ignore[arg-type]
     kept.begin(tmp_path / "p", head, 2**20, 0.0, 0.0)
     written = []
     for now in (4.0, 4.9, 5.1, 100.0, 105.0, 109.9, 110.1):
@@ -129,7 +133,7 @@ def test_old_histories_make_room(quick: dict[str, Any], tmp_path: Path) -> None:
     folder, size = tmp_path / "earlier", 100_000
     folder.mkdir()
     for number in range(10):
-        (folder / f"{number}.history").write_bytes(bytes(size))
-        os.utime(folder / f"{number}.history", (1000 + number, 1000 + number))
+        (folder / f"{number}{history.SUFFIX}").write_bytes(bytes(size))
+        os.utime(folder / f"{number}{history.SUFFIX}", (1000 + number, 1000 + number))
     asyncio.run(trained("a", quick, history_path=tmp_path, history_bytes=size))
-    assert sorted(path.name for path in folder.iterdir()) == [f"{number}.history" for number in (6, 7, 8, 9)]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{number}{history.SUFFIX}" for number in (6, 7, 8, 9)]

@@ -50,7 +50,8 @@ class Calm(World):
 
     def __init__(self, **settings: Any) -> None:
         calm = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": ()}
-        super().__init__(0, Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings}), trace=True)
+        of = Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings})
+        super().__init__(0, of, trace=True)
         self.rng = self.lags = self.links = Even()
 
     def join(self, name: str, at: float, step_time: float = 0.5) -> None:
@@ -115,7 +116,7 @@ class Said:
 
 
 def plain(what: str) -> str:
-    """A shorter line: without the shards due after a merge, incarnations, and most of each digest."""
+    """A shorter line: without the fragment that is due after a merge, incarnations, and most of each digest."""
     for long, short in ((r"; due: .*", ""), (r"#\d{4}\.", "#"), (r"\((\w{4})\w\w\)", r"(\1)")):
         what = re.sub(long, short, what)
     return what
@@ -137,8 +138,8 @@ def commit() -> World:
 def takeover() -> World:
     world = Calm()
     world.all_join()
-    world.run(6.93)
-    world.crash("p0")
+    world.run(7.5)
+    world.crash("p1")
     return world
 
 
@@ -174,69 +175,73 @@ STORIES = {
         """
 A third peer joins a run of two.
 
-It finds the others in the DHT (not shown), fetches the state from one of them and trains on it. The open round does not
-wait for it: p2 merges its commit, keeps its progress, and contributes to the next round. The next commit counts that.
+It finds the others in the DHT (not shown), asks both what they hold, fetches the state from one of them and trains on
+it. The open round does not wait for it: p2 merges its commit, keeps its progress, and contributes to the next round.
+The next commit counts that.
 """,
         join,
-        6.0,
-        8.1,
+        6.95,
+        8.6,
     ),
     "commit": Story(
         """
-One round of three peers and a model of two shards.
+One round of three peers and a model of two slices.
 
-Each shard has its own aggregator, named by the commit before. The others send their contributions to it, it averages
-them and sends the commit, and every peer applies the commit to its own copy of the outer state. The letters in brackets
-are the digest of the result: it is the same everywhere.
+The commit before leads to a leader of this round, p1, and to an owner of each slice. The others send what they
+contribute to the leader, and each slice to its owner. The leader chooses what is counted; the owners compute the means
+and send them to all; with all means the leader makes the commit, and every peer applies it to its own copy of the outer
+state. The letters in brackets name the version: it is the same everywhere.
 """,
         commit,
-        6.45,
-        7.3,
+        6.6,
+        7.7,
     ),
     "takeover": Story(
         """
-The aggregator dies in the middle of a round.
+The leader dies between its choice and its commit.
 
-p2, next in the succession, asks p1 for a promise to accept no commit of the dead aggregator p0. p1 sends the promise
-and, again, the contribution that it had sent to p0. Then p2 writes the commit.
+p0 is next in the succession, and claims. The vote of p2 tells it the choice for which p2 has made a mean. So p0
+completes the choice of p1, also with what p1 itself contributed: had p1 made the commit and died then, the version
+would be the same one.
 """,
         takeover,
-        6.8,
-        8.9,
+        7.3,
+        8.0,
     ),
     "fork": Story(
         """
 The network is cut, both sides go on, and one lineage wins.
 
-p0 alone and p1 with p2 reach different states of one epoch. After the cut p0 sees from the versions that the lineages
-are forked, and that the other one counts more inner steps. It fetches the whole state and goes on from there.
+p0 alone and p1 with p2 reach different states of one epoch. After the cut p0 hears from both others that they hold
+another lineage. It fetches the whole state, goes on from there, and drops its own progress since the cut.
 """,
         fork,
-        13.0,
-        18.0,
+        15.9,
+        18.6,
     ),
     "carry": Story(
         """
 A contribution is lost, but none of its inner steps.
 
-p2 hears p1, but all that p2 sends to p1 is lost, also contribution #5. p1 waits for it until `round_timeout` (1.5 s
-here) and commits without it. p2 sees that the commit does not count #5, keeps its progress, and sends it with #6.
+p2 hears p1, but all that p2 sends to p1 is lost, also contribution #4. The leader p1 waits for it until `round_timeout`
+(1.5 s here) and closes the round without it. p2 sees that the commit does not count #4, keeps its progress, and sends
+it with #5.
 """,
         carry,
         6.8,
-        10.55,
+        10.1,
     ),
     "async": Story(
         """
 Asynchronous mode: no peer waits for another.
 
-Each contribution makes a commit of its own. The aggregator p1 sends it to its successor first. Once the successor
-confirms that it holds the commit, the contribution's author gets it, and one more death can't undo it.
+Each contribution makes a commit of its own. The leader p1 sends it to its successor first. Once the successor confirms
+that it holds the commit, the contribution's author gets it, and one more death can't undo it.
 p2 is slower than the others: it gets all commits since its last one, and its own, at once.
 """,
         asynchronous,
-        11.59,
-        12.92,
+        11.8,
+        12.42,
     ),
 }
 

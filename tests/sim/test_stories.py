@@ -8,12 +8,12 @@ from tests.sim.stories import FOLDER, STORIES
 
 LINES_MAX, WIDTH_MAX = 40, 120
 SHOWN = {
-    "join": "holds all shards",
-    "commit": "averages p0, p1, p2 on shard 1",
-    "takeover": "the promise of shard 0",
-    "fork": "joined the lineage of",
-    "carry": "with the progress since #",
-    "async": "that it holds shard 0",
+    "join": "holds all fragments",
+    "commit": "averages slice 1 of p0, p1, p2",
+    "takeover": "its vote for p0",
+    "fork": "the lineage that most others hold",
+    "carry": "p0 #8, p1 #6, p2 #5",
+    "async": "that it holds fragment 0",
 }
 """The line for which each trace was made."""
 

@@ -142,7 +142,7 @@ def _one(seed: int, kind: str, trace: bool, story: bool) -> int:
     report.add(seed, kind, _outcome(world))
     told = [*(world.lines if trace else ()), f"seed {seed} ({kind}): {world.settings}"]
     if story:
-        told[-1:-1] = Story(world.trace or (), world.rules.fragments).text(str, STORY_WIDTH)
+        told[-1:-1] = Story(world.trace or (), len(world.rules.fragments)).text(str, STORY_WIDTH)
     _write([*told, *report.lines(time.monotonic() - began, 1)])
     return 1 if report.broken else 0
 
