@@ -2,16 +2,15 @@
 
     python examples/scale.py --peers 10 30 100
 
-The time it takes grows with the square of the peers, and with the shards: 1,000 peers of 4 shards (`--shards 4`) need
-some 25 minutes of a core up to the storm of deaths, and longer for that of joins.
+The time it takes grows with the square of the peers, and with the slices.
 
 Every peer is the package's own `Replica`, and every message is packed as in a real run; virtual time. Imitated are the
 links (each message takes `LATENCY_S`; payloads are counted, and take no time), the tensors (lengths alone) and the
 trainers. Replicas that hold equal states share one object, and what follows from it is computed once for all.
 
 Prints, for each number of peers: messages and bytes of headers that a peer sends in a second, by kind; the busiest
-peer's share; the time from the death of a tenth of the peers, in the middle of an exchange, to the next commit of every
-shard; and how many of as many newcomers are counted two rounds later. The exit code is 1 if replicas differ at the end.
+peer's share; the time from the death of a tenth of the peers, in the middle of an exchange, to the next commit; and how
+many of as many newcomers are counted two rounds later. The exit code is 1 if replicas differ at the end.
 """
 
 from __future__ import annotations
@@ -30,14 +29,16 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from p2p_diloco.core import events, shard
 from p2p_diloco.core.lives import incarnation
-from p2p_diloco.core.messages import Commit, Contribution, Message, Plan, State
-from p2p_diloco.core.probing import Member
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.node import wire
+from p2p_diloco.fragments import admission, applying, events, fetching, state
+from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Message, Ready, Slice
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.roster import Peer as Known
+from p2p_diloco.fragments.state import State, founding, hash_of, key_of, rooted
+from p2p_diloco.node import headers
+from p2p_diloco.node.forms import About, Roll
 
 LATENCY_S = 0.05
 BREAKS_WITHIN_S = 0.3
@@ -47,8 +48,10 @@ REPORTS_EVERY_S = 5.0
 """A trainer reports its steps at least so often."""
 TELLS_EVERY_S = 60.0
 """The seconds of processor time between two lines of progress."""
-SEAL_BYTES = 96
-"""A contribution's seal; a commit has one for each contribution, and one of its own."""
+SEAL = bytes(64)
+"""A signature."""
+SEALED = Ready | Close | Commit | Mean
+"""Messages that their senders sign."""
 EXCHANGING = 0.975
 """The part of a round after which the peers exchange: they end their steps from 0.95 of it on."""
 JOINED_AFTER = 2.7
@@ -56,9 +59,9 @@ JOINED_AFTER = 2.7
 REMEMBERED = 4096
 
 
-def rules_of(shards: int) -> Rules:
-    """The rules of a run of so many shards."""
-    return Rules(run="scale", fragments=(tuple(range(shards)),), sync_every=STEPS)
+def rules_of(slices: int) -> Rules:
+    """The rules of a run of one fragment with so many slices."""
+    return Rules(run="scale", fragments=(tuple(range(slices)),), sync_every=STEPS)
 
 
 def progress(text: str) -> None:
@@ -97,17 +100,17 @@ class Swarm:
         self._scheduled = self._named = 0
         self.live: dict[str, Peer] = {}
         self.messages, self.nbytes, self.of_peer = Counter[str](), Counter[str](), Counter[str]()
-        self.payloads = Counter[str]()  # shards sent and received, by peer
-        self.newest = [1] * rules.shards  # the highest epoch of each shard that any peer has reached
-        self._lengths: dict[int, tuple[Message, int]] = {}
+        self.payloads = Counter[str]()  # slices and means sent and received, by peer
+        self.newest = 1  # the highest epoch that any peer has reached
+        self._lengths: dict[int, tuple[Message, Message, int]] = {}
+        self._rolls: dict[Version, Roll] = {}
         names = [self._name() for _ in range(peers)]
         lives = {name: incarnation(1_000_000, number) for number, name in enumerate(names)}
-        counted = {name: ContributionId(life, 1) for name, life in lives.items()}
         for name, life in lives.items():
             self.live[name] = Peer(self, name, life)
-        states = [self._state(index, names, counted) for index in range(rules.shards)]
+        begun = self._state(lives)
         for peer in self.live.values():
-            peer.feed(events.Restore(tuple(states)))
+            peer.feed(events.Restore((begun,)))
         self._introduce()
         for peer in self.live.values():
             peer.start()
@@ -116,19 +119,24 @@ class Swarm:
         self._named += 1
         return "12D3KooW" + blake2b(f"{self._named}".encode(), digest_size=22).hexdigest()
 
-    def _state(self, index: int, names: list[str], counted: dict[str, ContributionId]) -> State:
-        """A shard's state after a first round of all peers."""
-        version = Version(0, STEPS * len(names), 1, digest(f"{index}".encode()))
-        first = index % len(names)
-        plan = Plan(tuple(names), (*names[first:], *names[:first]))
-        return State(index, version, 0, plan, counted, {0: "founded", 1: version.digest})
+    def _state(self, lives: dict[str, int]) -> State:
+        """The state after a first round of all peers."""
+        names, slices = sorted(lives), self.rules.shards
+        first = founding(0, Version(0, 0, 0, digest(b"theta0")), names[0], slices)
+        ids = {name: ContributionId(life, 0) for name, life in lives.items()}
+        hashes = (digest(b"slice"),) * slices
+        entries = tuple(
+            (name, rooted(Ready(0, first.version, ids[name], ids[name], float(STEPS), STEPS, hashes))) for name in names
+        )
+        choice = Choice(names[0], 0, entries)
+        return state.append(first, choice, key_of(0, first.version, choice), hashes, self.rules)
 
     def _introduce(self) -> None:
         """Let all peers know each other, as they would after a while."""
         summaries = {name: peer.replica.roster.mine for name, peer in self.live.items()}
         for peer in self.live.values():
             for name in summaries.keys() - {peer.name}:
-                member = peer.replica.roster.members.setdefault(name, Member())
+                member = peer.replica.roster.peers.setdefault(name, Known())
                 member.summary, member.unanswered = summaries[name], None
                 member.probed = self.rng.uniform(-len(summaries) / 3, 0.0)
 
@@ -146,13 +154,13 @@ class Swarm:
             action()
             if time.process_time() > self._tells_at:
                 self._tells_at = time.process_time() + TELLS_EVERY_S
-                progress(f"{len(self.live)} peers, {self.now:.1f} s: epochs {min(self.newest)} to {max(self.newest)}")
+                progress(f"{len(self.live)} peers, {self.now:.1f} s: epoch {self.newest}")
 
     def all_move(self, within: float) -> float:
-        """Let time pass until each shard has a newer version than now; returns how long that took, or inf."""
-        began, before = self.now, self.newest[:]
-        self.run(began + within, lambda: all(map(int.__gt__, self.newest, before)))
-        return self.now - began if all(map(int.__gt__, self.newest, before)) else float("inf")
+        """Let time pass until there is a newer version than now; returns how long that took, or inf."""
+        began, before = self.now, self.newest
+        self.run(began + within, lambda: self.newest > before)
+        return self.now - began if self.newest > before else float("inf")
 
     # -- who takes part
 
@@ -178,7 +186,8 @@ class Swarm:
 
     def send(self, sender: Peer, to: str, message: Message) -> None:
         """Deliver a message, or report to its sender that it was not delivered."""
-        kind, nbytes = type(message).__name__, self._length(message)
+        message, nbytes = self._sealed(sender, message)
+        kind = type(message).__name__
         self.messages[kind] += 1
         self.nbytes[kind] += nbytes
         self.of_peer[sender.name] += nbytes
@@ -186,7 +195,7 @@ class Swarm:
         if (target := self.live.get(to)) is None:
             self.at(self.now + LATENCY_S, lambda: sender.feed(events.SendFailed(to, message, gone=True)))
             return
-        if isinstance(message, Contribution | Commit):
+        if isinstance(message, Slice | Mean):
             self.payloads[sender.name] += 1
             self.payloads[to] += 1
             sender.linked.add(to)
@@ -200,17 +209,20 @@ class Swarm:
         target.feed(events.Received(sender.name, message))
         self.at(self.now + LATENCY_S, lambda: sender.feed(events.Delivered(target.name, message)))
 
-    def _length(self, message: Message) -> int:
-        """The bytes of a message's header, with its seals."""
+    def _sealed(self, sender: Peer, message: Message) -> tuple[Message, int]:
+        """A message as its sender signs it, and the bytes of its header."""
         known = self._lengths.get(id(message))
         if known is None:
             if len(self._lengths) > REMEMBERED:
                 self._lengths.clear()
-            seals = 1 + len(message.contributions) if isinstance(message, Commit) else 1
-            sealed = isinstance(message, Contribution | Commit)
-            whole = replace(message, seal=bytes(SEAL_BYTES * seals)) if sealed else message
-            known = self._lengths[id(message)] = message, len(wire.pack(whole, bytes(wire.TOKEN_BYTES)))
-        return known[1]
+            whole = replace(message, seal=SEAL) if isinstance(message, SEALED) and not message.seal else message
+            held = sender.replica.logs[0].state
+            same = held is not None and getattr(message, "base", None) == held.version
+            roll = self._rolls.setdefault(held.version, Roll(held.roll)) if held is not None and same else Roll()
+            about = About(sender.name, self.rules, roll)
+            header, body = headers.pack(whole, about, bytes(headers.TOKEN_BYTES))
+            known = self._lengths[id(message)] = message, whole, len(header) + len(body or b"")
+        return known[1:]
 
 
 class Peer:
@@ -257,22 +269,27 @@ class Peer:
         match effect:
             case events.Send(to, message):
                 swarm.send(self, to, message)
-            case events.Average(index, base, _, meta, number=number):
-                told(events.Averaged(index, base, number, digest(base.digest.encode() + meta), None))
-            case events.Apply(commit, meta):
-                told(events.Applied(commit.shard, commit.base, digest(commit.base.digest.encode() + meta)))
-            case events.Fill(state):
-                told(events.Filled(state.shard, state.version, state.version.digest))
-            case events.Accept(proposals):
-                for index, _ in proposals:
-                    swarm.newest[index] = max(swarm.newest[index], self.replica.state(index).version.epoch)
-            case events.Ready() | events.Release():
+            case events.Average(fragment, base, key, number):
+                mean = hash_of(base, key, number)
+                told(events.Averaged(fragment, base, key, number, mean, None, SEAL))
+            case events.Apply(commit):
+                told(events.Applied(commit.fragment, commit.base, commit.version))
+            case events.Fill(fragment, version, number):
+                told(events.Filled(fragment, version, number, hash_of(version, number)))
+            case events.Roll(commit, mean):
+                told(events.Rolled(commit.fragment, commit.version, mean.number))
+            case events.Accept(((fragment, version),)):
+                swarm.newest = max(swarm.newest, version.epoch)
+                sums = tuple(hash_of(version, number) for number in range(swarm.rules.shards))
+                told(events.Digested(fragment, version, sums))
+            case events.Start() | events.Release():
                 self._trained = False
                 swarm.at(swarm.now, lambda: self.feed(events.Merge()))
             case events.Load() if not self._trained:
                 self._train(swarm.now + STEPS * STEP_S * swarm.rng.uniform(0.95, 1.0))
-            case events.Load(_, due) if due:
-                told(events.Contribute(due, float(STEPS), STEPS, (None,) * len(due)))
+            case events.Load(_, int(due)):
+                hashes = tuple(hash_of(self.name, swarm.now, number) for number in range(swarm.rules.shards))
+                told(events.Contribute(due, float(STEPS), STEPS, hashes, (None,) * len(hashes)))
 
     def _train(self, until: float) -> None:
         """Make steps until then; then contribute what is due."""
@@ -287,10 +304,10 @@ class Peer:
             swarm.at(swarm.now, lambda: self.feed(events.Merge()))
 
 
-def measured(peers: int, shards: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[str, Any]:
+def measured(peers: int, slices: int, rounds: int, seed: int, storms: Sequence[str]) -> dict[str, Any]:
     """Let a swarm of this size go through its rounds and storms; the figures."""
     began, round_s = time.process_time(), STEPS * STEP_S
-    swarm = Swarm(peers, rules_of(shards), seed)
+    swarm = Swarm(peers, rules_of(slices), seed)
     swarm.run(0.8 * round_s)
     for counts in (swarm.messages, swarm.nbytes, swarm.of_peer, swarm.payloads):
         counts.clear()
@@ -300,7 +317,7 @@ def measured(peers: int, shards: int, rounds: int, seed: int, storms: Sequence[s
     sent = sorted(swarm.messages.items())
     a_second = {kind: (count / peer_seconds, swarm.nbytes[kind] / peer_seconds) for kind, count in sent}
     busiest = [max(counts.values()) / statistics.fmean(counts.values()) for counts in (swarm.of_peer, swarm.payloads)]
-    told: dict[str, Any] = {"peers": peers, "shards": shards, "a_second": a_second, "busiest": busiest}
+    told: dict[str, Any] = {"peers": peers, "slices": slices, "a_second": a_second, "busiest": busiest}
     progress(json.dumps(told))
     if "deaths" in storms:
         swarm.all_move(2 * round_s)
@@ -313,8 +330,9 @@ def measured(peers: int, shards: int, rounds: int, seed: int, storms: Sequence[s
         swarm.run(swarm.now + 0.5 * round_s)
         joined = [swarm.join() for _ in range(max(1, peers // 10))]
         swarm.run(swarm.now + JOINED_AFTER * round_s)
-        group = next(iter(swarm.live.values())).replica.state(0).plan.group
-        told["joins"] = len(joined), sum(name in group for name in joined)
+        held = next(iter(swarm.live.values())).replica.logs[0].held
+        counted = {name for name, member in held.roll.items() if member.epoch == held.version.epoch}
+        told["joins"] = len(joined), len(counted & {*joined})
     swarm.run(swarm.now + 0.5 * round_s)  # in the middle of the next steps all hold the same
     told["equal"] = len({peer.replica.versions for peer in swarm.live.values()}) == 1
     return {**told, "cpu_s": round(time.process_time() - began, 1)}
@@ -324,17 +342,18 @@ def main() -> int:
     """Measure swarms of the given sizes and print the tables."""
     parser = argparse.ArgumentParser(description="What the control plane of a large swarm costs each peer.")
     parser.add_argument("--peers", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--shards", type=int, default=24)
+    parser.add_argument("--slices", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--storms", nargs="*", choices=["deaths", "joins"], default=["deaths", "joins"])
     parser.add_argument("--json", action="store_true", help="print one line of JSON for each size")
     asked = parser.parse_args()
-    shard.append = remembered(shard.append, 2)
-    shard.meta_of = remembered(shard.meta_of, 1)
+    append = remembered(state.append, 2)
+    for module in (admission, applying, fetching, state):
+        module.append = append  # type: ignore[attr-defined]
     equal = True
     for peers in asked.peers:
-        told = measured(peers, asked.shards, asked.rounds, asked.seed, asked.storms)
+        told = measured(peers, asked.slices, asked.rounds, asked.seed, asked.storms)
         equal = equal and told["equal"]
         sys.stdout.write((json.dumps(told) if asked.json else text_of(told)) + "\n")
         sys.stdout.flush()
@@ -344,12 +363,14 @@ def main() -> int:
 def text_of(told: dict[str, Any]) -> str:
     """The figures of one swarm, in words."""
     rows = told["a_second"]
-    lines = [f"{told['peers']} peers, {told['shards']} shards: {sum(n for n, _ in rows.values()):.1f} messages and "
+    lines = [f"{told['peers']} peers, {told['slices']} slices: {sum(n for n, _ in rows.values()):.1f} messages and "
              f"{sum(b for _, b in rows.values()):,.0f} bytes of headers a second, sent by each peer"]  # fmt: skip
     lines += [f"  {kind:13} {count:8.2f} messages  {nbytes:10,.0f} bytes" for kind, (count, nbytes) in rows.items()]
     lines.append("  the busiest peer: {:.1f} x the mean of headers, {:.1f} x of payloads".format(*told["busiest"]))
     if "deaths_s" in told:
-        lines.append(f"  a tenth dies in the middle of an exchange: all shards move on {told['deaths_s']:.1f} s later")
+        lines.append(
+            f"  a tenth dies in the middle of an exchange: the next commit is there {told['deaths_s']:.1f} s later"
+        )
     if "joins" in told:
         lines.append("  {} join at once: {} of them are counted two rounds later".format(*told["joins"]))
     lines.append(f"  replicas {'are equal' if told['equal'] else 'DIFFER'}; {told['cpu_s']} s of processor time")

@@ -1,6 +1,7 @@
 """One peer in virtual time: the package's own replica, tensor work and merges, and a trainer's loop.
 
-The loop makes the calls of `peer/hook.py` in its order; `feed` carries out effects in the order of `node/node.py`.
+The loop makes the calls of `peer/hook.py` in its order; `feed` carries out effects in the order of
+`node/fragment_node.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ import torch
 from setting import LIES
 from task import Learner
 
-from p2p_diloco.core import events
+from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
-from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.fragments import events
+from p2p_diloco.fragments.admission import is_counted
+from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.fragments.state import descends
+from p2p_diloco.node.fragment_trainer import contribution
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.submissions import SubmissionLog
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.merging import blends_of, progress_of
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.mean import WEIGHT_MIN
+from p2p_diloco.tensors.mean import Given
 
 if TYPE_CHECKING:
     from virtual import Swarm
@@ -36,15 +41,19 @@ class Diverged(Exception):
     """A peer's parameters are not finite."""
 
 
-class LyingWork(TensorWork):
-    """Multiplies the means that it aggregates."""
+class LyingWork(SliceWork):
+    """Multiplies the means that it computes."""
 
     times = 1.0
 
-    def _mean(self, shard: int, contributions: Sequence[Any]) -> memoryview:
-        _, codec = self._run.codecs(shard)
-        mean = codecs.decode(super()._mean(shard, contributions), codec, self._numel(shard))
+    def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
+        _, codec = self._run.codecs(index)
+        mean = codecs.decode(super().mean_of(index, given), codec, self._run.layout.shards[index].numel)
         return codecs.encode(mean * self.times, codec)
+
+
+def _unsigned(*of: object) -> bytes:
+    return b""
 
 
 class Member:
@@ -60,7 +69,8 @@ class Member:
         self.replica = Replica(self.name, run.rules, incarnation=life, now=self._loop.time())
         self.theta, base = torch.zeros(run.layout.numel), torch.zeros(run.layout.numel)
         delta = torch.zeros(run.layout.numel, dtype=codecs.written_in(run.config.codec, run.config.rounding))
-        self.work = (LyingWork if self.lies else TensorWork)(run, self.theta, base)
+        self.work = (LyingWork if self.lies else SliceWork)(run, self.theta, _unsigned, base)
+        self._carried = [Carried() for _ in self.replica.logs]  # by fragment
         self.local = LocalModel(learner.model, run.layout, self.theta, base, delta)
         self.delta, self.progress = delta, progress_of(run.config, run.layout)
         self.submissions = SubmissionLog(run.config)
@@ -71,14 +81,14 @@ class Member:
         self._ready, self._released, self._loaded = asyncio.Event(), self._loop.create_future(), asyncio.Event()
         self._load: events.Load | None = None
         self._weight: float | None = None
-        self._sent: Sequence[int] = ()  # the shards of the last exchange
+        self._sent: Sequence[int] = ()  # the slices of the last exchange
+        self._again = False  # it was taken up again: what was sent is still out
         self._sent_samples = self._steps = self._commits = 0
         self._flight: tuple[int, int] | None = None  # steps of the round that was sent; own steps at its sending
         self._measures = self._landing = self._changed = self.over = False
         if founds:
             self.local.write_theta()
-            meta = founding_meta(0, self.name, "worker")
-            self.feed(events.Found(0, tuple(self.work.store.digest(s.index, meta) for s in run.layout.shards)))
+            self.feed(events.Found(0, tuple(f"{log.fragment:032x}" for log in self.replica.logs)))
         self.feed(events.Wakeup())
         self.task = asyncio.create_task(self._train())
         self.task.add_done_callback(swarm.ended)
@@ -86,13 +96,16 @@ class Member:
     # -- the node's part
 
     def feed(self, event: events.Event) -> None:
-        """Feed an event to the replica and carry out what follows, in the order of `node/node.py`."""
+        """Feed an event to the replica and carry out what follows, in the order of `node/fragment_node.py`."""
         self._events.append(event)
         if len(self._events) > 1 or self.swarm.failed is not None:
             return
         try:
             while self._events:
                 effects = self.replica.handle(self._events[0], self._loop.time())
+                if isinstance(self._events[0], events.Found):
+                    for log in self.replica.logs:
+                        self.work.hold(log.fragment, log.held.version)
                 for effect in effects:
                     self._carry_out(effect)
                 self._events.popleft()
@@ -119,43 +132,87 @@ class Member:
                 self._events.append(self.work.apply(effect))
             case events.Fill():
                 self._events.append(self.work.fill(effect))
-            case events.Accept(proposals):
-                self.work.accept(proposals)
+            case events.Roll():
+                self._events.append(self.work.roll(effect))
+            case events.Accept():
+                self.work.accept(effect)
                 self.swarm.judge(self)
             case events.Load():
                 self._merge(effect)
+            case events.Sent(fragment, id) if self._carried[fragment].last != id:
+                self._carried[fragment].send(id)
+                self._carried[fragment].sends += not self.swarm.run.rules.asynchronous
             case events.Release(sent):
                 self._release(sent)
-            case events.Ready():
+            case events.Start():
                 self._ready.set()
             case events.Changed():
-                self._changed = not self.swarm.run.rules.asynchronous or self.replica.own.left_behind
+                self._changed = not self.swarm.run.rules.asynchronous or self._is_left_behind()
             case events.Finished():
                 self.over = self._changed = True
 
+    def _is_left_behind(self) -> bool:
+        """Whether what the trainer has merged is of a lineage that has lost."""
+        pairs = zip(self.replica.logs, self.replica.own.merged, strict=True)
+        return any(v is not None and log.state is not None and not descends(log.held, v) for log, v in pairs)
+
     def _merge(self, load: events.Load) -> None:
         """Merge what is newer; then, if an exchange is due, compute the pseudo-gradients of what is due."""
-        for loaded in load.shards:
-            self.work.merge(loaded.shard, loaded.carry, self.replica.own.counted(loaded.shard))
-        bases, trained = self.work.bases, (self._steps, self.learner.samples)
-        carries = [(loaded.shard, loaded.carry) for loaded in load.shards]
-        told = {"carries": carries, "due": load.due, "gone": bases.gone, "lost": bases.lost, "ended": self.over}
-        blends = blends_of(self.progress, told, trained, self._sent if self._landing else ())
-        self._weight, self._sent_samples = self.progress.weigh(load.due)
+        rules, carries = self.swarm.run.rules, list[tuple[int, Any]]()
+        for loaded in load.fragments:
+            carried = self._carried[loaded.fragment]
+            given_up = carried.sends > (1 if rules.asynchronous else rules.carry_rounds)
+            carry = carried.merge(loaded.version, loaded.counted, kin=loaded.kin, given_up=given_up)
+            for shard in rules.fragments[loaded.fragment]:
+                self.work.merge(shard, carry, loaded.counted)
+                carries.append((shard, carry))
+        bases, trained, due = self.work.bases, (self._steps, self.learner.samples), self.due_of(load)
+        told = {"carries": carries, "due": due, "gone": bases.gone, "lost": bases.lost, "ended": self.over}
+        landed = self._sent if self._landing else ()
+        blends = blends_of(self.progress, told, trained, landed, again=self._again and self._landing)
+        self._weight, self._sent_samples = self.progress.weigh(due)
+        self._again = self._is_out(load.due)
         self.local.merge(blends, bases.kept)
         bases.loaded(blends)
-        if self._measures and load.due and not self.local.write_delta(load.due, bases.kept):
+        if self._measures and due and not self._again and not self.local.write_delta(due, bases.kept):
             raise Diverged
         self._load = load
         self._loaded.set()
 
+    def due_of(self, load: events.Load) -> tuple[int, ...]:
+        """The slices that are due after a merge."""
+        return () if load.due is None else self.swarm.run.rules.fragments[load.due]
+
+    def _is_out(self, fragment: int | None) -> bool:
+        """Whether this peer's contribution to this fragment is out on its present version: the exchange is taken up
+        again then, with the same Δ."""
+        own = self.replica.own
+        if fragment is None or self.swarm.run.rules.asynchronous or own.fragment != fragment:
+            return False
+        return bool(own.parts) and own.ready_base == self.replica.logs[fragment].version
+
     def _release(self, sent: bool) -> None:
         if sent and self.swarm.run.rules.asynchronous:
-            own, shards, roster = self.replica.own, self._sent, self.replica.roster
-            self.submissions.ended(own.behind(shards), own.uncounted(shards))
-            self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
+            self._submitted()
         if not self._released.done():
             self._released.set_result(sent)
+
+    def _submitted(self) -> None:
+        """Record the outcome of a submission, and adjust this peer's inner steps."""
+        ready, roster, fragment = self.replica.own.ready, self.replica.roster, self._fragment
+        assert ready is not None
+        state, behind, why = self.replica.logs[fragment].held, None, list[str]()
+        if is_counted(state, self.name, ready):
+            behind = state.roll[self.name].epoch - ready.base.epoch - 1
+        else:
+            self._carried[fragment].sends += 1
+            why = ["its base was too old"]
+        self.submissions.ended([behind] * len(self._sent), why)
+        self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
+
+    @property
+    def _fragment(self) -> int:
+        return self.swarm.run.rules.fragment_of(self._sent[0])
 
     # -- the trainer's part
 
@@ -167,7 +224,7 @@ class Member:
             rhythm.resume()
             await asyncio.sleep(self.step_s)
             since = rhythm.steps + (self._flight[0] if self._flight else 0)
-            self.learner.step(self.replica.own.merged_samples / self.swarm.samples_a_step + since)
+            self.learner.step(self._merged_samples / self.swarm.samples_a_step + since)
             rhythm.step(first=not self._steps)
             self._steps += 1
             self.feed(events.Stepped(rhythm.step_time_s))
@@ -195,35 +252,40 @@ class Member:
         assert self._load is not None
         return self._load
 
+    @property
+    def _merged_samples(self) -> int:
+        return min((version.samples for version in self.replica.own.merged if version is not None), default=0)
+
     async def _exchange(self) -> None:
         while True:
-            due = (await self._merged(measures=True)).due
+            due = self.due_of(await self._merged(measures=True))
             if not due:
                 return
-            self._send(due)
+            await self._send(due)
             if self.swarm.run.config.overlap_steps or await self._land():
                 return
 
-    def _send(self, due: tuple[int, ...]) -> None:
-        swarm, config = self.swarm, self.swarm.run.config
-        assert self._weight is not None
+    async def _send(self, due: tuple[int, ...]) -> None:
+        swarm, weight = self.swarm, self._weight or 0.0
         self._released = self._loop.create_future()
         self._sent = due
-        self.progress.send(due, self._sent_samples)
-        if not config.overlap_steps and config.mode == "sync":
-            self.work.bases.stand(due)
-        weight = self._weight
-        if self.lies and swarm.setting.lie:
-            for place in (swarm.run.layout.shards[shard] for shard in due):
-                honest = self.delta[place.start : place.stop]
-                honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
-            weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
-        id, weighs = self.replica.own.next_id, weight > WEIGHT_MIN
-        payloads = tuple(memoryview(bytes(self.work.encode(s, self.delta, id, weighs=weighs))) for s in due)
+        if not self._again:
+            self.progress.send(due, self._sent_samples)
+            if not swarm.run.config.overlap_steps and not swarm.run.rules.asynchronous:
+                self.work.bases.stand(due)
+            if self.lies and swarm.setting.lie:
+                for place in (swarm.run.layout.shards[shard] for shard in due):
+                    honest = self.delta[place.start : place.stop]
+                    honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
+                weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
         self.rhythm.planned()
         self._flight = self.rhythm.sent(), self._steps
         swarm.may_cut(self)
-        self.feed(events.Contribute(due, weight, self._sent_samples, payloads))
+        carried, oldest = self._carried[self._fragment], None
+        if carried.oldest is not None and carried.oldest_base is not None and not carried.included:
+            oldest = carried.oldest, carried.oldest_base
+        of = swarm.run, self.replica, self.work, self._fragment, lambda shard: self.delta
+        self.feed(await contribution(*of, weight, self._sent_samples, (), oldest))
 
     async def _land(self) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if it never began."""
@@ -233,7 +295,8 @@ class Member:
         self._flight = None
         if not sent:
             self.rhythm.unsent(steps)
-            self.progress.unsend(self._sent, self._sent_samples)
+            if not self._again:
+                self.progress.unsend(self._sent, self._sent_samples)
             return False
         await self._merged(landing=True)
         self.rhythm.waited(self._loop.time() - began)

@@ -1,6 +1,6 @@
 """A run of several peers in virtual time, in one process, with the protocol and the tensors of a real run.
 
-Every peer is the package's own: `Replica` decides, `TensorWork` encodes, averages and takes outer steps, `Rhythm`,
+Every peer is the package's own: `Replica` decides, `SliceWork` encodes, averages and takes outer steps, `Rhythm`,
 `LocalProgress` and `LocalModel` do the trainer's part. Only three things are imitated here: the clock, which jumps to
 the next event; the wires, which deliver each message after `LATENCY_S` unless a link is cut or the receiver is dead;
 and the trainer's loop (`member`). So a result depends on the arguments alone, and a step takes as long as its peer's
@@ -22,9 +22,9 @@ from setting import DEAD_S, Result, Setting
 from task import Learner, Task
 
 from p2p_diloco import RunConfig
-from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
-from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.fragments.events import Closed, Delivered, Discovered, Event, Received, SendFailed
+from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
 from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LOAD
@@ -68,6 +68,7 @@ class Swarm:
         self._judge = task.model(seed)
         config = RunConfig(**{**setting.config.to_wire(), "stop_after_samples": self.samples})
         self.run = Run("experiment", config, layout_of(config, specs_of(self._judge)))
+        vars(self.run)["rules"] = replace(self.run.rules, by_fragment=True)
         self.live: dict[str, Member] = {}
         self._cut_until: dict[str, float] = {}
         self.drawn, self.noise = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -96,7 +97,9 @@ class Swarm:
         finally:
             for peer in self.live.values():
                 peer.task.cancel()
-        assert len({peer.replica.versions for peer in self.live.values() if peer.over}) == 1, "replicas differ"
+        over = [peer for peer in self.live.values() if peer.over]
+        assert len({peer.replica.versions for peer in over}) == 1, "replicas differ"
+        assert all(torch.equal(peer.theta, over[0].theta) for peer in over), "tensors differ"
         peer = next(iter(self.live.values()))
         return Result(self._loss(peer, self.task.windows), took_s, self.payload_bytes, tuple(self.curve))
 
@@ -169,9 +172,9 @@ class Swarm:
             gone = target is None
             self._later(sender, LATENCY_S if gone else DEAD_S, SendFailed(to, message, gone=gone))
             return
-        if isinstance(message, State):
-            message = replace(message, payload=sender.work.export(message.shard))
-        if isinstance(message, Contribution | Commit):
+        if isinstance(message, Part):
+            message = sender.work.part(message.fragment, message.number)
+        if isinstance(message, Slice | Mean):
             self.payload_bytes += len(message.payload)
         self._later(target, LATENCY_S, Received(sender.name, message))
         self._later(sender, 2 * LATENCY_S, Delivered(to, message))

@@ -23,7 +23,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from p2p_diloco.cli.processes import Child, Children, Lines, module
-from p2p_diloco.core.election import assign
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.observe.figures import bytes_of, figure
@@ -159,13 +158,13 @@ class Stage:
         return self._outcome(alone, kill, newcomer)
 
     def _kill(self) -> dict[str, Any]:
-        """Kill the peer that is elected to average the next round, when all peers have made half of the round's steps.
+        """Kill the peer that is to average the next round, when all peers have made half of the round's steps.
         Then wait until the survivors have made that round's commit."""
         victim = self.until(self._doomed, f"outer step {self.script.kill_at} and the name of the next aggregator")
         epoch, survivors = self.epoch, [peer for peer in self.peers if peer is not victim]
         killed_at = victim.child.kill()
         self.moments.append(Moment(victim.rows[-1]["global_step"], f"{victim.name} killed"))
-        self.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead, elected to average round {epoch + 1}")
+        self.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead, due to average round {epoch + 1}")
         rows_of, times = [peer.rows for peer in survivors], list(commit_times(survivors[0].rows).values())
         usual_s = round(median(later - earlier for earlier, later in pairwise(times)), 2)
         took_s = self.until(lambda: next_commit_s(rows_of, epoch, killed_at), "the survivors' next commit")
@@ -174,13 +173,12 @@ class Stage:
         return {"peer": victim.name, "epoch": epoch, "next_commit_s": took_s, "usual_round_s": usual_s}
 
     def _doomed(self) -> Player | None:
-        """The peer to kill, if the kill is due. The election is a pure function of the peers' ids, which the status
-        tells, so this process can compute it, too."""
-        ids = {peer.told.get("peer_id"): peer for peer in self.peers if peer.trains}
+        """The peer to kill, if the kill is due: the one whose status says that it averages the model."""
         half_way = SYNC_EVERY * (max(self.epoch, self.script.kill_at) + 0.5)
-        if None in ids or any(peer.rows[-1]["global_step"] < half_way for peer in self.peers):
+        if any(peer.rows[-1]["global_step"] < half_way for peer in self.peers):
             return None
-        return ids[assign(RUN_ID, self.epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
+        told = [peer for peer in self.peers if peer.trains and peer.told.get("epoch") == self.epoch]
+        return next((peer for peer in told if peer.told["aggregates"]), None)
 
     def _replace(self, address: str) -> dict[str, Any]:
         """Start a new peer with the bootstrap's address, and wait until it is in the run."""

@@ -7,9 +7,24 @@ into the next pseudo-gradient, unless it is dropped (`Carry` says when).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from .events import Carry
 from .version import ContributionId, Version
+
+
+class Carry(Enum):
+    """What happens to a shard's local progress (local − base) when the trainer merges a newer global value.
+
+    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending). The last
+    four are drops: local ← new.
+    """
+
+    KEEP = "keep"  # local ← new + (local − base)
+    SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
+    LEFT = "left"  # base is of a lineage that has lost, and new doesn't count the contribution
+    SINCE = "since"  # base is of a lineage that has lost; the contribution is counted in new, what was made since isn't
+    PART = "part"  # only an older contribution is counted: the rest can't be separated from its progress
+    OLD = "old"  # the progress was sent too often, or refused too often, without being counted
 
 
 @dataclass(slots=True)

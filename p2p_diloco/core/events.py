@@ -7,9 +7,9 @@ tensor work. Its result is a proposal: a later event reports it, and only Accept
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from .carry import Carry as Carry
 from .leases import Use
 from .messages import Commit, Contribution, Message, State
 from .revision import FOUNDED, Revision
@@ -305,21 +305,6 @@ class Accept:
     these shards. Each proposal is given as (shard, digest)."""
 
     proposals: tuple[tuple[int, str], ...]
-
-
-class Carry(Enum):
-    """What happens to a shard's local progress (local − base) when the trainer merges a newer global value.
-
-    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending). The last
-    four are drops: local ← new.
-    """
-
-    KEEP = "keep"  # local ← new + (local − base)
-    SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
-    LEFT = "left"  # base is of a lineage that has lost, and new doesn't count the contribution
-    SINCE = "since"  # base is of a lineage that has lost; the contribution is counted in new, what was made since isn't
-    PART = "part"  # only an older contribution is counted: the rest can't be separated from its progress
-    OLD = "old"  # the progress was sent too often, or refused too often, without being counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ..core.rules import Rules
-from ..core.version import ModelVersion, Version, digest_of
+from ..core.version import ModelVersion, Version, model_version
 from .events import Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import NO_MODEL, Ask, Claim, Ready, Told
@@ -49,11 +49,7 @@ class Belief:
 
 def model_of(versions: Sequence[Version]) -> ModelVersion:
     """Return the version of the whole model from those of its fragments."""
-    if not versions:
-        return ModelVersion()
-    generation = max(version.generation for version in versions)
-    samples, epochs = (sum(getattr(v, name) for v in versions) for name in ("samples", "epoch"))
-    return ModelVersion(generation, samples, epochs, digest_of(version.digest for version in versions))
+    return model_version(versions) if versions else ModelVersion()
 
 
 class Lineage:

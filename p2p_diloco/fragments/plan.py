@@ -102,9 +102,25 @@ def may_own(roll: Roll, members: Collection[str], epoch: int) -> list[str]:
     able = [peer for peer in able if roll[peer].reachable] or able
     late = is_behind(roll, epoch)
     able = [peer for peer in able if peer not in late] or able
-    links = filled({peer: roll[peer].link for peer in able})
+    return sorted(fast_enough(filled({peer: roll[peer].link for peer in able})))
+
+
+def fast_enough(links: Mapping[str, float]) -> list[str]:
+    """Return the peers whose link is not far below the median."""
     usual = statistics.median_low(links.values()) if links else 0.0
-    return sorted(peer for peer in able if links[peer] * SLOW >= usual)
+    return [peer for peer, link in links.items() if link * SLOW >= usual]
+
+
+def rooms(slices: int, links: Mapping[str, float], able: Collection[str]) -> dict[str, int]:
+    """Return how many slices each of those that are able may own: its share by its link. ``links``: of all that take
+    part. Nobody owns more than half where three may own, so that no single peer computes what it likes."""
+    parts, bound = shares(links, able), most_owned(slices, able)
+    return {peer: min(ceil(slices * parts[peer]), bound) for peer in able}
+
+
+def most_owned(slices: int, able: Collection[str]) -> int:
+    """Return how many slices one peer may own."""
+    return max(1, floor(slices * (Fraction(1, 2) if len(able) >= 3 else Fraction(1))))
 
 
 def owner_order(key: str, number: int, members: Collection[str]) -> Sequence[str]:
@@ -118,13 +134,10 @@ def _ranked(key: str, members: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _owners(key: str, slices: int, recent: Roll, epoch: int) -> tuple[str, ...]:
-    """Return the owner of each slice. Each member owns its share by its link; nobody more than half where three may
-    own, so that no single peer computes what it likes."""
+    """Return the owner of each slice."""
     able = may_own(recent, recent, epoch)
-    parts = shares(filled({peer: member.link for peer, member in recent.items()}), able)
-    most = Fraction(1, 2) if len(able) >= 3 else Fraction(1)
-    bound = max(1, floor(slices * most))
-    room = {peer: min(ceil(slices * parts[peer]), bound) for peer in able}
+    bound = most_owned(slices, able)
+    room = rooms(slices, filled({peer: member.link for peer, member in recent.items()}), able)
     owners: list[str] = []
     for number in range(slices):
         order = owner_order(key, number, able)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from torch import Tensor
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.run import Run

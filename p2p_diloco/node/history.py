@@ -48,7 +48,7 @@ WAITS_S, OF_LIFE = 10.0, 0.25
 """Events are written together, which takes a fifth of the time that writing each alone takes: code that runs rarely is
 not in the processor's caches. An event waits for at most WAITS_S seconds, and at most the share OF_LIFE of the peer's
 life so far. The history of a killed peer lacks at most that time and one heartbeat."""
-TOGETHER = 512
+TOGETHER = 128
 """The most events that are written together: about 5 ms of work, for which the node's loop stands still."""
 HELD_BYTES = 16 * 2**20
 """If the waiting events hold more bytes of received payloads than this, they are written at once, to free memory."""
@@ -109,7 +109,7 @@ class History:
             if left:
                 self._waiting.append(("end", now))
             self._write_out(now)
-        self._close()
+        self._guarded(self._close)
 
     def _write_out(self, now: float) -> None:
         ahead = self._wall() - now
@@ -157,7 +157,8 @@ class History:
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.close()
+            with file:
+                file.write(self._stream.flush())
 
 
 def begin(

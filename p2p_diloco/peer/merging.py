@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.leases import Tables
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import MERGE

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.leases import WEIGHT_MIN
 
 

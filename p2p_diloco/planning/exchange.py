@@ -4,7 +4,7 @@ Law: formulas over the figures of docs/performance.md; docs/planning.md has each
 
 K peers exchange a fragment of n parameters in S shards. A contribution to all of it has P bytes in `codec`, all commits
 have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and aggregates the share s_i,
-as `core.shares` divides it, rounded up to whole shards. Each shard's aggregator gets K − 1 contributions and sends as
+as `fragments.plan` divides it, in whole shards. Each shard's aggregator gets K − 1 contributions and sends as
 many commits, so peer i
     sends     (1 − s_i) P + (K − 1) s_i R,       receives  (1 − s_i) R + (K − 1) s_i P
 and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The exchange ends when the last of these
@@ -23,12 +23,11 @@ and from a GPU.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2p_diloco.core.shares import shares
+from p2p_diloco.fragments.plan import fast_enough, rooms
 from p2p_diloco.tensors.partition import SHARDS_MAX, spread
 
 WIRE_BYTES: Mapping[str, float] = {
@@ -97,7 +96,7 @@ class Exchange:
     shards: int
     """S: how many shards the fragment has, by the rule of docs/math.md."""
     shares: tuple[float, ...]
-    """s_i: the part of the shards that each peer aggregates, rounded up to whole shards."""
+    """s_i: the part of the shards that each peer aggregates at most, in whole shards."""
     sent: tuple[float, ...]
     received: tuple[float, ...]
     mean_sent: float
@@ -120,8 +119,8 @@ def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: C
     numel, peers = -(-params // fragments), len(machines)
     shards = spread(numel, 1 + max(0, SHARDS_MAX - fragments) // fragments)
     links = {f"{number:04}": machine.link for number, machine in enumerate(machines)}
-    parts = shares(links, links)
-    part = tuple(math.ceil(parts[name] * shards) / shards for name in links)
+    owned = rooms(shards, links, fast_enough(links))
+    part = tuple(owned.get(name, 0) / shards for name in links)
     contributions, commits = numel * WIRE_BYTES[codecs.codec], numel * WIRE_BYTES[codecs.reply]
     sent = tuple((1 - s) * contributions + (peers - 1) * s * commits for s in part)
     received = tuple((1 - s) * commits + (peers - 1) * s * contributions for s in part)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.tensors.flat import blocks
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.events import Accept, Apply, Average, Averaged, Reachable
-from p2p_diloco.core.messages import Commit, Contribution, Plan, Promise
+from p2p_diloco.core.messages import Plan
 from p2p_diloco.core.succession import elected, hands_over, may_stay, succession, worth_a_commit
-from p2p_diloco.core.version import Version
-from tests.core.conftest import average_in, commits_to, computed, held_by, running, to
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:
@@ -97,96 +92,3 @@ def test_private_peers_are_elected_after_all_reachable_ones() -> None:
 def test_private_successors_stay_only_while_reachable_ones_are_too_few(reachable: str, room: int, stay: str) -> None:
     """In the order of the plan; a, which aggregates, takes no place."""
     assert may_stay("a", Plan((), tuple("apbq")), list(reachable), ["p", "q", "r"], room) == tuple(stay)
-
-
-# -- handing over, with its messages
-
-
-def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> None:
-    """The elected peer is named a successor first; then the old aggregator's last commit names it."""
-    a = running(peer, "a", succession="ab")
-    effects = a.pass_time(9.0)
-    assert a.averages(effects) == [], "a shard stays for a while"
-    effects = a.pass_time(2.0)
-    first = next(e for e in effects if isinstance(e, Average))
-    effects = a.feed(Averaged(0, first.base, first.number, "d2", "mean"))
-    assert [c.plan.succession for c in commits_to(effects, "b")] == [("a", "c")], "b was named before: it is the first"
-    effects = held_by(a, "c", held_by(a, "b", effects))
-    assert average_in(effects).contributions == ()
-    effects = computed(a, effects, "d3")
-    [last] = commits_to(effects, "c")
-    assert last.plan.succession == ("c", "a")
-    held_by(a, "c", effects)
-    assert a.replica.aggregates() == ()
-    assert a.replica.logs[0].assigned is None, "should it come back, it stays for a while again"
-    [contribution] = to(a.contribute(), "c", Contribution)
-    assert contribution.base == last.version
-
-
-def test_a_private_aggregator_hands_over_to_a_reachable_peer(peer: Any) -> None:
-    """The reachable peer becomes a successor at once, in place of a private one, and aggregates once the shard has
-    stayed for a while."""
-    c = running(peer, successors=1)
-    c.feed(Reachable(False))
-    effects = computed(c, c.meet("b", eligible=False), "d2")
-    [commit] = commits_to(effects, "b")
-    assert commit.plan.succession == ("c", "a")
-    assert c.averages(held_by(c, "a", held_by(c, "b", effects))) == []
-    effects = c.pass_time(12.0)
-    [last] = commits_to(computed(c, effects, "d3"), "a")
-    assert last.plan.succession == ("a", "c")
-
-
-def test_a_private_aggregator_keeps_the_shard_among_private_peers(peer: Any) -> None:
-    c = running(peer, successors=1)
-    for name in "ab":
-        c.meet(name, eligible=False)
-    assert c.averages(c.feed(Reachable(False))) == []
-    assert c.averages(c.pass_time(30.0)) == []
-
-
-def test_a_shard_whose_run_has_ended_is_not_handed_over(peer: Any) -> None:
-    """A commit that hands it over would lead past the end."""
-    a = running(peer, "a", succession="ab", stop_after_epochs=1)
-    assert a.averages(a.pass_time(20.0)) == []
-    assert a.averages(a.hear("b", Promise(0, a.held, 0))) == []
-
-
-def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
-    """Though another one is elected: the dead one may be back soon."""
-    a = running(peer, "a", succession="cab", successors=2)
-    a.lose("c")
-    a.hear("b", Promise(0, a.held, 1))
-    [commit] = commits_to(computed(a, a.contribute()), "b")
-    assert commit.plan.succession[0] == "a"
-
-
-def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: Any) -> None:
-    """Its author is told of the new aggregator, and sends it there."""
-    a = running(peer, "a", succession="ac", successors=1)
-    a.pass_time(9.5)
-    effects = a.pass_time(2.0)
-    last = next(e for e in effects if isinstance(e, Average))
-    assert a.hear("b", a.contribution(a.held)) == []
-    effects = a.feed(Averaged(0, last.base, last.number, "d2", "mean"))
-    effects = held_by(a, "c", effects)
-    assert [commit.plan.succession for commit in commits_to(effects, "b")] == [("c", "a")]
-    b = running(peer, "b", succession="ac")
-    b.contribute()
-    commit = commits_to(effects, "b")[0]
-    effects = b.take(commit, "a")
-    assert len(to(effects, "c", Contribution)) == 1
-
-
-def test_the_new_aggregators_commit_acknowledges_the_last_one(peer: Any) -> None:
-    """It shows that the new aggregator holds the old one's commit."""
-    a = running(peer, "a", succession="ac")
-    effects = a.pass_time(11.0)
-    last = next(e for e in effects if isinstance(e, Average))
-    effects = a.feed(Averaged(0, last.base, last.number, "d2", "mean"))
-    [handed] = commits_to(effects, "c")
-    base = handed.version
-    commit = Commit(0, base, Version(0, 15, 3, "d3"), 0, "c", (), Plan(tuple("abc"), tuple("ca")), "mean")
-    effects = a.hear("c", commit)
-    assert effects[0] == Accept(((0, "d2"),))
-    assert [e.commit for e in effects if isinstance(e, Apply)] == [commit]

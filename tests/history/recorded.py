@@ -52,7 +52,7 @@ class RecordedWorld(World):
     ) -> None:
         self.folder, self.bytes_max, self.wrong = folder, bytes_max, wrong or {}
         self.histories: dict[Process, History] = {}
-        super().__init__(seed, settings or Settings(**CALM), trace=True, face=FragmentsFace)  # type: ignore[arg-type]
+        super().__init__(seed, settings or Settings(**CALM), trace=True)  # type: ignore[arg-type]
         self.trace = _Written(self)
 
     def say(self, who: str, what: str) -> None:

@@ -22,7 +22,6 @@ from p2p_diloco.fragments.messages import Commit, Mean, Message, Part
 from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.fragments.round import Phase
 from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empty, steps_of
-from p2p_diloco.history.entry import Entry
 
 from .invariants import drafted
 from .model import Fate, Tensors, require
@@ -178,10 +177,6 @@ class Face(Replica):
         since = None if progress.since is None else (progress.oldest, progress.since)
         held = (hash_of(steps),) * slices, (steps,) * slices
         return e.Contribute(unit, samples or WEIGHT_MIN, samples, *held, uses, since)
-
-    def entry(self, time: float, event: Any, effects: list[Any]) -> Entry:
-        """Return the event and its effects for the trace."""
-        return Entry(time, self.me, event, tuple(effects))
 
     def dead(self) -> set[str]:
         """Return the peers that count as dead here."""

@@ -14,8 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.sim.fragments_face import FragmentsFace
-
 from tests.sim.settings import Settings
 from tests.sim.world import World
 
@@ -53,7 +51,7 @@ class Calm(World):
     def __init__(self, **settings: Any) -> None:
         calm = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": ()}
         of = Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings})
-        super().__init__(0, of, trace=True, face=FragmentsFace)
+        super().__init__(0, of, trace=True)
         self.rng = self.lags = self.links = Even()
 
     def join(self, name: str, at: float, step_time: float = 0.5) -> None:

@@ -76,7 +76,7 @@ def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(trace) > 1000
     assert not any("(" in line and "=" in line for line in trace)
     text = "\n".join(trace)
-    for words in ("starts", "founds the run", "sends p", "contribution #", "averages p", "the commit of shard"):
+    for words in ("starts", "founds the run", "sends p", "contribution #", "averages slice", "the commit of fragment"):
         assert words in text
 
 

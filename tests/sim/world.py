@@ -248,7 +248,7 @@ class World:
         """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
         if self.trace is not None:
-            self.trace.append(process.replica.entry(self.now, event, effects))
+            self.trace.append(Entry(self.now, process.name, event, tuple(effects)))
         for effect in effects:
             self._carry_out(process, effect)
         after_event(self, process, ticked=isinstance(event, Wakeup))

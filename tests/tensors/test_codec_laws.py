@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.tensors import codec
 from p2p_diloco.tensors.blockwise import BLOCK, LEAST_PEAK

@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.core.carry import Carried
-from p2p_diloco.core.events import Carry
+from p2p_diloco.core.carry import Carried, Carry
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LOAD, Anchor, Blend, Drop, outcome_of
