@@ -107,8 +107,8 @@ def test_a_commit_in_a_leaders_name_is_ignored(field: Field) -> None:
                 await member.look()
                 ready = member.contribution(id=ContributionId(2**62, 1), oldest=ContributionId(2**62, 1))
                 choice = member.choice((field.nodes[1].id, ready), by=member.leader)
-                seal = b"s" * 64
-                forged = member.commit(replace(choice, seal=seal), member.leader, seal=seal)
+                seal = b"s" * 72
+                forged = member.commit(replace(choice, seal=seal[:64]), member.leader, seal=seal)
                 await member.tell_all(forged)
 
             await until_told(member, "has not signed its commit", say)

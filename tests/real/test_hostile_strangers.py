@@ -81,13 +81,13 @@ def test_a_stranger_says_nothing(field: Field) -> None:
             base, enormous = state.version, ContributionId(2**62, 1)
             raised = replace(base, generation=base.generation + 1)
             choice = outside.choice((field.nodes[1].id, replace(ready, id=enormous, oldest=enormous)))
-            seal = b"s" * 64
+            seal = b"s" * 72
             said: list[tuple[Any, memoryview | None]] = [
                 (Head(0, replace(state, version=raised)), None),
                 (Part(0, raised, 0), STATE_ZEROS),
                 (outside.close(outside.choice((outside.id, ready))), None),
                 (outside.commit(outside.choice((outside.id, ready))), None),
-                (outside.commit(replace(choice, by=outside.leader, seal=seal), outside.leader, seal=seal), None),
+                (outside.commit(replace(choice, by=outside.leader, seal=seal[:64]), outside.leader, seal=seal), None),
                 (ready, None),
                 (outside.part(ready, 0), ZEROS),
                 (Claim(0, base, 2**40), None),
