@@ -73,7 +73,9 @@ def answer(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
     if peer == log.me or base == log.version:
         return []
     since = next((place for place, (commit, _) in enumerate(log.last) if commit.base == base), -1)
-    parts: list[Message] = [part for commit, means in log.last[since:] for part in (*means, commit)]
+    parts = list[Message]()
+    for commit, means in log.last[since:]:
+        parts += [*means, commit]
     return [Send(peer, part) for part in parts]
 
 

@@ -9,6 +9,8 @@ that the owner lies, and no vote is needed. A live owner that shows no peer what
     a peer asked    gives the contributions, or audits the mean itself        Copy, for each contribution
     a wrong mean    the auditor tells all others, now and when they join      Accusation
     each of them    audits the mean itself, tells the others, expels the owner once another peer finds the lie
+
+Two statements that contradict each other under one peer's signatures prove a lie, too, and expel at once: Contradicts.
 """
 
 from __future__ import annotations
@@ -27,18 +29,20 @@ from p2p_diloco.fragments.events import Apply, Average, Averaged
 from p2p_diloco.fragments.messages import Choice, Mean
 from p2p_diloco.fragments.state import chain_at, key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.statements import octets, pack, unpack
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.contradictions import Contradiction, Remembered, contradict
 from p2p_diloco.node.examining import LOOK, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About, Unfit
 from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.node.signatures import Signatures, Statement, hash_of
 from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
-from p2p_diloco.node.wire import Accusation, Audit, Copy, OfMean
+from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
 SILENT = 3
@@ -61,8 +65,8 @@ audits by lot seldom needs one."""
 STRANGERS_MAX = 16
 """An accusation is refused if its choice counts more contributions than this peer knows peers, by more than this
 number: the copies of the contributions take memory until the audit is over."""
-CHOICE_BYTES_MAX = 2**21
-"""The longest choice in an accusation."""
+TOLD_BYTES_MAX = 2**21
+"""The longest choice in an accusation, and the longest contradiction."""
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +98,11 @@ class Audits:
         # means that others call lies, and whose commits this peer never saw or has forgotten
         self._alleged: dict[OfMean, Case] = {}
         self._verdicts, self._favours = Verdicts(PATIENCE * self._wait_s), Budget(FAVOURS_AT_ONCE, FAVOUR_EVERY_S)
-        self._told = set[tuple[OfMean, str, int]]()  # each accusation, with the peer that got it and its incarnation
+        # each accusation, and each peer that contradicts itself, with the peer that was told and its incarnation
+        self._told = set[tuple[OfMean | str, str, int]]()
+        self._statements, self._contradictions = Remembered(self._token), dict[str, Contradicts]()
+        if self._rate:
+            signatures.saw = self._saw
 
     @property
     def audited(self) -> int:
@@ -201,12 +209,16 @@ class Audits:
         case = self._case(copy.mean)
         return case is not None and case.asked and any(peer == copy.author for peer, _ in case.counted)
 
-    def nbytes(self, message: Audit | Copy | Accusation) -> int:
+    def nbytes(self, message: Audit | Copy | Accusation | Contradicts) -> int:
         """The length in bytes of a message's payload.
 
         Raises:
-            Refusal: the run has no such slice, this peer did not ask for the copy, or the choice is too long.
+            Refusal: the run has no such slice, this peer did not ask for the copy, or what is told is too long.
         """
+        if isinstance(message, Accusation | Contradicts) and not 0 <= message.nbytes <= TOLD_BYTES_MAX:
+            raise Refusal(f"it has {message.nbytes} bytes, at most {TOLD_BYTES_MAX} are allowed")
+        if isinstance(message, Contradicts):
+            return message.nbytes
         mean, fragments = message.mean, self._rules.fragments
         if not (0 <= mean.fragment < len(fragments) and 0 <= mean.number < len(fragments[mean.fragment])):
             raise Refusal(f"the run has no slice {mean.number} of fragment {mean.fragment}")
@@ -217,8 +229,6 @@ class Audits:
                 slices = fragments[mean.fragment]
                 return HASH_BYTES * len(slices) + self._work.nbytes_of_contribution(slices[mean.number])
             case Accusation(nbytes=nbytes):
-                if not 0 <= nbytes <= CHOICE_BYTES_MAX:
-                    raise Refusal(f"its choice has {nbytes} bytes, at most {CHOICE_BYTES_MAX} are allowed")
                 return nbytes
         return 0
 
@@ -272,6 +282,43 @@ class Audits:
             self._acquit(case, "the mean is right")
         self._settle()
 
+    # -- contradictions
+
+    def _saw(self, said: Statement) -> None:
+        """Remember what another peer has signed. If it contradicts what that peer signed before, expel the peer."""
+        if said[0] != self._me and (found := self._statements.saw(said)) is not None:
+            self._proven(found)
+
+    def shown(self, message: Contradicts) -> None:
+        """Handle two statements that another peer has been shown to have signed.
+
+        Raises:
+            Refusal: they prove nothing.
+        """
+        try:
+            first, seal, second, other = map(octets, unpack(message.payload, 4))
+            found = Contradiction(message.peer, message.kind, (first, seal), (second, other))
+            signed = [self._signatures.holds((found.signer, found.kind, *said)) for said in (found.first, found.second)]
+            proves = all(signed) and contradict(found.kind, first, second, self._token)
+        except ValueError:
+            proves = False
+        if not proves:
+            raise Refusal("these statements prove no lie")
+        if self._rate and message.peer != self._me:
+            self._proven(found)
+
+    def _proven(self, found: Contradiction) -> None:
+        """Expel a peer that has contradicted itself, and tell all others, now and when they join."""
+        if found.signer in self.expelled:
+            return
+        self.expelled[found.signer] = found.lie
+        body = memoryview(pack(*found.first, *found.second))
+        self._contradictions[found.signer] = Contradicts(found.signer, found.kind, body.nbytes, body)
+        if len(self._contradictions) > PROOFS_MAX:
+            del self._contradictions[next(iter(self._contradictions))]
+        self._events.post(Expelled(found.signer, found.lie))
+        self._tell()
+
     def _concerns(self, said: Accusation) -> bool:
         """Whether this peer knows the owner, or holds a state that grew from the mean's base. Otherwise peers could
         invent owners and their lies without end."""
@@ -314,7 +361,11 @@ class Audits:
         peer."""
         roster, to_tell = self._roster, self._verdicts.to_tell()
         lives = {p: s.incarnation for p in roster.alive() if (s := roster.summary(p)) is not None and s.heads}
-        told = {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
+        told: set[tuple[OfMean | str, str, int]] = {(of, p, n) for of in self._contradictions for p, n in lives.items()}
+        for liar, peer in sorted((of, p) for of, p, _ in told - self._told if isinstance(of, str)):
+            shown = self._contradictions[liar]
+            self._outbox.put(peer, wire.pack(shown, self._token), shown.payload)
+        told |= {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
         for case in to_tell:
             proof = self._packed(case) if case.proves else None
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)

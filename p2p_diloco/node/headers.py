@@ -18,9 +18,11 @@ from p2p_diloco.core.version import Version
 from p2p_diloco.fragments import messages as m
 from p2p_diloco.fragments.state import State, rooted
 from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import CHOICE, COUNT, FRAGMENTS_MAX, KEY, LINKS, STATE, VERSION, written
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
+from p2p_diloco.node.signatures import LIFE_BYTES
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,9 +31,12 @@ PROTOCOL = 9
 TOKEN_BYTES = 16
 LENGTH = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
 
-CLOSE, COMMIT = written(m.Close, choice=f.maybe(CHOICE)), written(m.Commit, choice=CHOICE)
+OF_LIFE = f.octets(0, LIFE_BYTES + SIGNATURE_BYTES)
+CLOSE = written(m.Close, choice=f.maybe(CHOICE), seal=OF_LIFE)
+COMMIT = written(m.Commit, choice=CHOICE, seal=OF_LIFE)
 OWN: dict[type[Any], dict[str, f.Form]] = {
-    m.Close: {"choice": f.maybe(CHOICE)}, m.Commit: {"choice": CHOICE}, m.Want: {"key": KEY},
+    m.Close: {"choice": f.maybe(CHOICE), "seal": OF_LIFE}, m.Commit: {"choice": CHOICE, "seal": OF_LIFE},
+    m.Want: {"key": KEY},
     m.Vote: {"served": f.maybe(CLOSE), "commit": f.maybe(COMMIT)}, m.Ask: {"fragment": f.maybe(COUNT)},
     m.Told: {"versions": f.several(VERSION, FRAGMENTS_MAX), "links": f.several(LINKS, FRAGMENTS_MAX)},
     m.Head: {"state": STATE},

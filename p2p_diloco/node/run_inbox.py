@@ -23,6 +23,7 @@ from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import (
     Accusation,
     Audit,
+    Contradicts,
     Copy,
     Describe,
     Description,
@@ -72,7 +73,7 @@ class RunInbox(Handler):
         match message:
             case Describe() | Nudge():
                 return message, 0
-            case Audit() | Copy() | Accusation():
+            case Audit() | Copy() | Accusation() | Contradicts():
                 return message, self._audits.nbytes(message)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
@@ -87,7 +88,7 @@ class RunInbox(Handler):
                 self._check_nudge(sender, message.goal)
             case SliceList() | SliceBytes():
                 self._questions.check(sender, message, payload)
-        if isinstance(message, Copy | Accusation):
+        if isinstance(message, Copy | Accusation | Contradicts):
             return dataclasses.replace(message, payload=payload)
         return message
 
@@ -105,6 +106,8 @@ class RunInbox(Handler):
                 self._audits.accused(sender, message)
             case Copy():
                 self._audits.take(message)
+            case Contradicts():
+                self._audits.shown(message)
             case SliceList() | SliceBytes():
                 pass  # `check` has handed it on
             case Description() | ListSlices() | GetSlice():

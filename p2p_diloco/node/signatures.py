@@ -6,7 +6,8 @@ with what it covers: a contribution's covers the hash over its slices' hashes, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from typing import TypeVar
 
@@ -18,6 +19,10 @@ from p2p_diloco.net.interface import Records
 from p2p_diloco.net.statements import as_text, from_text, pack
 
 READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
+
+LIFE_BYTES = 8
+"""A Close's and a commit's signature begins with a number that the signer's process has drawn, which it covers: a peer
+that starts again has forgotten what it signed before."""
 
 M = TypeVar("M", bound=Message)
 Statement = tuple[str, bytes, bytes, bytes]
@@ -35,13 +40,22 @@ class Signatures:
     def __init__(self, me: str, records: Records, token: bytes) -> None:
         """`records` signs as this peer. `token`: the run's, so that no signature is valid in another run."""
         self._me, self._records, self._token = me, records, token
+        self._life = secrets.token_bytes(LIFE_BYTES)
+        self.saw: Callable[[Statement], None] = lambda said: None
+        """Called with each statement whose signature `objection` has checked."""
 
     def objection(self, sender: str, message: Message) -> str:
         """Why a message is refused: because of a signature that it or a part of it lacks. Empty if it isn't."""
-        for signer, kind, statement, seal in self._statements(sender, message):
-            if not self._records.signed_by(signer, as_text(seal), kind, statement):
-                return f"{signer} has not signed its {kind.decode()}"
+        for said in self._statements(sender, message):
+            if not self.holds(said):
+                return f"{said[0]} has not signed its {said[1].decode()}"
+            self.saw(said)
         return ""
+
+    def holds(self, said: Statement) -> bool:
+        """Whether this peer has signed this statement."""
+        signer, kind, statement, seal = said
+        return self._records.signed_by(signer, as_text(seal), kind, statement)
 
     def signed(self, message: M) -> M:
         """A message of this peer, with its own signatures where they are missing."""
@@ -50,10 +64,10 @@ class Signatures:
                 return replace(message, seal=self._sign(READY, self._ready(message)))
             case Close(seal=b""):
                 choice = None if message.choice is None else self._chosen(message, message.choice)
-                return replace(message, choice=choice, seal=self._sign(CLOSE, self._close(message)))
+                return replace(message, choice=choice, seal=self._in_this_life(CLOSE, self._close(message)))
             case Commit(seal=b"", leader=self._me):
                 choice = self._chosen(message, message.choice)
-                return replace(message, choice=choice, seal=self._sign(COMMIT, self._commit(message)))
+                return replace(message, choice=choice, seal=self._in_this_life(COMMIT, self._commit(message)))
             case Vote(served=served, commit=commit):
                 own = None if commit is None or commit.leader != self._me else self.signed(commit)
                 mine = None if served is None or served.holder != self._me else self.signed(served)
@@ -76,6 +90,9 @@ class Signatures:
             return choice
         return replace(choice, seal=self._sign(CHOICE, self._choice(of, choice)))
 
+    def _in_this_life(self, kind: bytes, statement: bytes) -> bytes:
+        return self._life + self._sign(kind, statement + self._life)
+
     def _sign(self, kind: bytes, statement: bytes) -> bytes:
         return from_text(self._records.sign(kind, statement))
 
@@ -89,12 +106,14 @@ class Signatures:
                 of = message.fragment, message.base, message.key, message.number, message.hash
                 yield message.owner, MEAN, pack(self._token, of[0], *astuple(of[1]), *of[2:]), message.seal
             case Close(choice=choice):
-                yield message.holder, CLOSE, self._close(message), message.seal
+                life, seal = message.seal[:LIFE_BYTES], message.seal[LIFE_BYTES:]
+                yield message.holder, CLOSE, self._close(message) + life, seal
                 if choice is not None:
                     yield choice.by, CHOICE, self._choice(message, choice), choice.seal
                     yield from ((peer, READY, self._ready(ready), ready.seal) for peer, ready in choice.entries)
             case Commit(choice=choice):
-                yield message.leader, COMMIT, self._commit(message), message.seal
+                life, seal = message.seal[:LIFE_BYTES], message.seal[LIFE_BYTES:]
+                yield message.leader, COMMIT, self._commit(message) + life, seal
                 yield choice.by, CHOICE, self._choice(message, choice), choice.seal
             case Vote(served=served, commit=commit):
                 for part in (served, commit):

@@ -153,6 +153,9 @@ class TrainerSide:
         self._ledger.begin()
         self.sync_every, self._exchange = message["every"], message
         shards, config = tuple(message["shards"]), self._run.config
+        if not shards:  # the run is over: no fragment is due
+            self.release(e.Release(sent=False))
+            return
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
             self._bases.stand(shards)

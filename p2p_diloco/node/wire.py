@@ -89,6 +89,17 @@ class Accusation:
 
 
 @dataclass(frozen=True, slots=True)
+class Contradicts:
+    """The proof that a peer lies: `payload` has two statements of this kind that it signed, each with its signature, of
+    which an honest peer signs only one."""
+
+    peer: str
+    kind: bytes
+    nbytes: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class ListSlices:
     """A request to a data node for the manifest of the data set that it serves under this name."""
 
@@ -128,7 +139,7 @@ the model of its run. What they carry is checked by its hash."""
 ANY_RUN = bytes(TOKEN_BYTES)
 """The token of a `DataMessage`."""
 
-NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | DataMessage
+NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | Contradicts | DataMessage
 """Messages that nodes handle themselves, and do not pass to their replicas."""
 
 AnyMessage = messages.Message | NodeMessage

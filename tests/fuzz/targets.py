@@ -138,7 +138,7 @@ def _headers() -> list[bytes]:
         Fetch((base, None)), Versions((base, made), False), TakeOver(1, base, 5), wire.Describe(),
         wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
         wire.ListSlices("train"),
-        wire.Accusation(mean, base, b"s" * 64, 100),
+        wire.Accusation(mean, base, b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
         wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0), wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
     return [wire.pack(message, TOKEN) for message in said]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.sim.fragments_face import FragmentsFace
-
 from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read

@@ -19,7 +19,7 @@ from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 
 TOKEN, SLICES = b"t" * 16, 24
 RULES = Rules(run="r", fragments=(tuple(range(SLICES)), tuple(range(SLICES, 2 * SLICES))), min_peers=1)
-SEAL = bytes(range(64))
+SEAL, OF_LIFE = bytes(range(64)), bytes(range(72))
 
 
 def hashed(what: object, size: int = 16) -> str:
@@ -54,8 +54,8 @@ class Run:
         self.choice = self.chosen(self.state, 300)
         self.key = key_of(0, self.state.version, self.choice)
         owners = self.state.plan.owners
-        self.close = m.Close(0, self.state.version, 0, self.me, 0, self.key, self.choice, owners, SEAL)
-        self.commit = replace(commit_of(self.state, self.close, self.hashes, owners, rules), seal=SEAL)
+        self.close = m.Close(0, self.state.version, 0, self.me, 0, self.key, self.choice, owners, OF_LIFE)
+        self.commit = replace(commit_of(self.state, self.close, self.hashes, owners, rules), seal=OF_LIFE)
         self.rolls = Rolls()
         self.rolls.know(self.state)
 

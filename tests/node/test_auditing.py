@@ -14,14 +14,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from p2p_diloco.fragments.messages import Close
 from p2p_diloco.fragments.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.statements import pack
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.cases import Case
 from p2p_diloco.node.examining import SLICES
-from p2p_diloco.node.signatures import hash_of
-from p2p_diloco.node.wire import Accusation, Audit, Copy
+from p2p_diloco.node.signatures import CLOSE, hash_of
+from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
 
 Peers = dict[str, Any]
@@ -331,7 +333,9 @@ async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(
     (case,) = await means_of(peers, a, "b")
     payload = memoryview(np.full(4, np.nan, np.float32)).cast("B")
     hashes = tuple(hash_of(payload) for _ in SIZES)
-    ready = b._signatures.signed(rooted(replace(case.choice.entries[1][1], hashes=hashes, seal=b"")))
+    entry = case.choice.entries[1][1]
+    id = replace(entry.id, sequence=99)
+    ready = b._signatures.signed(rooted(replace(entry, id=id, oldest=id, hashes=hashes, seal=b"")))
     choice = replace(case.choice, entries=(("b", ready),)).bare()
     key = key_of(case.mean.fragment, case.base, choice)
     seal = b._signatures.of_mean(case.mean.fragment, case.base, key, case.mean.number, case.mean.hash)
@@ -627,4 +631,83 @@ async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any,
     for _ in range(3 * FAVOURS_AT_ONCE):
         a.asked("b", Audit(own.mean))
     assert sent == ["b"] * (1 + FAVOURS_AT_ONCE) * len(own.counted)
+    await stop(peers)
+
+
+# -- two statements that contradict each other
+
+
+def closes(audits: Audits, case: Case, *samples: int, attempt: int = 0) -> list[Close]:
+    """Closes of one attempt, each with a choice of its own: it counts a contribution with so many samples."""
+    (peer, entry), *_ = [(peer, ready) for peer, ready in case.choice.entries if peer == audits._me]
+    found = []
+    for number in samples:
+        ready = audits._signatures.signed(replace(case.readys[peer], samples=number, seal=b""))
+        choice, owners = replace(case.choice, by=peer, entries=((peer, ready),), seal=b""), (peer,) * len(SIZES)
+        key = key_of(entry.fragment, entry.base, choice)
+        close = Close(entry.fragment, entry.base, 0, peer, attempt, key, choice, owners)
+        found.append(audits._signatures.signed(close))
+    return found
+
+
+@run
+async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """a gets two Closes of one attempt from b. It shows them to c, and to d, which joins later."""
+    network = MemoryNetwork()
+    peers = await swarm(memory_peer, quick, "abc", network, **BY_HAND)
+    await rounds(peers, 2)
+    a, b, c = (auditors[name] for name in "abc")
+    (case,) = await means_of(peers, a, "b")
+    own = b._cases.get(case.mean)
+    first, second = closes(b, own, 1, 2)
+    (later,) = closes(b, own, 3, attempt=1)
+    for close in (first, later, first):
+        assert a._signatures.objection("b", close) == ""
+    assert not a.expelled
+    a._signatures.objection("b", second)
+    await until(lambda: "b" in c.expelled)
+    assert a.expelled == c.expelled == {"b": "it signed two Closes of one attempt that contradict each other"}
+    await peers["b"].stop()
+    others = {name: peers[name] for name in "ac"}
+    await rounds(others, 2)
+    newcomer = memory_peer(network, "d", {**quick, "shard_elements": 4, **BY_HAND}, SIZES)
+    await newcomer.enter()
+    await until(lambda: "b" in auditors["d"].expelled)
+    await stop({**others, "d": newcomer})
+
+
+@run
+async def test_a_peer_that_starts_again_contradicts_nothing(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """It has forgotten which choice it made."""
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
+    await rounds(peers, 2)
+    a, b = auditors["a"], auditors["b"]
+    (case,) = await means_of(peers, a, "b")
+    (first,) = closes(b, own := b._cases.get(case.mean), 1)
+    b._signatures._life = b"another!"
+    (second,) = closes(b, own, 2)
+    for close in (first, second):
+        assert a._signatures.objection("b", close) == ""
+    assert not a.expelled
+    await stop(peers)
+
+
+@run
+async def test_statements_that_contradict_nothing_expel_nobody(memory_peer: Any, quick: Any, auditors: Any) -> None:
+    """Two of one content, two of other attempts, and two of which one isn't signed."""
+    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
+    await rounds(peers, 2)
+    a, b = auditors["a"], auditors["b"]
+    (case,) = await means_of(peers, a, "b")
+    own = b._cases.get(case.mean)
+    first, second = closes(b, own, 1, 2)
+    (later,) = closes(b, own, 3, attempt=1)
+    statements = [next(b._signatures._statements("b", close))[2:] for close in (first, second, later)]
+    one, two, other = statements
+    for pair in ((one, one), (one, other), (one, (two[0], one[1])), ((b"?", b"?"), two)):
+        body = memoryview(pack(*pair[0], *pair[1]))
+        with pytest.raises(Refusal, match="prove no lie"):
+            a.shown(Contradicts("b", CLOSE, body.nbytes, body))
+    a.shown(Contradicts("b", CLOSE, 0, memoryview(pack(*one, *two))))
+    assert "b" in a.expelled
     await stop(peers)

@@ -1,7 +1,7 @@
 """A member of a private run with a client of its own: a transport with a valid invitation, and hand-made messages.
 
 Law: it knows what a member can know: the run's token, and what other peers tell it. It answers probes if it is told to
-take part, and contributes like an honest peer if it is told to work; all else a row sends by hand.
+take part, and contributes and computes means like an honest peer if it is told to work; all else a row sends by hand.
 """
 
 from __future__ import annotations
@@ -17,35 +17,27 @@ import numpy as np
 import torch
 from nodes import NUMEL, RUN_ID, SHARDS, Field
 
-from p2p_diloco.core.events import Apply, Fill
 from p2p_diloco.core.lives import incarnation
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Counted,
-    Fetch,
-    Plan,
-    Probe,
-    ProbeAck,
-    Promise,
-    State,
-    Summary,
-    TakeOver,
-)
-from p2p_diloco.core.state import append, meta_of
-from p2p_diloco.core.version import ContributionId, Version, model_version
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.fragments import messages as m
+from p2p_diloco.fragments.lineage import model_of
+from p2p_diloco.fragments.state import State, append, key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.membership import Invitation
 from p2p_diloco.node import wire
 from p2p_diloco.node.entry import LIMITS
-from p2p_diloco.node.seals import SEAL_BYTES, Seals
-from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_inbox import OF_NODES
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors.step_limit import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join
 
 PART = NUMEL // SHARDS
 ANSWER_S = 20.0
+Said = m.Message | wire.NodeMessage
 
 
 class Liar:
@@ -53,26 +45,29 @@ class Liar:
 
     def __init__(self, field: Field, name: str, invited: Invitation | None) -> None:
         self.field, self.name, self.invited = field, name, invited
-        self.came: list[tuple[str, wire.AnyMessage]] = []
-        self.known: dict[int, tuple[Version, int, Plan]] = {}
-        """By shard: the newest version that it was told, with its term and its plan."""
-        self.states: dict[int, State] = {}
-        """By shard: the newest state that came, with its tensors."""
+        self.came: list[tuple[str, Said]] = []
+        self.state: State | None = None
+        """The newest state that it was told, or that follows from the commits that came."""
+        self.commits: list[m.Commit] = []
+        """The commits that came on the state that it knew."""
         self.present = False
         """Whether it answers probes, and says that it trains."""
         self.works = False
-        """Whether it contributes to every round."""
+        """Whether it contributes to every round, and computes the means that it owns."""
         self.eligible = True
-        """Whether it says that others can dial it, so that it is elected."""
+        """Whether it says that others can dial it, so that it leads and owns slices."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
         self.speed = 1.0
         """The inner steps a second that it tells."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
-        self.commits: Callable[[int], Coroutine[Any, Any, None]] = self._nothing
-        """Awaited once: when a plan lets it aggregate a shard for the first time."""
-        self.elected: int | None = None
-        """The first shard that a plan let it aggregate."""
+        self.leads: Callable[[], Coroutine[Any, Any, None]] = self._nothing
+        """Awaited once: when it leads for the first time."""
+        self.elected = False
+        """Whether it has led."""
         self._sequence, self._tasks = 0, set[asyncio.Task[None]]()
+        self._ready: m.Ready | None = None
+        self._close: m.Close | None = None
+        self._slices: dict[tuple[int, str], m.Slice] = {}
 
     async def begin(self) -> None:
         """Open the transport. It waits for answers as long as a newcomer does, because the machine may stand still for
@@ -80,8 +75,10 @@ class Liar:
         self.transport: Any = await join(
             self, run_id=RUN_ID, initial_peers=self.field.addresses, limits=LIMITS, invitation=self.invited
         )
-        self.token = self.field.run(self.field.nodes[0].access.member.token_salt).token
-        self.seals = Seals(self.transport, self.token)
+        self.run = self.field.run(self.field.nodes[0].access.member.token_salt)
+        self.token, self.rolls = self.run.token, Rolls()
+        self.signatures = Signatures(self.id, self.transport, self.token)
+        self.work = SliceWork(self.run, torch.zeros(NUMEL), self.signatures.of_mean)
         for node in self.field.nodes:
             await self.transport.introduce(node.id, node.transport.addresses())
 
@@ -95,35 +92,110 @@ class Liar:
     def id(self) -> str:
         return str(self.transport.peer_id)
 
+    @property
+    def held(self) -> State:
+        assert self.state is not None, "it has not looked yet"
+        return self.state
+
+    @property
+    def leader(self) -> str:
+        """Who leads the present round."""
+        return self.held.plan.succession[0]
+
     # -- its inbox
 
     def admit(self, sender: str, header: bytes) -> int:
         return 1 << 20
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        message = wire.unpack(header, self.token)
+        message: Said | Folded
+        if header[:1] == OF_NODES:
+            unpacked = wire.unpack(header, self.token)
+            assert isinstance(unpacked, wire.NodeMessage)
+            message = unpacked
+        else:
+            body, about = opened(header, self.token), About(sender, self.run.rules)
+            if isinstance(body, int):
+                assert payload is not None
+                message = unpack(payload, about, self.rolls)
+            else:
+                message = unpack(body, about, self.rolls)
+        if isinstance(message, Folded):  # it names peers by their places in a roll that never came
+            self._soon(sender, m.Ask(0))
+            return
+        if isinstance(message, m.Slice):
+            message = replace(message, payload=payload, hash=hash_of(payload or b""))
         self.came.append((sender, message))
+        self._hear(sender, message)
+
+    def _hear(self, sender: str, message: Said) -> None:
         match message:
-            case Probe() if self.present and len(self.known) == SHARDS:
-                self._soon(sender, ProbeAck(self.summary()))
-            case TakeOver(shard, base, term) if self.present:
-                self._soon(sender, Promise(shard, base, term))
-            case Commit(shard, version=version) | State(shard, version):
-                if isinstance(message, State):
-                    self.states[shard] = replace(message, payload=payload)
-                if shard not in self.known or version.epoch > self.known[shard][0].epoch:
-                    self.known[shard] = version, message.term, message.plan
-                    if self.works:
-                        self._work(shard, message.plan.succession[0])
+            case m.Probe() if self.present:
+                self._soon(sender, m.ProbeAck(self.summary()))
+            case m.Claim(fragment, base, term) if self.present:
+                self._soon(sender, m.Vote(fragment, base, term, sender))
+            case m.Head(state=state):
+                self._reaches(state)
+            case m.Commit(base=base) if self.state is not None and base == self.state.version:
+                self.commits.append(message)
+                self._reaches(append(self.state, message.choice, message.key, message.hashes, self.run.rules))
+            case m.Want(what=m.What.READY) if self._ready is not None:
+                self._soon(sender, self._ready)
+            case m.Want(what=m.What.SLICES, numbers=numbers) if self._ready is not None:
+                for number in numbers:
+                    self._soon(sender, self.part(self._ready, number), self.gradient())
+            case m.Slice(number=number, author=author):
+                self._slices[number, author] = message
+                self._average()
+            case m.Close(choice=None, owners=owners) if self._ready is not None:
+                self._give(self._ready, owners)
+            case m.Close():
+                self._close = message
+                self._average()
 
-    def _work(self, shard: int, aggregator: str) -> None:
-        if aggregator != self.id:
-            self._soon(aggregator, self.contribution(shard), self.gradient())
-        elif self.elected is None:
-            self.elected = shard
-            self._keep(self.commits(shard))
+    def _reaches(self, state: State) -> None:
+        if self.state is not None and state.version.epoch <= self.state.version.epoch:
+            return
+        self.state, self._ready, self._close = state, None, None
+        self.rolls.know(state)
+        self._slices = {place: part for place, part in self._slices.items() if part.base.epoch >= state.version.epoch}
+        if self.present:
+            self._keep(self._tell_all(m.Probe(self.summary())))
+        if self.works:
+            self._work()
 
-    async def _nothing(self, shard: int) -> None:
+    def _work(self) -> None:
+        ready = self._ready = self.contribution()
+        self._give(ready, self.held.plan.owners)
+        if self.leader != self.id:
+            self._soon(self.leader, ready)
+        elif not self.elected:
+            self.elected = True
+            self._keep(self.leads())
+
+    def _give(self, ready: m.Ready, owners: tuple[str, ...]) -> None:
+        """Send each slice of its contribution to the slice's owner."""
+        for number, owner in enumerate(owners):
+            if owner != self.id:
+                self._soon(owner, self.part(ready, number), self.gradient())
+            else:
+                part = replace(self.part(ready, number), payload=self.gradient())
+                self._slices[number, self.id] = part
+
+    def _average(self) -> None:
+        """Compute the means that it owns, as an honest owner does."""
+        close = self._close
+        if not self.works or close is None or close.choice is None or close.base != self.held.version:
+            return
+        weighted = [(peer, ready) for peer, ready in close.choice.entries if ready.weight]
+        for number in (number for number, owner in enumerate(close.owners) if owner == self.id):
+            if all((number, peer) in self._slices for peer, _ in weighted):
+                given = [(peer, ready.weight, self._slices[number, peer].payload) for peer, ready in weighted]
+                payload = self.work.mean_of(number, given)
+                of = 0, close.base, close.key, number, hash_of(payload)
+                self._keep(self._tell_all(m.Mean(*of, self.id, seal=self.signatures.of_mean(*of)), payload))
+
+    async def _nothing(self) -> None:
         """Commit nothing."""
 
     def closed(self, peer: str) -> None:
@@ -134,31 +206,29 @@ class Liar:
 
     # -- what it says
 
-    async def tell(self, to: str, message: wire.AnyMessage, payload: memoryview | None = None) -> str:
-        """Send a message; returns an empty text if it was accepted, or the reason why not."""
+    async def tell(self, to: str, message: Said, payload: memoryview | None = None) -> str:
+        """Send a message, signed if it needs that; returns an empty text if it was accepted, or the reason why not."""
+        if isinstance(message, wire.NodeMessage):
+            header = wire.pack(message, self.token)
+        else:
+            header, body = pack(self.signatures.signed(message), About(self.id, self.run.rules), self.token)
+            payload = payload if body is None else memoryview(body)
         try:
-            await self.transport.send(to, wire.pack(self._sealed(message, payload), self.token), payload)
+            await self.transport.send(to, header, payload)
         except Refusal as refusal:
             return refusal.reason
         except Unreachable as error:
             return f"unreachable: {error}"
         return ""
 
-    def _sealed(self, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """The message with this member's seal, if it needs one; whatever it counts, this member has made."""
-        match message:
-            case Contribution():
-                return replace(message, seal=self.seals.of_contribution(replace(message, payload=payload)))
-            case Commit(shard, base, version, contributions=counted) if payload is not None:
-                listed = [(c, bytes(SEAL_BYTES)) for c in counted]
-                return replace(message, seal=self.seals.of_commit(shard, base, version.digest, listed, payload).pack())
-        return message
-
-    async def tell_all(self, message: wire.AnyMessage, payload: memoryview | None = None) -> list[str]:
+    async def tell_all(self, message: Said, payload: memoryview | None = None) -> list[str]:
         """Send a message to every honest node."""
         return list(await asyncio.gather(*(self.tell(node.id, message, payload) for node in self.field.nodes)))
 
-    def _soon(self, to: str, message: wire.AnyMessage, payload: memoryview | None = None) -> None:
+    async def _tell_all(self, message: Said, payload: memoryview | None = None) -> None:
+        await self.tell_all(message, payload)
+
+    def _soon(self, to: str, message: Said, payload: memoryview | None = None) -> None:
         async def tell() -> None:
             await self.tell(to, message, payload)
 
@@ -171,71 +241,74 @@ class Liar:
 
     # -- what it knows, and makes of it
 
-    async def look(self, shard: int = 0) -> tuple[Version, int, Plan]:
-        """The present version, term and plan of a shard, which any member may ask for."""
-        have = tuple(None for _ in range(SHARDS))
-        self.states.pop(shard, None)
-        await self.tell(self.field.nodes[0].id, Fetch(have, True, (shard,)))
-        await self.until(lambda: shard in self.states, "a state")
-        state = self.states[shard]
-        self.known[shard] = state.version, state.term, state.plan
-        return self.known[shard]
+    async def look(self) -> State:
+        """The present state without its tensors, which any member may ask for."""
+        told = len(self.got(m.Head))
+        await self.tell(self.field.nodes[0].id, m.Ask(0))
+        await self.until(lambda: len(self.got(m.Head)) > told, "a state")
+        return self.held
 
     async def take_part(self, *, works: bool = False) -> None:
-        """Be a peer that holds the state and says that it trains: fetch all shards, and present itself. `works`:
-        contribute to every round from now on."""
+        """Be a peer that holds the state and says that it trains. `works`: contribute to every round from now on."""
         self.works = works
-        for shard in range(SHARDS):
-            await self.look(shard)
+        await self.look()
         self.present = True
-        await self.tell_all(Probe(self.summary()))
+        await self.tell_all(m.Probe(self.summary()))
+        if works:
+            self._work()
 
     async def counted(self) -> None:
-        """Wait until the newest commit of each shard has counted its contribution."""
-        await self.until(lambda: all(self.id in plan.group for _, _, plan in self.known.values()), "counted", 60.0)
+        """Wait until the newest commit has counted its contribution."""
+        await self.until(self.is_counted, "counted", 60.0)
 
-    def summary(self, **changes: Any) -> Summary:
+    def is_counted(self) -> bool:
+        """Whether the newest commit that it knows counts it."""
+        member = self.held.roll.get(self.id)
+        return member is not None and member.epoch == self.held.version.epoch
+
+    def summary(self, **changes: Any) -> m.Summary:
         """What it says of itself: as far as the honest peers, and at work."""
-        versions = [self.known[shard][0] for shard in range(SHARDS)]
-        epochs = (min(version.epoch for version in versions),)
-        summary = Summary(
-            self.incarnation, "worker", self.eligible, model_version(versions), epochs, False, speed=self.speed
-        )
-        return replace(summary, **changes)
+        version = self.held.version
+        heads = ((version.epoch, version.digest),)
+        told = m.Summary(self.incarnation, "worker", self.eligible, model_of([version]), heads, speed=self.speed)
+        return replace(told, **changes)
 
     def new_id(self) -> ContributionId:
         """The id of its next contribution."""
         self._sequence += 1
         return ContributionId(self.incarnation, self._sequence)
 
-    def contribution(self, shard: int, **changes: Any) -> Contribution:
+    def contribution(self, **changes: Any) -> m.Ready:
         """A contribution on the newest version that it knows."""
-        id = self.new_id()
-        made = Contribution(shard, self.known[shard][0], id, id, self.weight, self.samples)
-        return replace(made, **changes)
+        id, hashes = self.new_id(), (hash_of(self.gradient()),) * SHARDS
+        grant = "" if self.invited is None else self.transport.membership.own.grant_id.hex()
+        size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
+        return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
+
+    def part(self, ready: m.Ready, number: int) -> m.Slice:
+        """One slice of its contribution."""
+        return m.Slice(0, ready.base, self.id, ready.id, number, ready.hashes[number])
 
     def gradient(self) -> memoryview:
-        """A shard's pseudo-gradient."""
+        """A slice's pseudo-gradient."""
         return memoryview(np.full(PART, self.delta, dtype=np.float32)).cast("B")
 
-    def commit(self, shard: int, author: str, **changes: Any) -> Commit:
-        """A commit on the newest version that it knows, with a digest that it made up."""
-        base, _, plan = self.known[shard]
-        version = replace(base, epoch=base.epoch + 1, digest="0" * 32)
-        return replace(Commit(shard, base, version, 0, author, (), plan), **changes)
+    def choice(self, *entries: tuple[str, m.Ready], by: str = "") -> m.Choice:
+        """A choice of these contributions, of its own if it names no other leader."""
+        return m.Choice(by or self.id, 0, tuple(sorted(entries)))
 
-    async def sound_commit(self, shard: int, listed: tuple[Counted, ...], plan: Plan) -> Commit:
-        """A commit on the present version with a mean of zeros, which lists what it likes and has the right digest."""
-        await self.look(shard)
-        state, run = self.states[shard], self.field.run(self.transport.membership.token_salt)
-        work = TensorWork(run, torch.zeros(NUMEL))
-        filled = work.fill(Fill(state, meta_of(state)))
-        work.accept([(shard, filled.digest)])
-        base = state.version
-        version = Version(base.generation, base.samples + sum(c.samples for c in listed), base.epoch + 1, "")
-        commit = Commit(shard, base, version, 0, self.id, listed, plan, ZEROS)
-        applied = work.apply(Apply(commit, meta_of(append(state, commit, run.rules)), 0))
-        return replace(commit, version=replace(version, digest=applied.digest))
+    def close(self, choice: m.Choice) -> m.Close:
+        """The Close of a choice, on the newest version that it knows."""
+        base, owners = self.held.version, self.held.plan.owners
+        return m.Close(0, base, 0, self.id, 0, key_of(0, base, choice), choice, owners)
+
+    def commit(self, choice: m.Choice, leader: str = "", **changes: Any) -> m.Commit:
+        """The commit of a choice, which follows from the newest version that it knows, with means that nobody has."""
+        state, choice = self.held, choice.bare()
+        key, hashes = key_of(0, state.version, choice), ("00" * 32,) * SHARDS
+        version = append(state, choice, key, hashes, self.run.rules).version
+        made = m.Commit(0, state.version, version, 0, leader or self.id, key, choice, hashes, state.plan.owners)
+        return replace(made, **changes)
 
     async def until(self, condition: Callable[[], Any], what: str, within_s: float = ANSWER_S) -> None:
         """Wait for a condition, in bounded time."""
@@ -265,6 +338,6 @@ async def stranger(field: Field, name: str = "stranger", invited: Invitation | N
 
 
 ZEROS = memoryview(bytes(4 * PART))
-"""The payload of a commit or a contribution, all zeros."""
+"""The payload of a mean or a contribution, all zeros."""
 STATE_ZEROS = memoryview(bytes(8 * PART + 4 * LENGTHS_MAX))
-"""The payload of a state: θ, the outer momentum, and the lengths of the last means."""
+"""The payload of a slice's state: θ, the outer momentum, and the lengths of the last means."""

@@ -1,7 +1,7 @@
 """Any peer may die at any moment of a round: the others commit again soon, and stay equal to the bit.
 
 One run of three peers goes through all of these tests; each dead peer is replaced by a newcomer. The model has two
-shards, so that a round has two aggregators and one peer that only contributes. `pytest -s` prints how long each death
+slices, so that a round has a leader, and one or two owners. `pytest -s` prints how long each death
 delayed the survivors; docs/measurements.md has the figures.
 """
 
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kept import ROUNDS, Kept, after_death
 from swarm import Member, Swarm, agree, until
+
+from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -33,6 +36,13 @@ CONFIG = {
 TRAINING = {"params": {"u": [3_000_000], "v": [3_000_000]}, "step_s": 0.04, "config": CONFIG}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def on_fragments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, FRAGMENTS)
+        yield
+
+
 @pytest.fixture(scope="module")
 def trio(shared_swarm: Swarm) -> Kept:
     return Kept(shared_swarm, 3, TRAINING)
@@ -45,12 +55,12 @@ def observe(survivors: list[Member], at: float, epoch: int, what: str, bound_s: 
     assert figures["stall_s"] <= bound_s
 
 
-EVERY_TIME = [("sending", "contributor"), ("committing", "aggregator")]
+EVERY_TIME = [("sending", "contributor"), ("committing", "leader")]
 NOW_AND_THEN = [
-    ("sent", "aggregator"),
-    ("training", "aggregator"),
+    ("sent", "leader"),
+    ("training", "leader"),
     ("training", "contributor"),
-    ("sending", "aggregator"),
+    ("sending", "leader"),
     ("sent", "contributor"),
     ("committing", "contributor"),
 ]
@@ -75,14 +85,14 @@ def test_the_others_go_on_when_half_a_peer_dies(trio: Kept, tmp_path: Path, vict
     """If a peer's node or trainer is killed, the rest of the peer ends by itself; for the others it is one more
     death, of what was killed."""
     note = tmp_path / "note.json"
-    plan = {"role": "aggregator", "phase": "sent", "after": ROUNDS + 2, "victims": victims, "note": str(note)}
+    plan = {"role": "leader", "phase": "sent", "after": ROUNDS + 2, "victims": victims, "note": str(note)}
     *survivors, victim = trio.filled(sabotage=plan)
     if victims == "node":
         assert "signal 9" in victim.wait_for("error", 120.0, kind="NodeDied")["sentence"]
     assert victim.status(60.0) == (1 if victims == "node" else -9)
     trio.swarm.gone()
     died = json.loads(note.read_text())
-    observe(survivors, died["time"], died["epoch"], f"{victims} alone, aggregator, sent")
+    observe(survivors, died["time"], died["epoch"], f"{victims} alone, leader, sent")
     reason = "can't be reached any more" if victims == "node" else "lost its trainer"
     for survivor in survivors:
         survivor.wait_for_log(reason)

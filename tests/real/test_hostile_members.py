@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,22 +18,32 @@ from liar import STATE_ZEROS, ZEROS, Liar, liar
 from nodes import RUN_ID, SHARDS, Field, RealNode
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.messages import Counted, Fetch, State, TakeOver, Versions
 from p2p_diloco.core.version import ContributionId
+from p2p_diloco.fragments.messages import Ask, Claim, Head, Part, Told, Vote
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.allowance import FETCH_EVERY_S, FETCHES_AT_ONCE
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import fetch, name_of, store
-from p2p_diloco.node.wire import Audit, Copy, Nudge, pack
+from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
+from p2p_diloco.node.wire import Audit, Copy, Nudge, OfMean
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRIES = 40
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_fragments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, FRAGMENTS)
+        yield
 
 
 async def until_told(member: Liar, why: str, say: Any) -> None:
@@ -51,18 +62,17 @@ async def until_told(member: Liar, why: str, say: Any) -> None:
 
 
 def test_a_state_that_was_not_asked_for_is_ignored(field: Field) -> None:
-    """θ = 0, with more samples than any honest state."""
+    """θ = 0, with more samples than any honest state. It could be the late answer to a question, so it isn't told."""
 
     async def row() -> None:
         async with liar(field, "stately") as member:
-
-            async def say() -> None:
-                version, term, plan = await member.look()
-                forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1, digest="0" * 32)
-                history = {version.epoch: version.digest, forged.epoch: forged.digest}
-                await member.tell_all(State(0, forged, term, plan, {}, history), STATE_ZEROS)
-
-            await until_told(member, "a state of shard 0 is ignored: it was not asked for", say)
+            for _ in range(TRIES):
+                state = await member.look()
+                forged = replace(state.version, samples=state.version.samples + 1000, epoch=state.version.epoch + 1)
+                links = (*state.links, (forged.epoch, forged.digest))
+                await member.tell_all(Head(0, replace(state, version=forged, links=links)))
+                for number in range(SHARDS):
+                    await member.tell_all(Part(0, forged, number), STATE_ZEROS)
             await field.goes_on()
         for node in field.nodes:
             assert node.memory.theta.abs().min() > 0
@@ -71,50 +81,53 @@ def test_a_state_that_was_not_asked_for_is_ignored(field: Field) -> None:
 
 
 def test_a_commit_from_outside_the_plan_is_ignored(field: Field) -> None:
-    """In the member's own name, on the present base."""
+    """In the member's own name, on the present base, of contributions that were never made: nobody makes its step."""
 
     async def row() -> None:
         async with liar(field, "outsider") as member:
-
-            async def say() -> None:
+            for _ in range(TRIES):
                 await member.look()
-                await member.tell_all(member.commit(0, member.id), ZEROS)
-
-            await until_told(member, "may not write it under term 0", say)
+                choice = member.choice((member.id, member.contribution()))
+                made = member.commit(choice)
+                await member.tell_all(made)
+                await asyncio.sleep(0.1)
+                assert (made.version.epoch, made.version.digest) not in (await member.look()).links
             await field.goes_on()
 
     field.do(row())
 
 
-def test_a_commit_in_an_aggregators_name_is_ignored(field: Field) -> None:
+def test_a_commit_in_a_leaders_name_is_ignored(field: Field) -> None:
     """It counts an incarnation of 2^62 of an honest peer, after which no contribution of that peer would fit."""
 
     async def row() -> None:
         async with liar(field, "forger") as member:
 
             async def say() -> None:
-                base, _, plan = await member.look()
-                listed = (Counted(field.nodes[1].id, ContributionId(2**62, 1), 1.0, 1),)
-                version = replace(base, samples=base.samples + 1, epoch=base.epoch + 1, digest="0" * 32)
-                forged = member.commit(0, plan.succession[0], version=version, contributions=listed)
-                await member.tell_all(forged, ZEROS)
+                await member.look()
+                ready = member.contribution(id=ContributionId(2**62, 1), oldest=ContributionId(2**62, 1))
+                choice = member.choice((field.nodes[1].id, ready), by=member.leader)
+                seal = b"s" * 72
+                forged = member.commit(replace(choice, seal=seal[:64]), member.leader, seal=seal)
+                await member.tell_all(forged)
 
-            await until_told(member, "the Commit isn't sealed by its author", say)
+            await until_told(member, "has not signed its commit", say)
             await field.goes_on()
 
     field.do(row())
 
 
 def test_a_claim_of_an_enormous_term_is_refused(field: Field) -> None:
-    """No later claim could exceed 2^40."""
+    """No later claim could exceed 2^40. Each vote that it gets is for another peer."""
 
     async def row() -> None:
         async with liar(field, "claimant") as member:
-
-            async def say() -> None:
-                await member.tell_all(TakeOver(0, (await member.look())[0], 2**40))
-
-            await until_told(member, "a claim to shard 0 is refused", say)
+            for _ in range(TRIES):
+                await member.tell_all(Claim(0, (await member.look()).version, 2**40))
+                await asyncio.sleep(0.1)
+            votes = member.got(Vote)
+            assert votes
+            assert all(vote.holder != member.id and vote.term < 2**20 for vote in votes)
             await field.goes_on()
 
     field.do(row())
@@ -125,13 +138,12 @@ def test_versions_that_were_not_asked_for_are_ignored(field: Field) -> None:
 
     async def row() -> None:
         async with liar(field, "prophet") as member:
-            for shard in range(SHARDS):
-                await member.look(shard)
-            versions = tuple(replace(v, generation=v.generation + 1) for v, _, _ in member.known.values())
-            await member.tell_all(Versions(versions, forked=True))
-            await field.tells(member.name, "its versions are ignored: they were not asked for", nodes=3)
-            assert not any(fetch.whole for fetch in member.got(Fetch))
+            version = (await member.look()).version
+            raised = replace(version, generation=version.generation + 1)
+            for _ in range(TRIES):
+                await member.tell_all(Told((raised,), (((raised.epoch, raised.digest),),)))
             await field.goes_on()
+            assert not member.got(Ask)
 
     field.do(row())
 
@@ -145,13 +157,13 @@ def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field, wei
             member.weight, member.samples = weight, samples
 
             async def say() -> None:
-                _, _, plan = await member.look()
-                await member.tell(plan.succession[0], member.contribution(0), member.gradient())
+                await member.look()
+                await member.tell(member.leader, member.contribution())
 
-            await until_told(member, "a contribution to shard 0 is refused: it has a number out of range", say)
-            version, _, plan = await member.look()
-            assert member.id not in plan.group
-            assert version.samples <= len(field.nodes) * version.epoch
+            await until_told(member, "its contribution is refused: a number is out of range", say)
+            state = await member.look()
+            assert member.id not in state.roll
+            assert state.version.samples <= len(field.nodes) * state.version.epoch
             await field.goes_on()
 
     field.do(row())
@@ -188,10 +200,10 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
         async with contextlib.AsyncExitStack() as members:
             invited = invitation(name="greedy")
             greedy = [await members.enter_async_context(liar(field, "greedy", invited)) for _ in range(3)]
-            have, answers, before, began = (None,) * SHARDS, list[str](), field.epoch, time.monotonic()
+            answers, before, began = list[str](), field.epoch, time.monotonic()
             while len(answers) < 400 or field.epoch < before + 5:
                 for member in greedy:
-                    answers += await member.tell_all(Fetch(have, True))
+                    answers += await member.tell_all(Ask(0, tuple(range(SHARDS))))
             most = FETCHES_AT_ONCE + (time.monotonic() - began) / FETCH_EVERY_S
             assert 0 < answers.count("") <= len(field.nodes) * most
             await field.tells("greedy", "the sender, or others with its invitation, asked for too many", nodes=3)
@@ -200,21 +212,25 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
     field.do(row())
 
 
-def test_few_commits_are_audited_at_a_members_request(field: Field) -> None:
-    """Whatever it asks of which node: each shows its own commits once, and gets the contributions to others' a few
-    times for it."""
+def test_few_means_are_audited_at_a_members_request(field: Field) -> None:
+    """Whatever it asks of which node: each shows its own means once, and gets the contributions to others' a few times
+    for it."""
 
     async def row() -> None:
         async with liar(field, "auditor") as member:
-            answers = list[str]()
-            for turn in range(TRIES):
-                version, _, _ = await member.look(shard := turn % SHARDS)
-                answers += await member.tell_all(Audit(shard, version.digest))
-                if any("has audited many commits for the sender" in answer for answer in answers):
+            answers, asked = list[str](), 0
+            await member.take_part()
+            for _ in range(10 * TRIES):
+                for commit in member.commits[asked:]:
+                    of = enumerate(zip(commit.owners, commit.hashes, strict=True))
+                    for number, (owner, hash) in of:
+                        answers += await member.tell_all(Audit(OfMean(0, commit.key, number, owner, hash)))
+                asked = len(member.commits)
+                if any("has audited many means for the sender" in answer for answer in answers):
                     break
                 await asyncio.sleep(0.2)
-            assert any("has audited many commits for the sender" in answer for answer in answers), answers
-            copies = Counter((copy.shard, copy.digest, copy.author) for copy in member.got(Copy))
+            assert any("has audited many means for the sender" in answer for answer in answers), answers
+            copies = Counter((copy.mean, copy.author) for copy in member.got(Copy))
             assert 0 < max(copies.values()) <= len(field.nodes)
             await field.goes_on()
 
@@ -228,7 +244,7 @@ def test_streams_of_one_byte_a_second_are_cut(field: Field) -> None:
     async def row() -> None:
         async with liar(field, "snail") as member:
             await member.look()
-            header = pack(member.contribution(0), member.token)
+            header, _ = pack(member.part(member.contribution(), 0), About(member.id, member.run.rules), member.token)
             said = encode(Bulk(header, len(ZEROS)))
             streams = []
             for node in field.nodes:

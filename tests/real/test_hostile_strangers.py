@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
 from nodes import RUN_ID, SHARDS, Field
 
-from p2p_diloco.core.messages import Counted, Fetch, Probe, State, TakeOver, Versions
 from p2p_diloco.core.version import ContributionId
+from p2p_diloco.fragments.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.records import bucket_key
 from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
 
@@ -32,12 +34,17 @@ FLOODS = [
 """The protocol and the frames of each connection's flood."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def on_fragments() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, FRAGMENTS)
+        yield
+
+
 async def informed(field: Field, member: Liar) -> None:
     """Give a stranger what only members can know: the present versions, terms and plans."""
     async with liar(field, "informant") as known:
-        for shard in range(SHARDS):
-            await known.look(shard)
-        member.known, member.states = known.known, known.states
+        member.state = await known.look()
 
 
 def refused(answers: list[str]) -> None:
@@ -51,7 +58,7 @@ def test_a_stranger_reads_nothing(field: Field) -> None:
 
     async def row() -> None:
         async with stranger(field) as outside:
-            for message in (Describe(), Fetch((None,) * SHARDS), Fetch((None,) * SHARDS, True), Fetch((), shards=())):
+            for message in (Describe(), Ask(), Ask(0), Ask(0, tuple(range(SHARDS)))):
                 refused(await outside.tell_all(message))
             assert outside.came == []
             member = field.nodes[0].access.member
@@ -70,19 +77,21 @@ def test_a_stranger_says_nothing(field: Field) -> None:
     async def row() -> None:
         async with stranger(field) as outside:
             await informed(field, outside)
-            base, term, plan = outside.known[0]
-            version = replace(base, samples=base.samples + 1, epoch=base.epoch + 1, digest="0" * 32)
-            listed = (Counted(field.nodes[1].id, ContributionId(2**62, 1), 1.0, 1),)
-            history = {base.epoch: base.digest, version.epoch: version.digest}
-            raised = tuple(replace(v, generation=v.generation + 1) for v, _, _ in outside.known.values())
+            state, ready = outside.held, outside.contribution()
+            base, enormous = state.version, ContributionId(2**62, 1)
+            raised = replace(base, generation=base.generation + 1)
+            choice = outside.choice((field.nodes[1].id, replace(ready, id=enormous, oldest=enormous)))
+            seal = b"s" * 72
             said: list[tuple[Any, memoryview | None]] = [
-                (State(0, version, term, plan, {}, history), STATE_ZEROS),
-                (outside.commit(0, outside.id), ZEROS),
-                (outside.commit(0, plan.succession[0]), ZEROS),
-                (outside.commit(0, plan.succession[0], version=version, contributions=listed), ZEROS),
-                (outside.contribution(0), ZEROS),
-                (TakeOver(0, base, 2**40), None),
-                (Versions(raised, forked=True), None),
+                (Head(0, replace(state, version=raised)), None),
+                (Part(0, raised, 0), STATE_ZEROS),
+                (outside.close(outside.choice((outside.id, ready))), None),
+                (outside.commit(outside.choice((outside.id, ready))), None),
+                (outside.commit(replace(choice, by=outside.leader, seal=seal[:64]), outside.leader, seal=seal), None),
+                (ready, None),
+                (outside.part(ready, 0), ZEROS),
+                (Claim(0, base, 2**40), None),
+                (Told((raised,), (((raised.epoch, raised.digest),),)), None),
                 (Probe(outside.summary()), None),
                 (Nudge(base.epoch + 2), None),
             ]
