@@ -342,7 +342,7 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
     (
         "a fast link owns nearly all",
         plan,
-        "_owners",
+        "most_owned",
         "Fraction(1, 2) if len(able) >= 3 else Fraction(1)",
         "Fraction(1)",
         findings.test_nobody_owns_more_than_half_where_three_may_own,
