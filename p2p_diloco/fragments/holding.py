@@ -70,8 +70,10 @@ def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
     since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
     newer = log.last[since[0] :] if since else log.last[-1:]
     lacked = [(commit, means) for commit, means in newer if commit.version.epoch > log.shown.get(peer, -1)]
-    parts: list[Message] = [part for commit, means in lacked for part in (commit, *means)]
-    return [Send(peer, part) for part in parts]
+    told: list[Effect] = []
+    for commit, means in lacked:
+        told += [Send(peer, commit), *(Send(peer, mean) for mean in means)]
+    return told
 
 
 def complete(log: FragmentLog) -> list[str]:
