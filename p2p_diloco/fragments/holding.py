@@ -63,12 +63,17 @@ def is_stale(log: FragmentLog, base: Version) -> bool:
 
 
 def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
-    """Return the commits since this base, as far as they are kept: at least the newest, by which its receiver knows
-    that the holder is ahead."""
+    """Return the commits since this base with their means, as far as they are kept and the peer is not known to hold
+    them: at least the newest, by which its receiver knows that the holder is ahead."""
     if peer == log.me or base == log.version:
         return []
     since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
-    return [Send(peer, commit) for commit, _ in (log.last[since[0] :] if since else log.last[-1:])]
+    newer = log.last[since[0] :] if since else log.last[-1:]
+    lacked = [(commit, means) for commit, means in newer if commit.version.epoch > log.shown.get(peer, -1)]
+    told: list[Effect] = []
+    for commit, means in lacked:
+        told += [Send(peer, commit), *(Send(peer, mean) for mean in means)]
+    return told
 
 
 def complete(log: FragmentLog) -> list[str]:
@@ -187,6 +192,7 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
     if log.phase is not Phase.HOLDING or log.round.commit is None or log.round.commit.version != message.version:
         return []
     log.round.holding.add(sender)
+    closing.shows(log, sender, message.version.epoch)
     return offer(log, now)
 
 
