@@ -95,8 +95,18 @@ class FragmentLog:
         epoch, chain = summary.heads[self.fragment]
         known = chain_at(self.state.links, epoch)
         if known is None:
-            return summary.model.generation == self.state.version.generation and peer not in self.roster.elsewhere
+            return (
+                not self.forgot(epoch)
+                and summary.model.generation == self.state.version.generation
+                and peer not in self.roster.elsewhere
+            )
         return known == chain
+
+    def forgot(self, epoch: int) -> bool:
+        """Whether this epoch is older than all that links name, so that nobody can tell which lineage it belongs to. A
+        peer that is there counts as on another one: else two sides of a long split would never find that they are. In
+        asynchronous mode it is usual to be far behind."""
+        return self.state is not None and epoch < self.state.links[0][0] and not self.rules.asynchronous
 
     def grace(self) -> float:
         """Return how long an overdue part of a round is waited for, counted from when half of the parts were there."""

@@ -39,7 +39,7 @@ def submitted(log: FragmentLog, sender: str, message: Ready | Slice, now: float)
 def _ready(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
     """Handle a Ready: answer one that is counted or can't be, else store it."""
     if log.final or is_counted(log.held, sender, ready):
-        return answer(log, sender, ready.base)
+        return news(log, sender, ready.base)
     why = unsigned(ready) or unfit(sender, ready, log.held, log.rules, log.roster.mine.incarnation)
     if is_stale(log, ready.base) or (why and ready.uses):
         refusal = Stale(log.fragment, ready.id, log.held.version)
@@ -53,7 +53,7 @@ def _ready(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effe
         log.round.arrived[sender] = now
         closing.shows(log, sender, ready.base.epoch)
     misdirected = sender != log.me and claims.target(log)[1] != log.me
-    return [*answer(log, sender, ready.base), claims.vote(log, sender)] if misdirected else []
+    return [*news(log, sender, ready.base), claims.vote(log, sender)] if misdirected else []
 
 
 def is_stale(log: FragmentLog, base: Version) -> bool:
@@ -63,20 +63,17 @@ def is_stale(log: FragmentLog, base: Version) -> bool:
 
 
 def news(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
-    """Return the newest commit, by which its receiver knows that the holder is ahead of this base."""
-    return [] if peer == log.me or base == log.version else [Send(peer, commit) for commit, _ in log.last[-1:]]
-
-
-def answer(log: FragmentLog, peer: str, base: Version) -> list[Effect]:
-    """Return the commits since this base with their means, as far as they are kept, at least the newest: by them a
-    submitter comes to the present version at once. If it lacks others, it fetches the state."""
+    """Return the commits since this base with their means, as far as they are kept and the peer is not known to hold
+    them: at least the newest, by which its receiver knows that the holder is ahead."""
     if peer == log.me or base == log.version:
         return []
-    since = next((place for place, (commit, _) in enumerate(log.last) if commit.base == base), -1)
-    parts = list[Message]()
-    for commit, means in log.last[since:]:
-        parts += [*means, commit]
-    return [Send(peer, part) for part in parts]
+    since = [place for place, (commit, _) in enumerate(log.last) if commit.base == base]
+    newer = log.last[since[0] :] if since else log.last[-1:]
+    lacked = [(commit, means) for commit, means in newer if commit.version.epoch > log.shown.get(peer, -1)]
+    told: list[Effect] = []
+    for commit, means in lacked:
+        told += [Send(peer, commit), *(Send(peer, mean) for mean in means)]
+    return told
 
 
 def complete(log: FragmentLog) -> list[str]:
@@ -187,7 +184,7 @@ def answers(log: FragmentLog, commit: Commit) -> list[Effect]:
     if commit.leader != log.me:
         return []
     found = ((peer, ready.base) for peer, ready in commit.choice.entries)
-    return [effect for peer, base in found for effect in answer(log, peer, base)]
+    return [effect for peer, base in found for effect in news(log, peer, base)]
 
 
 def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effect]:
@@ -195,6 +192,7 @@ def held(log: FragmentLog, sender: str, message: Held, now: float) -> list[Effec
     if log.phase is not Phase.HOLDING or log.round.commit is None or log.round.commit.version != message.version:
         return []
     log.round.holding.add(sender)
+    closing.shows(log, sender, message.version.epoch)
     return offer(log, now)
 
 

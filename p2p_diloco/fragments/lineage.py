@@ -162,6 +162,8 @@ class Lineage:
             relation(log.held.version, log.held.links, version, links)
             for log, version, links in zip(self.logs, other.versions, other.links, strict=True)
         ]
+        if any(log.forgot(version.epoch) for log, version in zip(self.logs, other.versions, strict=True)):
+            return "fork"
         return "fork" if "fork" in found else "ahead" if "ahead" in found else "held"
 
     def tell(self) -> Told | None:

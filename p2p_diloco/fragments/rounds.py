@@ -78,7 +78,8 @@ class Rounds:
     def _wanted(self, log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
         match want.what:
             case What.MEANS:
-                means = log.means_of(want.key)
+                commit = log.round.commit  # one that fetches asks without a key for the means of the commit here
+                means = log.means_of(commit.key if commit is not None and not want.key else want.key)
                 return [Send(sender, means[number]) for number in want.numbers if number in means]
             case What.LACKS:
                 return owning.answer(log, sender, want)

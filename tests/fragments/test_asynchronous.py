@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Commit, Held, Mean, Message, Ready, Slice
+from p2p_diloco.fragments.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
+from p2p_diloco.fragments.round import Phase
 from tests.fragments.world import LOST, World, rules
 
 
@@ -109,3 +110,28 @@ def loaded(world: World) -> tuple[e.Loaded, ...]:
     effects = world.peers["A"].replica.handle(e.Merge(), world.now)
     (load,) = (effect for effect in effects if isinstance(effect, e.Load))
     return load.fragments
+
+
+def test_an_answered_submitter_asks_for_nothing() -> None:
+    """In a calm run each submitter gets the commits since its base with their means, so its exchange takes as long as
+    the messages do."""
+    world = asynchronous()
+    world.run(30)
+    began = len(world.sent(Want))
+    world.run(60)
+    asked = [want for want in world.sent(Want)[began:] if want.what is What.MEANS]
+    assert asked == [], world.tell()
+    world.check()
+
+
+def test_means_are_told_of_the_commit_that_is_offered_too() -> None:
+    """Whoever fetches the version before it asks without a key: it knows the commit, and lacks a mean."""
+    world = asynchronous()
+    world.run(30)
+    leader = world.peers[world.peers["A"].state().plan.succession[0]]
+    world.rules_of_net.append(lambda sender, to, message: LOST if isinstance(message, Held) else None)
+    world.run(40, lambda: leader.replica.logs[0].phase is Phase.HOLDING)
+    version = leader.state().version
+    want = Want(0, version, What.MEANS, (0, 1))
+    told = leader.replica.handle(e.Received("B" if leader.name != "B" else "C", want), world.now)
+    assert [one.message.number for one in told if isinstance(one, e.Send) and isinstance(one.message, Mean)] == [0, 1]

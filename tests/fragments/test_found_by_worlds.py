@@ -8,7 +8,7 @@ from typing import Any
 
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.fragments import claims, closing, digests, waits
 from p2p_diloco.fragments import events as e
 from p2p_diloco.fragments.admission import objection
@@ -210,6 +210,21 @@ def test_of_three_lineages_the_greatest_is_taken() -> None:
     assert decided(told("a"), told("b", "b2"), told("c", "c2", "c3"))[0] == "c3"
     assert not decided(told("a", "a2", "a3", "a4"), told("b"), told("c"))[0]
     assert not decided(told("a"), told("a"), told("c", "c2"))[0]
+
+
+def test_a_split_of_which_nobody_remembers_the_beginning_ends() -> None:
+    """A is so far ahead that its links begin after the others' versions: it can't tell that they are no ancestors. It
+    asks, and goes over to what most others hold."""
+    whole = told("a", "a2", "a3", "a4")
+    ahead = replace(whole, links=(whole.links[0][3:],))
+    many = told("b", "b2")
+    assert decided(ahead, many, many)[0] == "b2"
+    assert not decided(ahead, many)[0]
+    assert not decided(ahead, many, ahead, ahead)[0]
+    log = a_log("A", "A", "B")
+    log.state = replace(log.held, links=log.held.links[-1:])
+    log.roster.summarized("B", Summary(1, "worker", model=ModelVersion(0, 1, 1, ""), heads=((1, "b"),)))
+    assert not log.is_here("B")
 
 
 def test_rounds_do_not_wait_for_one_that_is_ahead_and_not_believed() -> None:

@@ -125,3 +125,13 @@ def test_distances_are_of_pairs() -> None:
     """The round trip between two peers is the mean of theirs; the most distant one counts."""
     machines = [Machine(1e6, 0.1), Machine(1e6, 0.02), Machine(1e6, 0.04)]
     assert round_trips(machines) == pytest.approx([0.07, 0.06, 0.07])
+
+
+def test_nobody_owns_more_than_half_and_slow_links_own_nothing() -> None:
+    """As the core divides a fragment: with links of 100, 1 and 1 the fast one does half, not nearly all; a link of less
+    than a quarter of the median does nothing."""
+    fast = of_model(25 * M, 1, [Machine(link * 1e6) for link in (100, 1, 1)], Codecs())
+    assert max(fast.shares) <= 0.5
+    slow = of_model(25 * M, 1, [Machine(link * 1e6) for link in (10, 10, 10, 1)], Codecs())
+    assert slow.shares[3] == 0
+    assert min(slow.shares[:3]) > 0.3

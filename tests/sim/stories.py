@@ -240,8 +240,8 @@ that it holds the commit, the contribution's author gets it, and one more death 
 p2 is slower than the others: it gets all commits since its last one, and its own, at once.
 """,
         asynchronous,
-        11.8,
-        12.42,
+        11.2,
+        11.52,
     ),
 }
 

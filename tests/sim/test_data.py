@@ -24,7 +24,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, int]] = [
         "conflicts",
         "return not within",
         "return False and not within",
-        1,
+        20,
     ),
     ("dropped progress keeps its positions", DataUse, "drop", "self.pending = self.sent = ()", "pass", 5),
     ("what was made under way counts, too", DataUse, "count", "minus(self.pending, self.sent)", "()", 9),
@@ -45,7 +45,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, int]] = [
         "table.freed",
         1,
     ),
-    ("nothing is freed", leases, "_released", "not (returned or", "True or not (returned or", 1),
+    ("nothing is freed", leases, "_released", "not (returned or", "True or not (returned or", 3),
     (
         "a commit forgets the tables",
         state,

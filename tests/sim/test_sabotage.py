@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,9 @@ from tests.fragments import test_findings as findings
 from tests.fragments import test_found_by_a_member as by_a_member
 from tests.fragments import test_found_by_worlds as by_worlds
 from tests.fragments import test_stories as stories
+from tests.sim.check import check, drawn
+from tests.sim.model import Violation
+from tests.sim.world import World
 
 Kinds = dict[str, Callable[[int], None]]
 Owner = type | ModuleType
@@ -338,7 +342,7 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
     (
         "a fast link owns nearly all",
         plan,
-        "_owners",
+        "most_owned",
         "Fraction(1, 2) if len(able) >= 3 else Fraction(1)",
         "Fraction(1)",
         findings.test_nobody_owns_more_than_half_where_three_may_own,
@@ -631,3 +635,15 @@ def test_a_broken_rule_shows_in_a_story(
     sabotage(owner, method, old, new)
     with pytest.raises((AssertionError, KeyError)):
         story()
+
+
+def test_a_quorum_that_is_too_small_shows(sabotage: Any) -> None:
+    """A round past its deadline closes with one of two peers' data, in a world whose trainers pause for longer."""
+
+    def play() -> None:
+        check(World(3, replace(drawn(3, "joining"), faults=("pause",), round_timeout=3.0, pause_timeout=8.0)))
+
+    play()
+    sabotage(closing, "quorum", "max(needed(log), min(part, max(least, math.ceil(part / 2))))", "needed(log)")
+    with pytest.raises(Violation, match=r"\(m\)"):
+        play()

@@ -249,7 +249,6 @@ def test_the_many_win() -> None:
     assert any(world.alive["p0"].trainer.dropped)
 
 
-@pytest.mark.xfail(strict=True, reason="links name the newest ancestors only: nothing shows that the two are no kin")
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
 def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
     """A lone fast peer makes more epochs than the others remember: its lineage loses all the same, and all its slices

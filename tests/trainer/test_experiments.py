@@ -94,7 +94,7 @@ def test_rounds_take_the_slowest_peers_time_and_submissions_do_not(lab: SimpleNa
 def test_delayed_nesterov_of_peers_that_meet_is_the_synchronous_step(lab: SimpleNamespace) -> None:
     """Like speeds, a buffer of the number of peers, and all submissions of a round in one commit: to the rounding."""
     plain = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0}
-    met = {**plain, "mode": "async", "dn_buffer_size": 2, "async_grace": 0.5}
+    met = {**plain, "mode": "async", "dn_buffer_size": 2, "async_grace": 1.0}
     assert run(lab, length=16, run=met).loss == pytest.approx(run(lab, length=16, run=plain).loss, rel=1e-6)
 
 
