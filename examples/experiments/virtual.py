@@ -68,7 +68,6 @@ class Swarm:
         self._judge = task.model(seed)
         config = RunConfig(**{**setting.config.to_wire(), "stop_after_samples": self.samples})
         self.run = Run("experiment", config, layout_of(config, specs_of(self._judge)))
-        vars(self.run)["rules"] = replace(self.run.rules, by_fragment=True)
         self.live: dict[str, Member] = {}
         self._cut_until: dict[str, float] = {}
         self.drawn, self.noise = random.Random(seed), torch.Generator().manual_seed(seed)

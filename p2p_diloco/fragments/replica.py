@@ -346,6 +346,7 @@ class Replica:
         for log in self.logs:
             if log.phase not in DEAF and (others := digests.majority(log)):
                 effects += self.fetching.repair(log, range(log.slices), others, now)
+                effects += digests.unlike(log, others)
         return effects
 
     # -- what follows from any change

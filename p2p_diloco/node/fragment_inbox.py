@@ -7,6 +7,7 @@ values. One that names peers by their places in a roll that this peer doesn't ha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,8 @@ from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+
+log = logging.getLogger(__name__)
 
 Key = tuple[str, type, int, int]
 OF_NODES = b"\x94"
@@ -61,6 +64,7 @@ class FragmentInbox(Handler):
         self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
         self._proven, self._beside, self._members = proven, beside, members
         self._allowances = Allowances()
+        self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
@@ -141,13 +145,20 @@ class FragmentInbox(Handler):
         why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
         if why := why or self._unsound(message) or self._misgranted(sender, message):
             raise Refusal(f"the {type(message).__name__} is refused: {why}")
-        if isinstance(message, m.Probe | m.ProbeAck) and not self._proven(message.summary.revision):
+        if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
+            if sender not in self._unsigned:
+                self._unsigned.add(sender)
+                what = "ignored the revision %s of the peer %s: not signed by the run's founder"
+                log.warning(what, revision, sender)
             return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
         return message
 
+    def _may_hold(self, revision: Revision) -> bool:
+        return revision.sound and self._proven(revision)
+
     def _unsound(self, message: m.Message) -> str:
         """Why a message's values or its revision can't be used; empty if they can."""
-        if not all(map(self._proven, _revisions(message))):
+        if not all(map(self._may_hold, _revisions(message))):
             return "the run's founder has not signed its revision"
         if not isinstance(message, m.Slice | m.Mean | m.Part):
             return ""

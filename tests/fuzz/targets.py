@@ -126,28 +126,27 @@ def now(reading: Coroutine[Any, Any, object]) -> None:
 
 
 def _headers() -> list[bytes]:
-    base, made = Version(0, 0, 0, "d" * 32), Version(0, 8, 1, "e" * 32)
-    plan = Plan((ME.peer_id,), (ME.peer_id, OTHER.peer_id))
-    counted = Counted(ME.peer_id, ContributionId(7, 1), 1.0, 8)
     mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
-    said: list[wire.AnyMessage] = [
-        Probe(Summary(7, "worker", True, ModelVersion(0, 8, 1, "e" * 32), (1,), False)),
-        Contribution(0, base, ContributionId(7, 1), ContributionId(7, 1), 2.0, 8),
-        Commit(0, base, made, 3, ME.peer_id, (counted,), plan, revision=Revision(1, outer_lr=0.5), seal=b"s" * 64),
-        State(0, made, 3, plan, {ME.peer_id: ContributionId(7, 1)}, {0: "d" * 32, 1: "e" * 32}),
-        Fetch((base, None)), Versions((base, made), False), TakeOver(1, base, 5), wire.Describe(),
-        wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
-        wire.ListSlices("train"),
-        wire.Accusation(mean, base, b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
-        wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0), wire.SliceBytes("a" * 64, 0, 100),
+    said: list[wire.NodeMessage] = [
+        wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
+        wire.Accusation(mean, Version(0, 0, 0, "d" * 32), b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
+        wire.ListSlices("train"), wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0),
+        wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
     return [wire.pack(message, TOKEN) for message in said]
 
 
-def _header(case: bytes) -> None:
-    message = wire.unpack(case, TOKEN)
-    if not isinstance(message, wire.NodeMessage):
-        misfit(message, SHARDS, FRAGMENTS)
+def _rounds() -> list[bytes]:
+    """Each message of a round, of a run of four peers; of long ones the payload that they come as."""
+    run = HeadersRun(4)
+    packed = (pack(message, run.about(), TOKEN) for message in run.messages())
+    return [header if long is None else long for header, long in packed]
+
+
+def _message(case: bytes) -> None:
+    message = unpack(case, About(OTHER.peer_id, RULES), Rolls())
+    if not isinstance(message, Folded):
+        misplaced(message, RULES)
 
 
 def _frames(case: bytes) -> None:
@@ -157,7 +156,8 @@ def _frames(case: bytes) -> None:
 
 
 def _network() -> Iterator[Target]:
-    yield Target("headers", _headers(), _header, (Refusal,))
+    yield Target("headers", _headers(), lambda case: wire.unpack(case, TOKEN), (Refusal,))
+    yield Target("messages", _rounds(), _message, (Refusal,))
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))
     member = membership(ME.peer_id)

@@ -240,7 +240,7 @@ def test_damaged_memory_is_not_sent() -> None:
     run(play())
 
 
-def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
+def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(caplog: pytest.LogCaptureFixture) -> None:
     """Values that are not finite, a payload of another length, a signature of another peer, a revision that nobody
     signed; of a probe all but the revision is believed."""
 
@@ -266,9 +266,13 @@ def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
             await inbox.deliver("a", node._packed(revised)[0], None)
             known = other.replica.roster.summary("a")
             assert (known.bandwidth, known.revision.number, other.replica.roster.mine.revision.number) == (7.0, 0, 0)
-            head = m.Head(0, replace(first.replica.logs[0].held, revision=Revision(1, 0.5)))
-            with pytest.raises(Refusal, match="founder has not signed its revision"):
-                await inbox.deliver("a", node._packed(head)[0], None)
+            await inbox.deliver("a", node._packed(revised)[0], None)
+            assert caplog.text.count("not signed by the run's founder") == 1
+            for proven, revision in ((False, Revision(1, 0.5)), (True, Revision(1, -0.1)), (True, Revision(1, 0.5, 1.0))):
+                inbox.handler._proven = lambda revision, proven=proven: proven
+                head = m.Head(0, replace(first.replica.logs[0].held, revision=revision))
+                with pytest.raises(Refusal, match="founder has not signed its revision"):
+                    await inbox.deliver("a", node._packed(head)[0], None)
 
     run(play())
 

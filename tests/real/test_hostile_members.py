@@ -30,20 +30,12 @@ from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import fetch, name_of, store
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Audit, Copy, Nudge, OfMean
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRIES = 40
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 async def until_told(member: Liar, why: str, say: Any) -> None:

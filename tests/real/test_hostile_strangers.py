@@ -18,7 +18,6 @@ from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.records import bucket_key
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
 
@@ -32,13 +31,6 @@ FLOODS = [
     (STREAMS,),
 ]
 """The protocol and the frames of each connection's flood."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 async def informed(field: Field, member: Liar) -> None:
