@@ -14,7 +14,6 @@ import math
 import random
 import selectors
 from collections import deque
-from dataclasses import replace
 
 import torch
 from member import Diverged, Member

@@ -37,8 +37,6 @@ from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 log = logging.getLogger(__name__)
 
 Key = tuple[str, type, int, int]
-OF_NODES = b"\x94"
-"""The first byte of a header of `wire`, which has four parts. One of `headers` has three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class FragmentInbox(Handler):
         node.settled = self.unfold
 
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        if header[:1] == OF_NODES:
+        if header[:1] == wire.OF_NODES:
             of_node, nbytes = self._beside.read(sender, header)
             if not isinstance(of_node, wire.NodeMessage):
                 raise Refusal("this peer's run has a log for each fragment")

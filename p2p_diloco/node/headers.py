@@ -23,12 +23,10 @@ from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import CHOICE, COUNT, FRAGMENTS_MAX, KEY, LINKS, STATE, VERSION, written
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
 from p2p_diloco.node.signatures import LIFE_BYTES
+from p2p_diloco.node.wire import PROTOCOL
 
 Buffer = bytes | bytearray | memoryview
 
-PROTOCOL = 9
-"""The version of the protocol. Peers of another version are refused with both numbers."""
-TOKEN_BYTES = 16
 LENGTH = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
 
 OF_LIFE = f.octets(0, LIFE_BYTES + SIGNATURE_BYTES)

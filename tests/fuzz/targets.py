@@ -6,13 +6,14 @@ Law: a target takes any bytes and returns, or raises what it promises. Anything 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import tarfile
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,24 +26,12 @@ from rich.console import Console
 from safetensors.numpy import save as as_safetensors
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Counted,
-    Fetch,
-    Plan,
-    Probe,
-    State,
-    Summary,
-    TakeOver,
-    Versions,
-)  # fmt: skip
-from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.data.formats import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.fragments.state import founding
 from p2p_diloco.history.check import check
 from p2p_diloco.history.order import ordered
 from p2p_diloco.history.reading import naming, read
@@ -64,13 +53,14 @@ from p2p_diloco.net.statements import from_text
 from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking, unowned, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_inbox import misplaced
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.history import SUFFIX
-from p2p_diloco.node.misfit import misfit
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.saving import Checkpoint
+from p2p_diloco.node.saving import Checkpoint, _packed
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
 from p2p_diloco.observe.snapshot import snapshot
 from p2p_diloco.observe.view import lines
@@ -80,11 +70,12 @@ from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.history.recorded import RecordedWorld
 from tests.net.members import KEY, invitation, membership
+from tests.node.headers_world import RULES
+from tests.node.headers_world import Run as HeadersRun
 
 ME = SigningKey(b"m" * 32)
 OTHER = SigningKey(b"o" * 32)
 TOKEN = b"t" * wire.TOKEN_BYTES
-SHARDS, FRAGMENTS = 2, 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,8 @@ def now(reading: Coroutine[Any, Any, object]) -> None:
 def _headers() -> list[bytes]:
     mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
     said: list[wire.NodeMessage] = [
-        wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
+        wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean),
+        wire.Copy(mean, OTHER.peer_id, b"s" * 64),
         wire.Accusation(mean, Version(0, 0, 0, "d" * 32), b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
         wire.ListSlices("train"), wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0),
         wire.SliceBytes("a" * 64, 0, 100),
@@ -140,7 +132,7 @@ def _rounds() -> list[bytes]:
     """Each message of a round, of a run of four peers; of long ones the payload that they come as."""
     run = HeadersRun(4)
     packed = (pack(message, run.about(), TOKEN) for message in run.messages())
-    return [header if long is None else long for header, long in packed]
+    return [bytes(opened(header, TOKEN)) if long is None else long for header, long in packed]
 
 
 def _message(case: bytes) -> None:
@@ -332,13 +324,12 @@ def _formats(folder: Path) -> Iterator[Target]:
 
 def _checkpoints(folder: Path) -> Target:
     layout = _layout()
-    state = State(0, Version(0, 8, 1, "e" * 32), 3, Plan((ME.peer_id,), (ME.peer_id,)), {}, {1: "e" * 32})
+    state, rules = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1), Run("r", RunConfig(), layout).rules
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
-    reached = digest(torch.zeros(16), outer, meta_of(state))
-    state = replace(state, version=replace(state.version, digest=reached), history={1: reached})
     told = {
         "run_id": "r", "generation": 0, "samples": 8, "config": RunConfig().to_wire(), "layout": layout.to_wire(),
-        "states": [to_plain(state)], "founded": [ME.peer_id, 1.0], "card": "",
+        "fragments": [_packed(state, rules)], "digests": [digest(torch.zeros(16), outer, b"")],
+        "founded": [ME.peer_id, 1.0], "card": "",
     }  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}
     where = save(folder, 1, tensors, told, 3) / MANIFEST
@@ -363,11 +354,13 @@ def _histories(folder: Path) -> Target:
     world = RecordedWorld(folder / "seeds")
     world.run(3.0)
     world.lives()
-    packed = [zlib.decompressobj().decompress(file.read_bytes()) for file in (folder / "seeds").rglob(f"*{SUFFIX}")]
+    packed = [
+        zlib.decompressobj(wbits=31).decompress(file.read_bytes()) for file in (folder / "seeds").rglob(f"*{SUFFIX}")
+    ]
     path = folder / f"case{SUFFIX}"
 
     def replay(case: bytes) -> None:
-        path.write_bytes(zlib.compress(case))
+        path.write_bytes(gzip.compress(case))
         lives = read([path])
         check(lives[0])
         found = ordered(lives)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.fragments.fetching import Fetching
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.fragments.fetching import Fetching
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited

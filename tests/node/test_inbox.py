@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.fragments import messages as m

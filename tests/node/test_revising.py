@@ -6,33 +6,23 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from p2p_diloco.config import RunConfig
-from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.net.interface import Refusal
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.membership import RunKey
 from p2p_diloco.net.statements import as_text
-from p2p_diloco.node import ends, revising, wire
+from p2p_diloco.node import ends, revising
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
-from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 from tests.net.memory import MemoryNetwork, signed
 from tests.net.patience import awaited
@@ -327,7 +317,7 @@ def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
 def test_an_end_counts_only_with_the_founders_signature_on_its_stop() -> None:
     """Otherwise any peer could end a run that was founded without a stop, for peers that start."""
     transport = MemoryNetwork().join("x", Inbox())
-    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0, 1),))
+    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0,), (1,)))
     model, stop = ModelVersion(0, 12, 6, "d" * 32), Revision(1, stop_after_epochs=3)
     for signer, counts in (("founder", True), ("x", False)):
         proof = signed(signer, revising.KIND, founding.statement(stop))
@@ -350,7 +340,7 @@ def test_the_run_key_of_a_private_run_signs_revisions() -> None:
 def test_a_record_of_an_end_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
     """It names no revision: the run has ended as it was founded."""
     transport = MemoryNetwork().join("x", Inbox())
-    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0, 1),), stop_after_epochs=3)
+    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0,), (1,)), stop_after_epochs=3)
     end = ends.signed(transport, founding, ModelVersion(0, 12, 6, "d" * 32), 2, 5.0)
     (tmp_path / ends.FILE).write_text(json.dumps(to_plain(end)[:-1]))
     assert ends.load(tmp_path, transport, founding, rules) == end

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kept import ROUNDS, Kept, after_death
 from swarm import Member, Swarm, agree, until
-
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
