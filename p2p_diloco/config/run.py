@@ -138,9 +138,8 @@ class RunConfig(Settings):
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="The share of commits that some peer computes again from the contributions, to find an aggregator "
-        "that lies or whose machine is faulty; more in fragments of fewer than 24 shards. 0: contributions and commits "
-        "aren't signed, and no commit is audited.",
+        description="The share of means that some peer computes again from the contributions, to find a peer that "
+        "computes wrong ones; more in fragments of fewer than 24 slices. 0: no mean is audited.",
     )
     buffers: Literal["average", "local"] = Field(
         default="average",

@@ -135,7 +135,7 @@ class Participation:
             self._measure(),
             self._beginning.find_state(self._ending, self._trainer.hold_for),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
-            self._audits.serve(),
+            *((self._audits.serve(),) if self._run.rules.by_fragment else ()),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(

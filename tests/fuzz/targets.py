@@ -364,7 +364,7 @@ def _histories(folder: Path) -> Target:
         lives = read([path])
         check(lives[0])
         found = ordered(lives)
-        list(Story(found.entries, lives[-1].head["rules"]["fragments"]).text(naming(lives), 100))
+        list(Story(found.entries, len(lives[-1].head.rules.fragments)).text(naming(lives), 100))
 
     return Target("histories", packed, replay, (P2PDilocoError,))
 

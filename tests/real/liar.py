@@ -165,7 +165,7 @@ class Liar:
             self._work()
 
     def _work(self) -> None:
-        ready = self._ready = self.contribution()
+        ready = self.ready()
         self._give(ready, self.held.plan.owners)
         if self.leader != self.id:
             self._soon(self.leader, ready)
@@ -284,6 +284,12 @@ class Liar:
         grant = "" if self.invited is None else self.transport.membership.own.grant_id.hex()
         size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
         return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
+
+    def ready(self) -> m.Ready:
+        """Its one contribution to the newest version that it knows: two choices of one attempt would expel it."""
+        if self._ready is None:
+            self._ready = self.contribution()
+        return self._ready
 
     def part(self, ready: m.Ready, number: int) -> m.Slice:
         """One slice of its contribution."""

@@ -126,7 +126,7 @@ def test_a_leader_that_invents_peers_commits_nothing(unhurried: Field, what: str
             invented = [f"12D3KooW{number:044d}" for number in range(500)]
 
             def choice() -> Choice:
-                own = member.contribution()
+                own = member.ready()
                 return member.choice((member.id, own), *((peer, own) for peer in invented))
 
             async def leads() -> None:
@@ -156,7 +156,7 @@ def test_a_commit_to_another_version_than_its_own_is_never_taken(field: Field) -
 
             async def leads() -> None:
                 while True:  # a node that computes ignores it without a reason
-                    made = member.commit(member.choice((member.id, member.contribution())))
+                    made = member.commit(member.choice((member.id, member.ready())))
                     await member.tell_all(member.commit(made.choice, version=made.base))
                     await asyncio.sleep(0.5)
 

@@ -78,11 +78,30 @@ def test_a_commit_from_outside_the_plan_is_ignored(field: Field) -> None:
         async with liar(field, "outsider") as member:
             for _ in range(TRIES):
                 await member.look()
-                choice = member.choice((member.id, member.contribution()))
+                choice = member.choice((member.id, member.ready()))
                 made = member.commit(choice)
                 await member.tell_all(made)
                 await asyncio.sleep(0.1)
                 assert (made.version.epoch, made.version.digest) not in (await member.look()).links
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_a_member_that_signs_two_choices_of_one_attempt_is_expelled(field: Field) -> None:
+    """One honest node gets both, and shows them to the others."""
+
+    async def row() -> None:
+        async with liar(field, "forked") as member:
+            await member.look()
+            for _ in range(2):
+                close = member.close(member.choice((member.id, member.contribution())))
+                await member.tell(field.nodes[0].id, close)
+            telling = asyncio.create_task(field.tells(member.name, "it signed two Closes of one attempt", nodes=3))
+            while not telling.done():
+                await member.tell_all(Ask())
+                await asyncio.wait({telling}, timeout=0.2)
+            await telling
             await field.goes_on()
 
     field.do(row())
