@@ -21,9 +21,9 @@ from setting import DEAD_S, Result, Setting
 from task import Learner, Task
 
 from p2p_diloco import RunConfig
+from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
+from p2p_diloco.core.messages import Mean, Message, Part, Slice
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.fragments.events import Closed, Delivered, Discovered, Event, Received, SendFailed
-from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
 from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LOAD

@@ -1,4 +1,4 @@
-"""Incoming messages of `p2p_diloco.fragments`: decoded, checked, and fed to the node.
+"""Incoming messages of `p2p_diloco.core`: decoded, checked, and fed to the node.
 
 Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
 values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has.
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.events import Granted, Received
 from p2p_diloco.core.leases import WEIGHT_MIN, fault
 from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.roster import Peer
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, key_of
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.events import Granted, Received
-from p2p_diloco.fragments.roster import Peer
-from p2p_diloco.fragments.state import State, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances

@@ -1,4 +1,4 @@
-"""Encodes the messages of `p2p_diloco.fragments` as header bytes, and decodes them: msgpack of [protocol, token, [tag,
+"""Encodes the messages of `p2p_diloco.core` as header bytes, and decodes them: msgpack of [protocol, token, [tag,
 fields...]].
 
 Law: any bytes give a message, a `Folded` message or a `Refusal`, and take memory by their length, whatever lengths they
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Union, get_args
 
 import msgspec
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.state import State, rooted
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import State, rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f

@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import msgpack
 
+from p2p_diloco.core import messages
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 

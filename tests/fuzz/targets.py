@@ -27,11 +27,11 @@ from safetensors.numpy import save as as_safetensors
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.state import founding
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.data.formats import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.fragments.state import founding
 from p2p_diloco.history.check import check
 from p2p_diloco.history.order import ordered
 from p2p_diloco.history.reading import naming, read

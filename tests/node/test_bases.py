@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.fragments.fetching import Fetching
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork

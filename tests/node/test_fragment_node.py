@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.allowance import FETCHES_AT_ONCE
 from p2p_diloco.node.forms import About

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.describing import DescriptionInbox

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
 from p2p_diloco.core.leases import WEIGHT_MIN, DataSet, Use
+from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
-from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork

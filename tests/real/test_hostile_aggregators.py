@@ -14,7 +14,7 @@ import pytest
 from liar import liar
 from nodes import Field
 
-from p2p_diloco.fragments.messages import Choice
+from p2p_diloco.core.messages import Choice
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common

@@ -11,8 +11,8 @@ import pytest
 from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
 from nodes import RUN_ID, SHARDS, Field
 
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.records import bucket_key
