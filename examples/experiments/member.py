@@ -17,13 +17,13 @@ import torch
 from setting import LIES
 from task import Learner
 
+from p2p_diloco.core import events
+from p2p_diloco.core.admission import is_counted
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
-from p2p_diloco.fragments import events
-from p2p_diloco.fragments.admission import is_counted
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.state import descends
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.state import descends
 from p2p_diloco.node.fragment_trainer import contribution
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.submissions import SubmissionLog

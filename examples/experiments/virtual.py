@@ -14,7 +14,6 @@ import math
 import random
 import selectors
 from collections import deque
-from dataclasses import replace
 
 import torch
 from member import Diverged, Member
@@ -22,9 +21,9 @@ from setting import DEAD_S, Result, Setting
 from task import Learner, Task
 
 from p2p_diloco import RunConfig
+from p2p_diloco.core.events import Closed, Delivered, Discovered, Event, Received, SendFailed
+from p2p_diloco.core.messages import Mean, Message, Part, Slice
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.fragments.events import Closed, Delivered, Discovered, Event, Received, SendFailed
-from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
 from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LOAD
@@ -68,7 +67,6 @@ class Swarm:
         self._judge = task.model(seed)
         config = RunConfig(**{**setting.config.to_wire(), "stop_after_samples": self.samples})
         self.run = Run("experiment", config, layout_of(config, specs_of(self._judge)))
-        vars(self.run)["rules"] = replace(self.run.rules, by_fragment=True)
         self.live: dict[str, Member] = {}
         self._cut_until: dict[str, float] = {}
         self.drawn, self.noise = random.Random(seed), torch.Generator().manual_seed(seed)

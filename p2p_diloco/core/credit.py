@@ -5,12 +5,8 @@ Law: what a commit counts follows from what it lists, so every replica counts th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median_low
-
-from .events import Effect, Note
-from .messages import Contribution
-from .roster import Roster
 
 SAMPLES_TIMES = 4
 """A contribution's samples count at most this many times the median of its commit's, if three or more tell some: so no
@@ -23,14 +19,3 @@ def credited(told: Sequence[int]) -> list[int]:
     some = [samples for samples in told if samples]
     most = SAMPLES_TIMES * median_low(some) if len(some) >= 3 else max(some, default=0)
     return [min(samples, most) for samples in told]
-
-
-def trimmed(contributions: Iterable[tuple[str, Contribution]], counts: Iterable[int], roster: Roster) -> list[Effect]:
-    """Log each peer of whose samples a commit counts only a part, once. ``counts``: what it counts."""
-    notes = list[Effect]()
-    for (peer, contribution), count in zip(contributions, counts, strict=True):
-        if count < contribution.samples and peer not in roster.trimmed:
-            roster.trimmed.add(peer)
-            text = f"the run counts {count} of {contribution.samples} samples that {peer} tells of a round, because"
-            notes.append(Note("samples", f"{text} this is {SAMPLES_TIMES} times the median (noted once)"))
-    return notes

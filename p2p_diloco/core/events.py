@@ -1,7 +1,8 @@
 """Events that a replica takes, and effects that it returns. Frozen data, no behaviour.
 
-The node carries out all effects of an event, in order, before it feeds the next event. Average, Apply and Fill start
-tensor work. Its result is a proposal: a later event reports it, and only Accept makes it the present state.
+The node carries out all effects of an event, in order, before it feeds the next event.
+Average, Apply, Fill and Roll start tensor work; a later event reports its result, and only Accept
+makes it the present state.
 """
 
 from __future__ import annotations
@@ -9,40 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .carry import Carry as Carry
 from .leases import Use
-from .messages import Commit, Contribution, Message, State
-from .revision import FOUNDED, Revision
-from .version import Version
+from .messages import Choice, Commit, Mean, Message, Ready, Slice
+from .revision import Revision
+from .state import State
+from .version import ContributionId, Version
 
-# -- events: from the network
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message from another peer has arrived."""
-
-    sender: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """The peer ``to`` has received and handled the message."""
-
-    to: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SendFailed:
-    """A message could not be delivered. ``gone`` is True if the dial was refused or a relay knows that the peer is
-    gone. It is False if no path to the peer was found, a deadline passed, the receiver refused the message, or the peer
-    gave a sign of life after the message had been sent."""
-
-    to: str
-    message: Message
-    gone: bool
+# -- events: other peers, the network, and time
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +43,14 @@ class Discovered:
 
 
 @dataclass(frozen=True, slots=True)
+class Expelled:
+    """The node has a proof that the peer has lied, and accepts no more messages from that peer. ``reason``: the lie."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Granted:
     """The peer has shown by which grant it is in a private run. The holder of a grant can start any number of peers."""
 
@@ -91,116 +73,11 @@ class Reachable:
     reachable: bool
 
 
-# -- events: from the trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """The trainer has made inner steps. ``step_time_s``: the usual time of an inner step, in seconds."""
-
-    step_time_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """The trainer announces that it will make no inner steps for a while (``paused``), or that it trains again."""
-
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """The trainer is between two inner steps and asks for a Load of all shards that changed since its last merge."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contribute:
-    """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads`` are in the order
-    of ``shards``. ``weight``, ``samples``: as in `Contribution`. ``uses``: what the trainer has used of each data set;
-    only the contribution to the ledger tells it."""
-
-    shards: tuple[int, ...]
-    weight: float
-    samples: int
-    payloads: tuple[Any, ...] = field(compare=False, repr=False)
-    uses: tuple[Use, ...] = ()
-
-
-# -- events: answers of tensor work
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """The answer to the Average with this number: the outer step, taken from ``base``, leads to ``digest``.
-    ``payload``: the encoded mean. ``seal``: the commit's seal."""
-
-    shard: int
-    base: Version
-    number: int
-    digest: str
-    payload: Any = field(compare=False, repr=False)
-    seal: bytes = field(repr=False, default=b"")
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A shard's tensors no longer have the digest of their version ``base``: the tensors were corrupted in memory."""
-
-    shard: int
-    base: Version
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The answer to Apply: another peer's commit, applied to ``base``, leads to ``digest``."""
-
-    shard: int
-    base: Version
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """The answer to Fill: the fetched state is loaded, and ``digest`` is the digest computed from it."""
-
-    shard: int
-    version: Version
-    digest: str
-
-
-# -- events: life of the run
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """This peer is to found the run, with every shard at epoch 0. ``digests``: one for each shard, computed over θ₀ and
-    ``founding_meta``."""
-
-    generation: int
-    digests: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """This peer is to start from a checkpoint. ``states``: the replicated state of every shard; the tensors are already
-    in place and verified."""
-
-    states: tuple[State, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Revised:
     """The node reports a revision that the run's founder has signed. It may report the same revision several times."""
 
     revision: Revision
-
-
-@dataclass(frozen=True, slots=True)
-class Expelled:
-    """The node has a proof that the peer has lied, and accepts no more messages from that peer. ``reason``: the lie."""
-
-    peer: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,137 +92,52 @@ class Wakeup:
     """The time that ``next_wakeup()`` returned has come."""
 
 
-Event = (
-    Received
-    | Delivered
-    | SendFailed
-    | Closed
-    | Moving
-    | Discovered
-    | Granted
-    | Measured
-    | Reachable
-    | Stepped
-    | Pause
-    | Merge
-    | Contribute
-    | Averaged
-    | Damaged
-    | Applied
-    | Filled
-    | Found
-    | Restore
-    | Revised
-    | Expelled
-    | Depart
-    | Wakeup
-)
-
-# -- effects
+# -- events: the trainer
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message. The answer is Delivered or SendFailed.
-
-    A State is sent with the shard's present tensors as payload. If these no longer have the version's digest, the
-    answers are Damaged and SendFailed.
-    """
-
-    to: str
-    message: Message
+class Merge:
+    """The trainer is between two inner steps and asks for a Load of all shards that changed since its last merge."""
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
-    """Compute the weighted mean of the contributions, rounded as it will be sent, and the outer step with this mean.
-    Keep the result as a proposal, until an Accept makes it the shard's state. The answer is Averaged.
+class Pause:
+    """The trainer announces that it will make no inner steps for a while (``paused``), or that it trains again."""
 
-    contributions: sorted by peer id, and summed in this order. meta: what the digest of the new state covers besides
-    its tensors. held: the same for the base, whose tensors are first checked against the base's digest; if they do not
-    match, the answer is Damaged instead. held None: no check. buffered: submissions in the Delayed Nesterov buffer
-    before this step. revision: it sets the learning rate and the momentum of this step. number: distinguishes this
-    Average from the shard's earlier ones, whose answers may still come. peers: how many peers the plan of the commit
-    has in its group.
-    """
-
-    shard: int
-    base: Version
-    contributions: tuple[tuple[str, Contribution], ...]
-    meta: bytes
-    held: bytes | None
-    buffered: int = 0
-    revision: Revision = FOUNDED
-    number: int = 0
-    peers: int = 1
+    paused: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
-    """Compute the outer step of another peer's commit and propose the result. ``meta`` and ``buffered`` are as in
-    Average. The answer is Applied."""
+class Stepped:
+    """The trainer has made inner steps. ``step_time_s``: the usual time of an inner step, in seconds."""
 
-    commit: Commit
-    meta: bytes
-    buffered: int = 0
+    step_time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """Load the tensors of a fetched state, and propose the state. ``meta``: what the state's digest covers besides the
-    tensors. The answer is Filled."""
-
-    state: State
-    meta: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Replace the present states of these shards with these proposals, all at once, and discard other proposals for
-    these shards. Each proposal is given as (shard, digest)."""
-
-    proposals: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """One shard of a Load: the version to merge, and what happens to the shard's local progress."""
-
-    shard: int
-    version: Version
-    carry: Carry
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The answer to the trainer's Merge: the trainer merges ``shards`` (there may be none), and next contributes to the
-    shards in ``due``.
-
-    Shards that are due belong to one fragment. In synchronous mode: the fragment with the lowest epoch (if several
-    have it, the first of these). Its shards at that epoch are due, so peers with the same logs choose the same shards.
-    In asynchronous mode the fragments take turns. ``due`` is empty when the run has ended.
-    """
-
-    shards: tuple[Loaded, ...]
-    due: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
-    come: the trainer should merge them and contribute again."""
-
-    sent: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Tell the trainer that it may start, because this peer holds all shards."""
+# -- effects for the node and the trainer
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
     """Tell the trainer that a shard's present state has changed, so that it asks for a merge at its next inner step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A message of ``peer`` is ignored. ``why`` names the message and the reason."""
+
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A peer has died that has sent this peer a Summary. ``incarnation``: the one that died. ``cause``: what died,
+    ``trainer`` or ``node``; ``silent``: it is not known, because no answer comes."""
+
+    peer: str
+    incarnation: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,23 +154,249 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
-    """A peer has died that has sent this peer a Summary. ``incarnation``: the one that died. ``cause``: what died,
-    ``trainer`` or ``node``; ``silent``: it is not known, because no answer comes."""
+class Release:
+    """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
+    come: the trainer should merge them and contribute again."""
 
-    peer: str
-    incarnation: int
-    cause: str
+    sent: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
-    """A message of ``peer`` is ignored. ``why`` names the message and the reason."""
+class Start:
+    """Tell the trainer that it may start, because this peer holds all shards."""
 
-    peer: str
-    why: str
+
+# -- messages and rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from another peer has arrived."""
+
+    sender: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The peer ``to`` has received the message."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone; and the
+    peer has given no sign of life since the message was sent."""
+
+    to: str
+    message: Message
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """The trainer's pseudo-gradient for the fragment that a Load named as due, by slice, with the hash of each."""
+
+    fragment: int
+    weight: float
+    samples: int
+    hashes: tuple[str, ...]
+    payloads: tuple[Any, ...] = field(compare=False, repr=False)
+    uses: tuple[Use, ...] = ()
+    oldest: tuple[ContributionId | None, Version] | None = None  # asynchronous: of the progress in it, and its base
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The answer to Average: the mean of one slice, its hash, and this peer's signature of these."""
+
+    fragment: int
+    base: Version
+    key: str
+    number: int
+    hash: str
+    payload: Any = field(compare=False, repr=False, default=None)
+    seal: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The answer to Apply: the outer step of this commit is computed."""
+
+    fragment: int
+    base: Version
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The answer to Fill: a fetched slice is staged; ``digest``: of its tensors."""
+
+    fragment: int
+    version: Version
+    number: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """The answer to Roll: a staged slice is now at ``version``."""
+
+    fragment: int
+    version: Version
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """The digests of this version's tensors as they are here, by slice, computed beside all else."""
+
+    fragment: int
+    version: Version
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Slices in memory no longer have the digest that was computed after their last step."""
+
+    fragment: int
+    version: Version
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """This peer is to found the run. ``hashes``: by fragment, of the founding's record and of θ₀."""
+
+    generation: int
+    hashes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """This peer is to start from a checkpoint: the states of all fragments; their tensors are in place."""
+
+    states: tuple[State, ...]
+
+
+Event = (
+    Received | Delivered | SendFailed | Closed | Moving | Discovered | Measured | Reachable | Stepped | Pause | Merge
+    | Contribute | Averaged | Applied | Filled | Rolled | Digested | Damaged | Found | Restore | Revised | Expelled
+    | Granted | Depart | Wakeup
+)  # fmt: skip
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message. The answer is Delivered or SendFailed. A Part gets its tensors when it is sent."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Compute the mean of one slice: of ``slices``, one for each entry that has a weight, sorted by peer and summed in
+    this order. ``choice``: the one with this key, as its leader has told it. The answer is Averaged."""
+
+    fragment: int
+    base: Version
+    key: str
+    number: int
+    slices: tuple[tuple[float, Slice], ...]  # with the weight of each
+    choice: Choice | None = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Compute the outer step of a commit from its means, one for each slice (none: tensors stay), and keep the result
+    as a proposal. ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the
+    base's plan has. The answer is Applied."""
+
+    commit: Commit
+    means: tuple[Mean, ...]
+    buffered: int = 0
+    peers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Stage the tensors of a fetched slice. The answer is Filled."""
+
+    fragment: int
+    version: Version
+    number: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Take the outer step of a commit in one staged slice; the rest as in Apply. The answer is Rolled."""
+
+    commit: Commit
+    mean: Mean
+    buffered: int = 0
+    peers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Make these proposals the present states, all at once, each given as (fragment, version). ``numbers``: None where
+    all slices come from the proposed step or from staging; else only these staged slices replace the present ones."""
+
+    proposals: tuple[tuple[int, Version], ...]
+    numbers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Take these damaged slices as they are: no other peer has them."""
+
+    fragment: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One fragment of a Load. ``counted``: this peer's last contribution that the version counts: the trainer's record
+    decides by it. ``kin``: whether the version descends from the one merged last; else local progress is dropped."""
+
+    fragment: int
+    version: Version
+    counted: ContributionId | None
+    kin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The answer to the trainer's Merge: the fragments to merge, and the one to contribute to next; None at the end."""
+
+    fragments: tuple[Loaded, ...]
+    due: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The answer to Contribute: this is the id that the trainer's record must look for in later states."""
+
+    fragment: int
+    id: ContributionId
 
 
 Effect = (
-    Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note | Died | Complaint
+    Send | Average | Apply | Fill | Roll | Accept | Keep | Load | Sent | Release | Start | Changed | Finished | Note
+    | Died | Complaint
 )  # fmt: skip
+
+__all__ = [
+    "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
+    "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
+    "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
+    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent",
+    "Start", "Stepped", "Wakeup",
+]  # fmt: skip

@@ -1,52 +1,54 @@
 """Messages between replicas: frozen data.
 
-``payload`` is an opaque reference to bytes; the core never reads it.
+``payload`` is an opaque reference to bytes; ``seal`` is a signature that the node has checked. The core reads neither.
+``base``: the version that a message is about. ``key``: the hash of a `Choice`, see `state.key_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from .leases import UNWRITTEN, Tables, Use
+from .leases import Use
 from .revision import FOUNDED, Revision
 from .version import ContributionId, ModelVersion, Version
 
+if TYPE_CHECKING:
+    from .state import State
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The peers that take part in a shard's next outer step. Each commit has a plan for the outer step after it; the
-    founding state has one for the first step.
-
-    The round waits for the peers of ``group``. The first peer of ``succession`` aggregates; the others follow in order:
-    reachable peers first, private peers after them.
-    """
-
-    group: tuple[str, ...]
-    succession: tuple[str, ...]
-
-    def names(self, peer: str) -> bool:
-        """Whether the plan names the peer. A peer that is named needs the commit with this plan soon."""
-        return peer in self.group or peer in self.succession
+NO_MODEL = ModelVersion()
+Links = tuple[tuple[int, str], ...]
+"""(epoch, chain) of a state's version and of its newest ancestors, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a peer tells other peers about itself with every probe."""
+    """What a peer tells other peers about itself with every probe.
+
+    ``heads``: (epoch, chain) of each fragment; empty while the peer lacks one. ``sent``: by fragment, the epoch for
+    which its contribution is out; -1: none. ``awaits``: of each fragment that it leads, peers that it waits for.
+    ``digests``: by fragment, (epoch, digest of the tensors) of its last versions.
+    """
 
     incarnation: int
-    role: str  # "worker" contributes and aggregates, "aggregator" only aggregates
-    eligible: bool  # reachable: other peers can dial it, so it aggregates before private peers do
-    model: ModelVersion
-    epochs: tuple[int, ...]  # lowest epoch per fragment; empty while the peer holds no state
-    idle: bool  # the peer makes no inner steps: it is paused for long, or its trainer is stuck
-    bandwidth: float = 0.0  # of the peer's link in its slower direction, in bytes a second; 0: not measured
-    # its outer steps lead to other digests: other peers send it states, not commits, and elect it last
-    unlike: bool = False
-    revision: Revision = FOUNDED  # the highest revision that the peer knows
-    speed: float = 0.0  # inner steps a second while the peer trains; 0: unknown
-    paused: bool = False  # the trainer has announced a pause, and need not be idle yet
+    role: str  # "worker" contributes and leads, "aggregator" only leads and owns
+    eligible: bool = True  # other peers can dial it
+    model: ModelVersion = NO_MODEL
+    heads: Links = ()
+    idle: bool = False  # it makes no inner steps
+    bandwidth: float = 0.0
+    revision: Revision = FOUNDED
+    speed: float = 0.0
+    paused: bool = False
+    sent: tuple[int, ...] = ()
+    awaits: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    digests: tuple[Links, ...] = ()
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epoch of each fragment."""
+        return tuple(epoch for epoch, _ in self.heads)
 
 
 # -- liveness
@@ -54,7 +56,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks the receiver to answer with a ProbeAck, which shows that the receiver is alive."""
+    """Asks the receiver to answer with a ProbeAck."""
 
     summary: Summary
 
@@ -68,71 +70,178 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run, so no peer needs to wait for it; ``died``: not on purpose, its trainer has ended.
-    ``incarnation`` says which one leaves, because the message may arrive after the sender has restarted."""
+    """The sender leaves the run; ``died``: not on purpose, its trainer has ended."""
 
     incarnation: int
-    died: bool = field(default=False, metadata=UNWRITTEN)
+    died: bool = False
 
 
-# -- a round of one shard
+# -- a round of one fragment
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
-    """A pseudo-gradient for one shard, sent to the peer that should aggregate it. ``base``: the version that it was
-    made on. ``weight``: its weight in the mean. ``samples``: the number of training samples. ``payload``: encoded
-    bytes. ``seal``: its author's proof of all this, opaque to the core. ``uses``: the data that it was made from, if
-    the shard is the ledger."""
+class Ready:
+    """A contribution, without its slices: what its author signs and the leader counts.
 
-    shard: int
+    ``oldest``: the first contribution whose uncounted progress it contains. ``hashes``: of its slices, in order; a peer
+    that only aggregates sends none, and weight 0. ``link``: its bandwidth. ``grant``: by which right it is here.
+    """
+
+    fragment: int
     base: Version
     id: ContributionId
-    oldest: ContributionId  # the oldest contribution whose uncounted progress this one carries
+    oldest: ContributionId
     weight: float
     samples: int
-    payload: Any = field(compare=False, repr=False, default=None)
+    hashes: tuple[str, ...]
+    link: float = 0.0
+    reachable: bool = True
+    grant: str = ""
+    uses: tuple[Use, ...] = ()
+    root: str = ""  # the hash of all hashes; filled in by `state.rooted`
     seal: bytes = field(repr=False, default=b"")
-    uses: tuple[Use, ...] = field(default=(), metadata=UNWRITTEN)
+
+    def bare(self) -> Ready:
+        """Return it as a commit lists it: without the hashes of the slices."""
+        return replace(self, hashes=(), seal=b"")
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """One contribution, as listed in the commit that counts it; ``peer`` is its author."""
+class Slice:
+    """One slice of a contribution, for the owner of the slice."""
 
-    peer: str
+    fragment: int
+    base: Version
+    author: str
     id: ContributionId
-    weight: float
-    samples: int
-    uses: tuple[Use, ...] = field(default=(), metadata=UNWRITTEN)
+    number: int
+    hash: str
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """All that a leader chooses for a commit. ``by``, ``term``: the leader that chose, and under which term. ``gone``:
+    members that it finds dead. ``late``: members that did not do their part. ``successors``: asynchronous mode, who
+    holds the next version: the first one leads."""
+
+    by: str
+    term: int
+    entries: tuple[tuple[str, Ready], ...]  # sorted by peer
+    gone: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    revision: Revision = FOUNDED
+    successors: tuple[str, ...] = ()
+    seal: bytes = field(repr=False, compare=False, default=b"")
+
+    def bare(self) -> Choice:
+        """Return it as a commit names it."""
+        return replace(self, entries=tuple((peer, ready.bare()) for peer, ready in self.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The holder of the term says which choice the round closes with, and who computes the mean of each slice.
+    ``choice`` is None for an author that only needs to know the owners."""
+
+    fragment: int
+    base: Version
+    term: int
+    holder: str
+    attempt: int
+    key: str
+    choice: Choice | None
+    owners: tuple[str, ...]
+    seal: bytes = field(repr=False, default=b"")
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two Closes, owners serve the one of the greater rank."""
+        return self.term, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of one slice over the entries of the choice with this key, signed by the slice's owner."""
+
+    fragment: int
+    base: Version
+    key: str
+    number: int
+    hash: str
+    owner: str
+    payload: Any = field(compare=False, repr=False, default=None)
+    seal: bytes = field(repr=False, default=b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """An owner's answer to a Want: by number, the authors whose slices it lacks for the choice with this key."""
+
+    fragment: int
+    base: Version
+    key: str
+    missing: tuple[tuple[int, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step of a shard. The payload is the encoded mean: applied to ``base`` with the rates of ``revision``,
-    it gives ``version``. ``plan`` is the plan of the next round. ``seal``: the proofs of the contributions, and the
-    aggregator's proof of the commit; opaque to the core. ``gone``: peers whose leases the ledger's commit frees."""
+    """One outer step of a fragment. ``leader``, ``term``: who made it, by which right. ``choice``: without hashes of
+    slices. ``hashes``: of the means. ``owners``: who computed each mean."""
 
-    shard: int
+    fragment: int
     base: Version
     version: Version
     term: int
-    aggregator: str
-    contributions: tuple[Counted, ...]
-    plan: Plan
-    payload: Any = field(compare=False, repr=False, default=None)
-    revision: Revision = FOUNDED
+    leader: str
+    key: str
+    choice: Choice
+    hashes: tuple[str, ...]
+    owners: tuple[str, ...]
     seal: bytes = field(repr=False, default=b"")
-    gone: tuple[str, ...] = field(default=(), metadata=UNWRITTEN)
+
+
+class What(Enum):
+    """What a Want asks for."""
+
+    READY = "ready"
+    SLICES = "slices"
+    LACKS = "lacks"
+    MEANS = "means"
+    COMMIT = "commit"
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends it even
-    if it was delivered before, because the aggregator may have lost it."""
+    """Asks for what the sender lacks of the round on ``base``: slices or means by their numbers."""
 
-    shard: int
+    fragment: int
     base: Version
+    what: What
+    numbers: tuple[int, ...] = ()
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The sender claims the right to write the commit on ``base``. It is repeated while the sender holds the term."""
+
+    fragment: int
+    base: Version
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Whom the sender takes for the holder of the term: if that is the receiver, this is a promise. ``served``: the
+    greatest Close for which the sender has made a mean. ``commit``: the commit on this base that it knows."""
+
+    fragment: int
+    base: Version
+    term: int
+    holder: str
+    served: Close | None = None
+    commit: Commit | None = None
 
 
 # -- asynchronous mode
@@ -140,108 +249,66 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The sender holds this version. The author of a proposed commit waits for this confirmation before it publishes
-    the commit."""
+    """The sender holds this version."""
 
-    shard: int
+    fragment: int
     version: Version
+
+    @property
+    def base(self) -> Version:
+        """As in other messages of a fragment."""
+        return self.version
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Refusal of a submission: its base is more than ``max_staleness`` epochs behind ``version``, or its data is now
-    used or leased to another peer. The refusing peer also sends the commits since that base, or the newest state."""
+    """Refusal of a submission: its base is too far behind ``version``, or its data belongs to another peer."""
 
-    shard: int
+    fragment: int
     id: ContributionId
     version: Version
 
 
-# -- failover
+# -- newer states
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
-    """The sender claims the right to write the commit that follows ``base``, because the peers before it in the
-    succession are gone."""
+class Ask:
+    """Asks what the receiver holds (``fragment`` is None), or for slices of a fragment; without numbers: its Head."""
 
-    shard: int
-    base: Version
-    term: int
+    fragment: int | None = None
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """The sender holds nothing newer than ``base`` and will accept no commit on ``base`` with a term lower than
-    ``term``."""
-
-    shard: int
-    base: Version
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outdated:
-    """Refusal of a contribution, commit or claim. As far as the sender knows, ``holder`` holds ``term`` for the commit
-    that follows ``base``."""
-
-    shard: int
-    base: Version
-    term: int
-    holder: str
-
-
-# -- catching up
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Asks the receiver for the commits or states that are newer than the versions in ``have``: of ``shards`` or, if
-    this is None, of all shards. If ``shards`` is empty, the message asks only for the receiver's versions.
-
-    ``whole``: the sender knows that the lineages differ and asks for whole states: of ``shards`` or, if that is None,
-    of all shards that differ.
-    """
-
-    have: tuple[Version | None, ...]
-    whole: bool = False
-    shards: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """The sender's version of each shard. ``forked``: the two peers are on different lineages, so the receiver compares
-    the model versions before it takes a state."""
+class Told:
+    """What the sender holds of each fragment. ``fresh``: it has restored that from disk and has seen nothing since, so
+    it does not know whether the run went on."""
 
     versions: tuple[Version, ...]
-    forked: bool
+    links: tuple[Links, ...]
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """One shard's whole replicated state. ``payload``: θ and the outer optimizer's state, added when the message is
-    sent.
+class Head:
+    """A fragment's state without tensors. ``digests``: of its slices' tensors; empty if they are not computed yet."""
 
-    ``term`` and ``revision``: those of the commit that made this version. ``plan``: for the next round. ``buffered``:
-    number of submissions in the Delayed Nesterov buffer. ``paced``: when H last changed: the shard's epoch at that
-    time, and the inner steps that each peer had made up to then; (0, 0): never. ``tables``: which data is used and
-    which is leased; only the ledger has them.
-    """
+    fragment: int
+    state: State
+    digests: tuple[str, ...] = ()
 
-    shard: int
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The tensors of one slice at this version. The node adds them when it sends this."""
+
+    fragment: int
     version: Version
-    term: int
-    plan: Plan
-    counted: Mapping[str, ContributionId]  # peer → its last counted contribution
-    history: Mapping[int, str]  # epoch → digest, of this version and its newest ancestors
-    buffered: int = 0
+    number: int
     payload: Any = field(compare=False, repr=False, default=None)
-    revision: Revision = FOUNDED
-    paced: tuple[int, int] = (0, 0)
-    tables: Tables = field(default=(), metadata=UNWRITTEN)
 
 
-Message = (
-    Probe | ProbeAck | Leave | Contribution | Commit | Want | Held | Stale | TakeOver | Promise | Outdated | Fetch
-    | Versions | State
-)  # fmt: skip
+OfRound = Ready | Slice | Close | Mean | Lack | Commit | Want | Claim | Vote
+"""Messages about the round on their ``base``."""
+Message = Probe | ProbeAck | Leave | OfRound | Held | Stale | Ask | Told | Head | Part

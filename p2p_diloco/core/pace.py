@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..fragments.messages import Summary
+from .messages import Summary
 from .shares import filled
 
 SPEED_TIMES = 16

@@ -1,126 +1,88 @@
 """One peer's part in the protocol: ``handle(event, now)`` returns effects, and ``next_wakeup()`` the time of the next
 Wakeup.
 
-All events enter the core here. The same state and event give the same effects. A replica knows versions, references and
-weights, never tensors; time is an argument. `shard` handles one shard, `catchup` the whole state, `presence`
-membership, `contributing` this peer's own trainer.
+Law: all events enter here. The same state and event give the same effects. A replica knows versions, references and
+weights, never tensors; time is an argument. `rounds` plays the fragments' rounds, `lineage` and `fetching` newer
+states, `exchange` and `training` this peer's own trainer, `presence` membership.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
-from . import outlook
-from .asynchronous import AsynchronousLog
-from .attendance import Attendance
-from .catchup import CatchUp
-from .contributing import Contributing
-from .events import (
-    Applied,
-    Averaged,
-    Changed,
-    Closed,
-    Contribute,
-    Damaged,
-    Delivered,
-    Depart,
-    Discovered,
-    Effect,
-    Event,
-    Expelled,
-    Filled,
-    Finished,
-    Found,
-    Granted,
-    Measured,
-    Merge,
-    Moving,
-    Note,
-    Pause,
-    Reachable,
-    Received,
-    Release,
-    Restore,
-    Revised,
-    Send,
-    SendFailed,
-    Stepped,
-    Wakeup,
-)
+from . import claims, closing, digests, holding, outlook, waits
+from . import events as e
+from . import messages as m
+from .exchange import Exchange
+from .fetching import Fetching
+from .fragment import FragmentLog
 from .leases import Tables
-from .logs import Logs, PerShard
-from .memory import Memory
-from .mending import Mending
-from .messages import Fetch, Leave, Message, Probe, ProbeAck, State, Summary
-from .mismatches import Mismatches
-from .passing import pass_over
+from .lineage import Lineage, says
 from .presence import Presence
 from .revision import FOUNDED, Revision
 from .roster import Roster
-from .rounds import Rounds
+from .round import Phase
+from .rounds import DEAF, Rounds
 from .rules import Rules
-from .state import founding
-from .state import founding_meta as founding_meta
-from .state import meta_of as meta_of
-from .synchronous import SynchronousLog
+from .state import State, founding
 from .training import Training
-from .version import ModelVersion, Version
+from .version import Version
 
 
 class Replica:
-    """One peer's view of the run: the log of every shard, the other peers, and this peer's own trainer."""
+    """One peer's view of the run."""
 
     def __init__(
-        self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
+        self,
+        me: str,
+        rules: Rules,
+        *,
+        role: str = "worker",
+        eligible: bool = True,
+        incarnation: int,
+        now: float,
+        grant: str = "",
     ) -> None:
+        """``grant``: by which this peer is in a private run; empty in an open run."""
         self.me, self.rules = me, rules
-        summary = Summary(incarnation, role, eligible, ModelVersion(), (), idle=False)
-        self.roster = Roster(me, rules, summary)
-        self.attendances = [Attendance(f, rules, self.roster) for f in range(len(rules.fragments))]
-        of = {shard: self.attendances[f] for f, shards in enumerate(rules.fragments) for shard in shards}
-        log = AsynchronousLog if rules.asynchronous else SynchronousLog
-        self.logs = Logs(rules, (log(s, rules, self.roster, of[s]) for s in range(rules.shards)))
-        self.catchup = CatchUp(rules, self.logs, self.roster)
-        self.own = Contributing(me, rules, self.logs, incarnation)
+        self.roster = Roster(me, rules, m.Summary(incarnation, role, eligible))
+        self.logs = [FragmentLog(fragment, rules, self.roster) for fragment in range(len(rules.fragments))]
+        self.own = Exchange(me, rules, self.logs, incarnation, grant)
         self.training = Training(rules, self.logs, self.roster, self.own, now)
-        self.memory = Memory(me, rules, self.logs)
-        self.mending = Mending(rules, self.logs, self.roster, self.catchup)
-        self.mismatches = Mismatches(rules, self.roster, now)
-        self.presence = Presence(self.logs, self.roster, self.catchup)
-        self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
+        self.rounds = Rounds(self.logs, self.own)
+        self.presence = Presence(rules, self.roster, self.rounds)
+        self.lineage = Lineage(rules, self.logs, self.roster)
+        self.fetching = Fetching(rules, self.logs, self.roster)
         self.finished = self.departed = False
-        self.had_state = False  # whether all shards were held before the last event
-        self.adopted = FOUNDED  # the revision last logged as reached by every shard
-        self.next_tick = self.planned = now
-        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # when the round closes if nothing arrives
-        self.asked_of = self.roster.changes  # as it was when `ends` was last computed
+        self.adopted = FOUNDED  # the last revision that all fragments used
+        self.next_tick = self.planned = self.now = now
 
     # -- questions
 
     @property
     def versions(self) -> tuple[Version | None, ...]:
-        """The version of each shard; None where this replica holds no state."""
-        return self.logs.versions()
+        """The version of each fragment; None where this replica holds no state."""
+        return tuple(log.version for log in self.logs)
 
     @property
     def has_state(self) -> bool:
-        """Whether this replica holds a state of every shard."""
-        return self.logs.whole
+        """Whether this replica holds a state of every fragment."""
+        return all(log.state is not None for log in self.logs)
+
+    @property
+    def revision(self) -> Revision:
+        """The lowest revision of any fragment."""
+        return min((log.state.revision for log in self.logs if log.state is not None), default=FOUNDED)
 
     @property
     def epoch(self) -> int:
-        """The lowest epoch of any shard; 0 until this replica holds all shards."""
-        return min(self.logs.epochs()) if self.has_state else 0
+        """The lowest epoch of any fragment; 0 until this replica holds all of them."""
+        return min(log.epoch for log in self.logs) if self.has_state else 0
 
     @property
     def tables(self) -> Tables:
         """The tables of the data that the run's peers share, as far as this replica knows them."""
-        return self.logs.tables
-
-    @property
-    def revision(self) -> Revision:
-        """The lowest revision of any shard. No later outer step uses a lower one."""
-        return self.logs.revision
+        return () if self.logs[0].state is None else self.logs[0].state.tables
 
     @property
     def interval(self) -> int:
@@ -137,32 +99,22 @@ class Replica:
         """The revision whose stop the run has reached."""
         return outlook.ended_by(self)
 
-    def state(self, shard: int) -> State:
-        """Return the replicated state of a shard. This replica must hold one."""
-        state = self.logs.look_at(shard).state
-        assert state is not None
-        return state
+    def state(self, slice: int) -> State:
+        """Return the replicated state of the fragment of this slice, given by its index in the whole model. This
+        replica must hold one."""
+        return self.logs[self.rules.fragment_of(slice)].held
 
     def workers(self) -> int:
         """Return the number of live peers that train, this peer included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
 
     def aggregates(self) -> tuple[int, ...]:
-        """Return the shards whose next commit this peer would write, as far as it knows."""
-        return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
+        """Return the slices, by their index in the whole model, whose next mean this peer computes."""
+        return outlook.owned(self)
 
     def round(self) -> tuple[int, int, int] | None:
-        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates."""
+        """Return (fragment, contributions received, contributions expected) of a round that this peer leads."""
         return outlook.round_now(self)
-
-    @property
-    def collected(self) -> int:
-        """The number of other peers' payloads stored here, for rounds or for versions that are not reached yet."""
-        return self.logs.collected
-
-    def crowded(self, shard: int) -> bool:
-        """Whether a contribution to this shard should wait, because this replica stores too many payloads."""
-        return self.memory.crowded(shard)
 
     def waiting(self) -> str:
         """Return one sentence that says what this replica waits for; an empty string if it waits for nothing."""
@@ -171,194 +123,290 @@ class Replica:
     def next_wakeup(self) -> float:
         """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
         if self.departed:
-            return float("inf")
-        if (changes := self.roster.changes) != self.asked_of:
-            self.asked_of = changes
-            self.ends.forget()
-        if [attendance for attendance in self.attendances if attendance.has_news()]:
-            self.ends.forget()
-        self.planned = min([self.next_tick, self.training.loads_by, *self.ends.now().values()])
+            return math.inf
+        ends = [closing.closes_at(log) for log in self.logs if self._collects(log)]
+        ends += [holding.closes_at(log) for log in self.logs if self.rules.asynchronous and log.state is not None]
+        self.planned = min([self.next_tick, self.training.loads_by, *ends])
         return self.planned
+
+    def _collects(self, log: FragmentLog) -> bool:
+        return not self.rules.asynchronous and log.phase is Phase.COLLECTING and claims.holds_term(log)
 
     # -- the one entry point
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: e.Event, now: float) -> list[e.Effect]:
         """Handle one event and return its effects; this replica's state changes in no other way."""
         if self.departed:
             return []
+        self.now, before = now, [log.state for log in self.logs]
         effects = self._notice_idleness(now)
         effects += self._dispatch(event, now)
-        effects += self._settle(now)
-        # a commit of this peer's earlier incarnation names this peer as its author: no answer goes to this peer itself
-        effects = [effect for effect in effects if not (isinstance(effect, Send) and effect.to == self.me)]
-        self.roster.asked.sent(effects, now)
-        return effects
+        effects += self._settle(before, now)
+        return [effect for effect in effects if not (isinstance(effect, e.Send) and effect.to == self.me)]
 
-    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+    def _dispatch(self, event: e.Event, now: float) -> list[e.Effect]:
         match event:
-            case Received(sender, message):
+            case e.Received(sender, message):
                 return self._received(sender, message, now)
-            case Delivered(to, message):
-                self.roster.probing.reached(to)
-                self.roster.asked.delivered(to, message, now)
-                self.rounds.delivered(to, message)
+            case e.Delivered(to, message):
+                self.roster.reached(to)
+                return self._delivered(to, message, now, ok=True)
+            case e.SendFailed(to, message, gone):
+                effects = self._delivered(to, message, now, ok=False)
+                return effects + (self.presence.failed(to, now) if gone else [])
+            case e.Averaged():
+                return self.rounds.averaged(event, now)
+            case e.Applied():
+                return self.rounds.applied(event, now)
+            case e.Filled():
+                return self.fetching.filled(event, now)
+            case e.Rolled():
+                return self.fetching.rolled(event, now)
+            case e.Digested(fragment, version, found):
+                if version == self.logs[fragment].version:
+                    digests.record(self.logs[fragment], version.epoch, found)
                 return []
-            case SendFailed(to, message, gone):
-                effects = self.rounds.undelivered(to, message, now)
-                return effects + self.presence.failed(to, now) if gone else effects
-            case Closed(peer):
-                if not self.roster.live(peer):
-                    return []
-                self.roster.suspected(peer)
+            case e.Damaged(fragment, _, numbers):
+                log = self.logs[fragment]
+                donors = [peer for peer in self.roster.holders() if log.is_here(peer)]
+                return self.fetching.repair(log, numbers, donors, now)
+            case e.Found(generation, hashes):
+                return self._found(generation, hashes, now)
+            case e.Restore(states):
+                return self._restore(states, now)
+            case e.Contribute():
+                return self.own.contribute(event, now) + self.rounds.advance(self.logs[event.fragment], now)
+            case e.Wakeup():
+                return self._wakeup(now)
+        return self._of_peers(event, now)
+
+    def _of_peers(self, event: e.Event, now: float) -> list[e.Effect]:
+        """Handle an event of this peer's surroundings or of its trainer."""
+        match event:
+            case e.Closed(peer) if self.roster.live(peer):
+                self.roster.peers[peer].suspect = True
                 return self.presence.probe(peer, now)
-            case Moving(peer):
-                self.roster.probing.reached(peer)
-                self.roster.asked.progresses(peer, now)
-                self.catchup.lag.moving = now
-                return self.presence.probe(peer, now) if self.roster.known(peer) and self.roster.heard(peer) else []
-            case Discovered(peer):
+            case e.Moving(peer):
+                self.roster.reached(peer)
+                self.fetching.moves(peer, now)
+                return self.presence.probe(peer, now) if peer in self.roster.peers and self.roster.heard(peer) else []
+            case e.Discovered(peer):
                 return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
-            case Granted(peer, grant):
-                self.roster.granted(peer, grant, now)
-                return []
-            case Measured(bandwidth):
+            case e.Measured(bandwidth):
                 self.roster.says(bandwidth=bandwidth)
-                return []
-            case Reachable(reachable):
-                return self.presence.turns(reachable, now)
-            case Stepped(step_time):
+            case e.Reachable(reachable) if reachable != self.roster.mine.eligible:
+                self.roster.says(eligible=reachable)
+                return [*self.presence.tell_all(now), *self.presence.advance(now)]
+            case e.Stepped(step_time):
                 self.training.stepped(step_time, now)
-                return []
-            case Pause(paused):
+            case e.Pause(paused):
                 self.training.pauses(paused, now)
                 return self._notice_idleness(now)
-            case Merge():
+            case e.Merge():
                 return self.training.merge(now)
-            case Contribute():
-                return self.own.contribute(event, now)
-            case Averaged(shard):
-                return self.logs[shard].averaged(event, now)
-            case Damaged(shard, base):
-                return self.rounds.damaged(shard, base, now)
-            case Applied(shard, base, digest):
-                return self.rounds.applied(shard, base, digest, now)
-            case Filled(shard, version, digest):
-                return self.catchup.filled(shard, version, digest, now)
-            case Found(generation, digests):
-                return self._found(generation, digests, now)
-            case Restore(states):
-                return self._restore(states, now)
-            case Revised(revision):
-                return self.presence.learn(revision)
-            case Expelled(peer, reason):
-                return self.presence.expel(peer, reason, now)
-            case Depart(died):
+            case e.Revised(revision):
+                return self.presence.learn(revision) + self.presence.advance(now)
+            case e.Granted(peer, grant):
+                self.roster.granted(peer, grant, now)
+            case e.Expelled(peer, reason) if self.roster.expel(peer):
+                return [e.Note("expelled", f"{peer} is expelled: {reason}"), *self.presence.lost(peer, now)]
+            case e.Depart(died):
                 self.departed = True
-                return self.presence.leave(died)
-            case Wakeup():
-                return self._wakeup(now)
+                return [e.Send(peer, m.Leave(self.roster.mine.incarnation, died)) for peer in self.roster.alive()]
+        return []
 
     # -- messages
 
-    def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message from another peer. Ignore expelled peers. Probe a peer that has sent no Summary yet or
-        counted as dead, but only answer one that is known by its questions alone: it may be an observer."""
+    def _received(self, sender: str, message: m.Message, now: float) -> list[e.Effect]:
         if self.roster.expelled(sender):
             return []
-        if isinstance(message, Fetch) and not self.roster.known(sender):
-            return self.rounds.received(sender, message, now)
         match message:
-            case Probe() | ProbeAck() | Leave():
-                return self.presence.received(sender, message, now)
-        back = self.roster.heard(sender)
-        effects = self.presence.probe(sender, now) if back else []
-        return effects + self.rounds.received(sender, message, now)
+            case m.Probe(summary):
+                back = self.roster.heard(sender)
+                self.presence.describe(now)
+                return [
+                    e.Send(sender, m.ProbeAck(self.roster.mine)),
+                    *self.presence.summarized(sender, summary, back, now),
+                ]
+            case m.ProbeAck(summary):
+                self.roster.reached(sender)
+                return self.presence.summarized(sender, summary, self.roster.heard(sender), now)
+            case m.Leave(incarnation, died):
+                return self.presence.left(sender, incarnation, now, died=died)
+            case m.Ask():
+                return self._answer(sender, message)
+        effects = self.presence.probe(sender, now) if self.roster.heard(sender) else []
+        match message:
+            case m.Told():
+                self.lineage.told(sender, message)
+                return effects + self._decide(now)
+            case m.Head():
+                return effects + self.fetching.headed(sender, message, now)
+            case m.Part():
+                return effects + self.fetching.part(sender, message, now)
+            case m.Held():
+                log = self.logs[message.fragment]
+                return effects + holding.held(log, sender, message, now) + self.rounds.advance(log, now)
+            case m.Stale():
+                self.own.refused(sender, message)
+                return effects + self._follow(sender, message.fragment, message.version, now)
+            case m.Commit() if (
+                self.rules.asynchronous and self.logs[message.fragment].relation(message.base) == "ahead"
+            ):
+                effects += self._follow(sender, message.fragment, message.version, now)
+        effects += self.rounds.received(sender, message, now)
+        return effects + (
+            self.fetching.came(message.fragment, now) if message.fragment in self.fetching.fetches else []
+        )
 
-    def _wakeup(self, now: float) -> list[Effect]:
-        """Handle Wakeup: close rounds whose time is over and, once per heartbeat interval, do the periodic work."""
+    def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
+        """Tell what this replica holds, or send what is asked of it."""
+        if ask.fragment is None:
+            told = self.lineage.tell()
+            return [] if told is None else [e.Send(sender, told)]
+        if not 0 <= ask.fragment < len(self.logs) or (state := self.logs[ask.fragment].state) is None:
+            return []
+        log = self.logs[ask.fragment]
+        if not ask.numbers:
+            return [e.Send(sender, m.Head(log.fragment, state, log.digests.get(log.epoch, ())))]
+        numbers = [number for number in ask.numbers if 0 <= number < log.slices][: self.rules.fetch_window]
+        whole = [number for number in numbers if number not in self.fetching.repaired(log.fragment)]
+        self.fetching.unsent |= {(sender, log.fragment, number) for number in numbers if number not in whole}
+        return [e.Send(sender, m.Part(log.fragment, state.version, number)) for number in whole]
+
+    def _follow(self, sender: str, fragment: int, version: Version, now: float) -> list[e.Effect]:
+        """In asynchronous mode, fetch the state of the holder that answers a submission with a version far ahead."""
+        log = self.logs[fragment]
+        has_it = sender in (self.own.handed.get(-1), self.own.going.get(-1))
+        asks = self.own.fragment == fragment and has_it
+        if not asks or log.relation(version) != "ahead" or self.fetching.under_way or log.phase is not Phase.COLLECTING:
+            return []
+        return self.fetching.begin([fragment], [sender], now, together=False)
+
+    def _delivered(self, to: str, message: m.Message, now: float, *, ok: bool) -> list[e.Effect]:
+        match message:
+            case m.Ready() | m.Slice():
+                self.own.delivered(to, message, now, ok=ok)
+            case m.Part(fragment, _, number) if not ok and self.logs[fragment].state is not None:
+                self.fetching.unsent.add((to, fragment, number))
+            case m.Commit() if not ok and message.version == self.logs[message.fragment].version:
+                self.logs[message.fragment].lacking.add(to)
+        return []
+
+    # -- newer states
+
+    def _decide(self, now: float) -> list[e.Effect]:
+        """Go over to what most others hold, if that is to be believed: a commit is asked for as such, anything else is
+        fetched."""
+        belief = self.lineage.decide(now)
+        if belief is None:
+            return []
+        effects, behind = says(belief), list[int]()
+        for log, version, links in zip(self.logs, belief.told.versions, belief.told.links, strict=True):
+            if (belief.fork and version != log.version) or log.state is None:
+                behind.append(log.fragment)
+            elif version.epoch > log.epoch:
+                news = {chain for epoch, chain in links if epoch > log.epoch}
+                tried, log.believed = news <= log.believed, news
+                if version.epoch > log.epoch + 1 or tried:
+                    behind.append(log.fragment)
+                else:
+                    want = m.Want(log.fragment, log.held.version, m.What.COMMIT)
+                    effects += [e.Send(peer, want) for peer in belief.donors]
+                    effects += self.rounds.advance(log, now)
+        if behind:
+            effects += self.fetching.begin(behind, (belief.teller, *belief.donors), now, together=belief.fork)
+        return effects
+
+    # -- time
+
+    def _wakeup(self, now: float) -> list[e.Effect]:
+        """Handle Wakeup: close rounds whose time is over and, once per interval, do the periodic work."""
         if now - self.planned > self.rules.frozen_after:
-            self.roster.probing.forgive(now)
+            self.roster.forgive(now)
         if now < self.next_tick:
-            return [*self.training.load(now), *(effect for log in self.logs for effect in log.close(now))]
+            return [*self.training.load(now), *self.presence.advance(now)]
         self.next_tick = now + self.rules.probe_every
-        self.roster.asked.tick(now)
-        effects = self.presence.tick(now)
+        effects: list[e.Effect] = []
+        for peer in self.roster.expire(now):
+            effects += self.presence.died(peer, "silent", "is silent", now)
+        watched = {peer for log in self.logs for peer in waits.watched(log, now)}
+        for peer in self.roster.to_probe(watched, now):
+            effects += self.presence.probe(peer, now)
         effects += [*self.training.start(now), *self.training.load(now)]
-        effects += self.catchup.tick(now)
-        effects += self.mending.mend(now)
+        effects += self.lineage.tick(now, fetching=self.fetching.under_way)
+        effects += [*self._decide(now), *self.fetching.tick(now), *self._mend(now)]
         for log in self.logs:
-            effects += pass_over(log, now)
+            effects += self.rounds.tick(log, now)
+        return effects
+
+    def _mend(self, now: float) -> list[e.Effect]:
+        """Repair tensors that most others have otherwise."""
+        effects: list[e.Effect] = []
         for log in self.logs:
-            effects += log.tick(now)
+            if log.phase not in DEAF and (others := digests.majority(log)):
+                effects += self.fetching.repair(log, range(log.slices), others, now)
+                effects += digests.unlike(log, others)
         return effects
 
     # -- what follows from any change
 
-    def _restore(self, states: tuple[State, ...], now: float) -> list[Effect]:
-        """Begin with the states of a checkpoint."""
-        return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
-
-    def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
-        """Found the run: begin with every shard at epoch 0."""
-        effects: list[Effect] = []
-        for log, digest in zip(self.logs, digests, strict=True):
+    def _found(self, generation: int, hashes: tuple[str, ...], now: float) -> list[e.Effect]:
+        for log, digest in zip(self.logs, hashes, strict=True):
             version = Version(generation, 0, 0, digest)
-            effects += log.adopt(founding(log.shard, version, self.me, self.roster.mine.role), now)
-        return effects
+            log.begin(founding(log.fragment, version, self.me, log.slices), now)
+        return []
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _restore(self, states: tuple[State, ...], now: float) -> list[e.Effect]:
+        for state in states:
+            self.fetching.adopted(state, now)
+            self.logs[state.fragment].fresh = True
+        return []
+
+    def _settle(self, before: list[State | None], now: float) -> list[e.Effect]:
         """Tell the trainer and the other peers what the event changed."""
-        moved = self.logs.moved()
-        if not self.rules.asynchronous:  # in asynchronous mode stored commits also serve as answers
-            self.memory.moved(moved)
-        if not moved and not self.rules.asynchronous:
-            return []
-        effects = self._moved(moved, now) if moved else []
-        if self.training.landed(now):
-            effects.append(Release(sent=True))
-        return effects
+        effects = self.fetching.adopt(now)
+        moved = [log for log, old in zip(self.logs, before, strict=True) if log.state is not old]
+        for log in moved:
+            old = before[log.fragment]
+            if old is not None:
+                effects += self.fetching.stepped(log, old, now)
+            effects += self.rounds.begun(log, now) if log.phase is not Phase.EMPTY and log.early else []
+        if moved:
+            effects += self._moved(before, now)
+        if landed := self.own.landed():
+            self.training.last_step = now
+        return effects + landed
 
-    def _moved(self, moved: Sequence[int], now: float) -> list[Effect]:
-        """Handle new versions of these shards: update `catchup`, the trainer, this peer's Summary and its revision."""
-        had_state, self.had_state = self.had_state, self.has_state
-        states = (self.logs.look_at(shard).state for shard in moved)
-        effects = self.catchup.moved(now) + self.presence.learn(
-            *(state.revision for state in states if state is not None)
-        )
+    def _moved(self, before: list[State | None], now: float) -> list[e.Effect]:
         if not self.has_state:
-            return effects
-        self.own.renew_incarnation(moved if had_state else range(len(self.logs)))
-        self._describe()
+            return []
+        effects: list[e.Effect] = []
+        first = any(state is None for state in before)
+        self.own.renew_incarnation()
+        self.presence.describe(now)
         if self.revision != self.adopted:
             self.adopted = self.revision
-            effects.append(Note("revision", f"all shards now use {self.adopted}"))
-        self.training.moved(now, first=not had_state)
-        if not had_state or self._is_left_out(moved):
+            effects.append(e.Note("revision", f"all fragments now use {self.adopted}"))
+        if first or self._is_left_out():
             effects += self.presence.tell_all(now)
-        effects += [*self.training.start(now), Changed(), *self.training.load(now)]
-        if not self.finished and self.logs.ended:
+        effects += [*self.training.start(now), e.Changed(), *self.training.load(now), *self.presence.advance(now)]
+        if not self.finished and all(log.final for log in self.logs):
             self.finished = True
-            effects.append(Finished())
+            effects.append(e.Finished())
         return effects
 
-    def _notice_idleness(self, now: float) -> list[Effect]:
-        """Tell all peers if this peer's trainer has become idle or trains again."""
+    def _is_left_out(self) -> bool:
+        """Whether this peer trains, but a newest commit does not count it: then it announces what it holds."""
+        mine = self.roster.mine
+        if self.rules.asynchronous or mine.role != "worker" or mine.idle:
+            return False
+        members = [(log.held.roll.get(self.me), log.epoch) for log in self.logs]
+        return any(member is None or member.epoch < epoch for member, epoch in members)
+
+    def _notice_idleness(self, now: float) -> list[e.Effect]:
         idle = self.training.is_idle(now)
         if idle == self.roster.mine.idle:
             return []
         self.roster.says(idle=idle)
         return self.presence.tell_all(now)
-
-    def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer trains, but a commit that made one of its new versions does not count it. The peer then
-        announces its new epochs, so that the next plans name it again."""
-        mine = self.roster.mine
-        if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
-            return False
-        fragments = {self.logs.look_at(shard).fragment for shard in moved}
-        return not all(self.logs.look_at(s).counts_me for f in fragments for s in self.rules.fragments[f])
-
-    def _describe(self) -> None:
-        """Update this peer's own Summary with its present state."""
-        model, epochs = self.logs.model(), self.logs.epochs()
-        self.roster.says(model=model, epochs=epochs, incarnation=self.own.incarnation)

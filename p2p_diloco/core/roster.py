@@ -1,290 +1,253 @@
-"""The membership table: the live peers as this peer sees them, with the last Summary of each.
+"""The other peers as this peer sees them: the last Summary of each, and whether it lives. Time is an argument.
 
-Law: a broken connection or a refused dial makes a peer suspect, and the next refused dial makes it dead. Silence makes
-it dead, too (`probing`). Any message makes a dead peer live again, unless no probe reaches it.
+Law: besides the peers that this peer waits for, a fixed number is probed per interval. A peer is dead once it was
+silent for ``dead_after`` after a probe, once a second dial was refused, or once no probe has reached it for
+``deaf_after`` intervals. Any message makes it live again, unless no probe reaches it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from operator import ge
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from .asked import Asked
 from .messages import Summary
-from .probing import Member, Probing
 from .rules import Rules
+from .version import Version
 
-Cost = Literal["leads", "works"]
-"""By what a peer may cost the others a deadline: see `Roster.costs_a_deadline`."""
+PROBED_EACH_INTERVAL = 3
+"""Peers probed per interval, besides those that this peer waits for."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of another peer."""
+
+    summary: Summary | None = None
+    came: tuple[int, ...] = ()  # its epochs when it was first known to hold a state
+    probed: float = float("-inf")
+    unanswered: float | None = None  # when the first probe after its last message was sent
+    asked: bool = False  # probed since the last interval, and nothing is known to have arrived
+    unreached: int = 0  # such intervals in a row
+    suspect: bool = False  # a dial was refused or a connection broke since its last message
+    dead: bool = False
+    expelled: bool = False
+    left: int | None = None  # the incarnation that left on purpose
+    named: bool = False  # a plan names it: presumed live until found otherwise
+    gone_since: float | None = None
+    grant: str = ""  # by which it is in a private run
+    since: float = float("-inf")  # when it showed its grant
+    noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
+
+    @property
+    def here(self) -> bool:
+        return not self.dead and self.left is None
+
+    @property
+    def live(self) -> bool:
+        return self.summary is not None and self.here
 
 
 class Roster:
     """All peers that this peer knows, and its own Summary (``mine``)."""
 
-    def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
-        self.me, self.rules = me, rules
-        self.mine = summary
-        # (epochs by fragment, samples) of this peer when all shards of each fragment were last at one epoch, on the
-        # present lineage; ((), 0) if they never were: no peer counts fewer samples than that
-        self.even: tuple[tuple[int, ...], int] = ((), 0)
-        self.members: dict[str, Member] = {}
-        # (what, grant) → the peers of the grant that have lately cost the others a deadline by this, and when
-        self.costs: dict[tuple[Cost, str], dict[str, float]] = {}
-        self.trimmed = set[str]()  # the peers of which it was logged that not all their samples count
-        # grows when a peer comes, goes, or says something new of itself besides its speeds; and when this peer gets a
-        # state or changes its role
-        self.changes = 0
-        self.probing = Probing(rules, self.members)
-        self.asked = Asked(rules)
-        self.says(epochs=summary.epochs)
+    def __init__(self, me: str, rules: Rules, mine: Summary) -> None:
+        self.me, self.rules, self.mine = me, rules, mine
+        self.peers: dict[str, Peer] = {}
+        self.elsewhere: set[str] = set()  # peers that told another lineage when they were last asked
+        self.outvoted: set[tuple[int, int]] = set()  # (fragment, epoch) of which most others have other tensors
+        self.costs: dict[str, dict[str, float]] = {}  # by grant: whose rounds were waited for in vain, and when
 
     # -- questions
 
-    def known(self, peer: str) -> bool:
-        """Whether this peer has a record of the other one: a message came from it, the DHT lists it, or a commit names
-        it."""
-        return peer in self.members
-
     def live(self, peer: str) -> bool:
         """Whether the peer has sent a Summary and has neither died nor left. This peer itself is live."""
-        return peer == self.me or (peer in self.members and self.members[peer].live)
-
-    def sound(self, peer: str) -> bool:
-        """Whether the peer is live and not suspect: since its last message no connection to it has broken and no dial
-        was refused."""
-        return self.live(peer) and (peer == self.me or not self.members[peer].suspect)
+        return peer == self.me or (peer in self.peers and self.peers[peer].live)
 
     def alive(self) -> list[str]:
         """Return all live peers except this one, sorted."""
-        return sorted(peer for peer, member in self.members.items() if member.live)
+        return sorted(peer for peer, record in self.peers.items() if record.live)
 
-    def workers(self) -> list[str]:
-        """Return all live workers that hold a state of this peer's lineage and are not idle, this peer included."""
-        here = {peer: member.summary for peer, member in self.members.items() if member.live} | {self.me: self.mine}
-        return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
+    def presumed(self, peer: str) -> bool:
+        """Whether a plan names the peer, it has not sent a Summary yet, and it was not found dead."""
+        record = self.peers.get(peer)
+        return record is not None and record.named and record.summary is None and record.here
 
-    def within_reach(self) -> list[str]:
-        """Return all other peers that are live or presumed live, sorted."""
-        return sorted(peer for peer, member in self.members.items() if member.live or member.presumed)
+    def away(self, peer: str) -> bool:
+        """Whether the peer is known to be dead or to have left."""
+        return peer in self.peers and not self.peers[peer].here
 
     def summary(self, peer: str) -> Summary | None:
         """Return the last Summary of a live peer; None for any other peer."""
         if peer == self.me:
             return self.mine
-        member = self.members.get(peer)
-        return member.summary if member is not None and member.live else None
+        record = self.peers.get(peer)
+        return record.summary if record is not None and record.live else None
 
     def summaries(self) -> dict[str, Summary]:
         """Return the Summaries of all live peers, this peer included, sorted by id."""
-        known = {p: m.summary for p, m in self.members.items() if m.live and m.summary is not None}
+        known = {p: r.summary for p, r in self.peers.items() if r.live and r.summary is not None}
         return dict(sorted({**known, self.me: self.mine}.items()))
-
-    def came_at(self, fragment: int, epoch: int) -> set[str]:
-        """Return the other peers that had reached this epoch of a fragment, or a later one, when they were first known
-        to hold a state."""
-        return {peer for peer, member in self.members.items() if member.came and member.came[fragment] >= epoch}
-
-    def presumed(self, peer: str) -> bool:
-        """Whether the peer is presumed live: a commit names it, it has not sent a Summary yet, and it was not found
-        dead."""
-        return peer in self.members and self.members[peer].presumed
-
-    def met(self, peer: str) -> bool:
-        """Whether a Summary of the peer has ever arrived."""
-        return peer == self.me or (peer in self.members and self.members[peer].summary is not None)
-
-    def away(self, peer: str) -> bool:
-        """Whether the peer is known to be dead or to have left."""
-        return peer in self.members and not self.members[peer].here
 
     def holds_state(self, peer: str) -> bool:
         """Whether the peer is live and holds a state."""
         summary = self.summary(peer)
-        return summary is not None and bool(summary.epochs)
+        return summary is not None and bool(summary.heads)
+
+    def tells(self, peer: str, fragment: int, version: Version) -> bool:
+        """Whether the peer's Summary says that it holds this version."""
+        summary = self.summary(peer)
+        heads = () if summary is None else summary.heads
+        return bool(heads) and heads[fragment] == (version.epoch, version.digest)
+
+    def holders(self) -> list[str]:
+        """Return the other live peers that hold a state, sorted."""
+        return [peer for peer in self.alive() if self.holds_state(peer)]
 
     def shared(self) -> bool:
         """Whether another peer, live or not yet forgotten, has held a state."""
-        return any(member.came for member in self.members.values())
+        return any(record.came for record in self.peers.values())
 
-    def may_aggregate(self, peer: str) -> bool:
-        """Whether the peer may aggregate: it is live and holds a state, or a commit names it and it has not sent a
-        Summary yet."""
-        return self.holds_state(peer) or self.presumed(peer)
-
-    def can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit before it is published. It can if it holds a state and its outer steps
-        lead to the same digests as this peer's, or if it is presumed live. A live peer without a state can't: it must
-        fetch the whole model first."""
-        summary = self.summary(peer)
-        return self.presumed(peer) if summary is None else bool(summary.epochs) and not summary.unlike
-
-    def reachable(self, peer: str) -> bool:
-        """Whether other peers can dial the peer, by its last Summary; True if the peer has not sent a Summary yet."""
-        summary = self.summary(peer)
-        return summary is None or summary.eligible
+    def behind(self, peer: str) -> bool:
+        """Whether rounds don't wait long for the peer because of what others of its grant have lately cost. After the
+        first of them, those that came later are behind; after the second, all of the grant. So one invitation costs few
+        waits, however many peers it makes; and where many machines share one, a single faulty machine puts none of
+        those behind that are there already."""
+        record = self.peers.get(peer, Peer())
+        others = [when for other, when in self.costs.get(record.grant, {}).items() if other != peer]
+        return len(others) > 1 or any(record.since > when for when in others)
 
     def expelled(self, peer: str) -> bool:
-        """Whether the peer has lied, so that it counts as dead for good."""
-        return peer in self.members and self.members[peer].expelled
-
-    def elsewhere(self, theirs: Summary) -> bool:
-        """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
-        or it has reached the epochs of `even` in all fragments, and counts fewer samples than `even`.
-
-        Along a lineage samples never fall, so the comparison also holds while this peer's shards are at different
-        epochs. False if either peer holds no state.
-        """
-        if not theirs.epochs or not self.mine.epochs:
-            return False
-        if theirs.model.generation != self.mine.model.generation:
-            return True
-        epochs, samples = self.even
-        return theirs.model.samples < samples and all(map(ge, theirs.epochs, epochs))
+        return peer in self.peers and self.peers[peer].expelled
 
     # -- what happens
 
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
-        before, self.mine = self.mine, replace(self.mine, **changes)
-        epochs, model = self.mine.epochs, self.mine.model
-        even = model.epochs == sum(epoch * len(self.rules.fragments[f]) for f, epoch in enumerate(epochs))
-        if even and "epochs" in changes:  # else they may belong to a lineage that this peer leaves
-            self.even = epochs, model.samples
-        self.changes += (before.role, bool(before.epochs)) != (self.mine.role, bool(self.mine.epochs))
-
-    def leaves_lineage(self) -> None:
-        """Record that this peer joins another lineage: what it held before tells nothing of other peers' lineages."""
-        self.even = ((), 0)
-
-    def passes_over(self, peer: str, now: float) -> None:
-        """Record that a round went on without a live peer: for ``forgotten_after`` no plan that this peer writes lets
-        that peer aggregate."""
-        if peer in self.members:
-            self.members[peer].passed_until = now + self.rules.forgotten_after
-            self.costs_a_deadline("leads", peer, now)
-
-    def passed(self, peer: str) -> bool:
-        """Whether a round has lately gone on without this live peer, or others of its grant put it behind."""
-        return peer in self.members and (self.members[peer].passed_until > float("-inf") or self.behind("leads", peer))
+        self.mine = replace(self.mine, **changes)
 
     def granted(self, peer: str, grant: str, now: float) -> None:
         """Record by which grant the peer is in the run."""
-        member = self.members.setdefault(peer, Member())
-        if member.grant != grant:
-            member.grant, member.since = grant, now
+        record = self.peers.setdefault(peer, Peer())
+        if record.grant != grant:
+            record.grant, record.since = grant, now
 
-    def costs_a_deadline(self, what: Cost, peer: str, now: float) -> None:
-        """Record that a round has waited for this peer in vain until a deadline: for its commit (``leads``) or for its
-        contributions (``works``)."""
-        if grant := self.members.get(peer, Member()).grant:
-            self.costs.setdefault((what, grant), {})[peer] = now
-
-    def behind(self, what: Cost, peer: str) -> bool:
-        """Whether the peer waits behind the others because of what other peers of its grant have lately cost. After the
-        first of them, those that came later are behind; after the second, all of the grant. So one invitation costs two
-        deadlines at most in ``behind_for``, however many peers it makes; and where many machines share one, a
-        single faulty machine puts none of those behind that are there already."""
-        member = self.members.get(peer, Member())
-        others = [when for other, when in self.costs.get((what, member.grant), {}).items() if other != peer]
-        return len(others) > 1 or any(member.since > when for when in others)
-
-    def discovered(self, peer: str) -> bool:
-        """Record that the DHT lists this peer. Returns True if the peer was unknown, so that it should be probed."""
-        if peer == self.me or peer in self.members:
-            return False
-        self.members[peer] = Member()
-        self.changes += 1
-        return True
-
-    def name(self, peer: str) -> None:
-        """Record that a commit names ``peer`` for the next round."""
-        if peer == self.me:
-            return
-        member = self.members.setdefault(peer, Member())
-        self.changes += not member.named
-        member.named = True
-
-    def heard(self, peer: str) -> bool:
-        """Record that a message came from the peer. Returns True if the peer has sent no Summary yet or counted as
-        dead.
-
-        A late message of a peer that has left does not bring it back; a Summary of another incarnation does.
-        """
-        member = self.members.setdefault(peer, Member())
-        member.unanswered = None
-        if member.expelled or (member.dead and self.probing.is_deaf(member)):
-            return False
-        back = member.summary is None or member.dead
-        self.changes += member.dead
-        member.suspect, member.dead = False, False
-        return back and member.left is None
-
-    def expel(self, peer: str) -> bool:
-        """Count the peer as dead for good. Returns False if it was expelled before."""
-        member = self.members.setdefault(peer, Member())
-        before, member.expelled, member.dead = member.expelled, True, True
-        self.changes += 1
+    def is_new(self, kind: str, peer: str) -> bool:
+        """Record that a fault of this kind is logged for the peer. Return whether it was not logged before."""
+        noted = self.peers.setdefault(peer, Peer()).noted
+        before = kind in noted
+        noted.add(kind)
         return not before
 
-    def summarized(self, peer: str, summary: Summary) -> bool:
-        """Record a peer's Summary. Returns True if it shows that the peer has restarted and so has lost what was sent
-        to its earlier incarnation.
+    def costs_a_deadline(self, peer: str, now: float) -> None:
+        """Record that rounds have waited for the peer's contributions in vain, until their deadlines."""
+        if grant := self.peers.get(peer, Peer()).grant:
+            self.costs.setdefault(grant, {})[peer] = now
 
-        A Summary of the same incarnation with a lower model version is outdated and ignored.
-        """
-        member = self.members[peer]
-        before = member.summary
-        if before is not None and before.incarnation == summary.incarnation and summary.model < before.model:
+    def name(self, peer: str) -> None:
+        """Record that a plan names the peer."""
+        if peer != self.me:
+            self.peers.setdefault(peer, Peer()).named = True
+
+    def discovered(self, peer: str) -> bool:
+        """Record that the DHT lists this peer. Return whether it was unknown."""
+        if peer == self.me or peer in self.peers:
             return False
-        known = member.left if member.summary is None else member.summary.incarnation
-        restarted = known not in (None, summary.incarnation)
-        self.changes += restarted or before is None or _all_but_speeds(before) != _all_but_speeds(summary)
-        member.came = summary.epochs if restarted or not member.came else member.came
-        member.summary, member.left = summary, None if restarted else member.left
-        return restarted
-
-    def failed(self, peer: str) -> bool:
-        """Record that a dial was refused or a stream broke. Returns True if this makes the peer dead."""
-        member = self.members.setdefault(peer, Member())
-        if member.suspect and not member.dead:
-            member.dead = True
-            self.changes += 1
-            return True
-        member.suspect = True
-        return False
-
-    def suspected(self, peer: str) -> None:
-        """Record that a connection to the peer broke, which makes the peer suspect."""
-        self.members.setdefault(peer, Member()).suspect = True
-
-    def departed(self, peer: str, incarnation: int) -> bool:
-        """Record that this incarnation of the peer has left. If the peer's known Summary is of another incarnation,
-        record nothing and return False: either the peer has restarted since, or the Summary of this incarnation has not
-        arrived."""
-        member = self.members.setdefault(peer, Member())
-        if member.summary is not None and member.summary.incarnation != incarnation:
-            return False
-        member.left = incarnation
-        self.changes += 1
+        self.peers[peer] = Peer()
         return True
 
+    def heard(self, peer: str) -> bool:
+        """Record that a message came from the peer. Return whether it has sent no Summary yet or counted as dead. A
+        late message of a peer that has left does not bring it back."""
+        record = self.peers.setdefault(peer, Peer())
+        record.unanswered = None
+        if record.expelled or (record.dead and self._deaf(record)):
+            return False
+        back = record.summary is None or record.dead
+        record.suspect, record.dead = False, False
+        return back and record.left is None
+
+    def summarized(self, peer: str, summary: Summary) -> bool:
+        """Record a peer's Summary. Return whether it shows that the peer has restarted. Its incarnation may be lower
+        than before: clocks are wrong."""
+        record = self.peers[peer]
+        known = record.left if record.summary is None else record.summary.incarnation
+        restarted = known not in (None, summary.incarnation)
+        record.came = summary.epochs if restarted or not record.came else record.came
+        record.summary, record.left = summary, None if restarted else record.left
+        return restarted
+
+    def departed(self, peer: str, incarnation: int) -> bool:
+        """Record that this incarnation of the peer has left; False if another one is known."""
+        record = self.peers.setdefault(peer, Peer())
+        if record.summary is not None and record.summary.incarnation != incarnation:
+            return False
+        record.left = incarnation
+        return True
+
+    def failed(self, peer: str) -> bool:
+        """Record that a dial was refused. Return whether this makes the peer dead: the second refusal does."""
+        record = self.peers.setdefault(peer, Peer())
+        if record.suspect and not record.dead:
+            record.dead = True
+            return True
+        record.suspect = True
+        return False
+
+    def expel(self, peer: str) -> bool:
+        """Count the peer as dead for good; False if it was expelled before."""
+        record = self.peers.setdefault(peer, Peer())
+        before, record.expelled, record.dead = record.expelled, True, True
+        return not before
+
+    # -- probing
+
+    def probe(self, peer: str, now: float) -> None:
+        """Record that a probe is sent to the peer now."""
+        record = self.peers.setdefault(peer, Peer())
+        record.probed, record.asked = now, True
+        record.unanswered = now if record.unanswered is None else record.unanswered
+
+    def reached(self, peer: str) -> None:
+        """Record that a message has reached the peer."""
+        if peer in self.peers:
+            self.peers[peer].asked, self.peers[peer].unreached = False, 0
+
+    def to_probe(self, watched: Collection[str], now: float) -> list[str]:
+        """Return the peers to probe now: those that are waited for, those not probed for longest, and now and then a
+        dead one, so that the end of a cut is noticed."""
+        others = [p for p, r in self.peers.items() if p not in watched and r.left is None and not r.expelled]
+        others.sort(key=lambda peer: (self.peers[peer].probed, peer))
+        quiet = [peer for peer in others if not self.peers[peer].dead]
+        dead = [p for p in others if self.peers[p].dead and now - self.peers[p].probed >= self.rules.dead_after]
+        return sorted(watched) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
+
     def expire(self, now: float) -> list[str]:
-        """Handle the end of a heartbeat interval, as `Probing.expire` does."""
-        known, gone = len(self.members), self.probing.expire(now)
-        since = now - self.rules.behind_for
-        lately = {key: {peer: when for peer, when in of.items() if when > since} for key, of in self.costs.items()}
-        self.costs = {key: of for key, of in lately.items() if of}
-        self.changes += bool(gone) or len(self.members) != known
+        """Handle the end of an interval: return the peers just found dead, and forget those gone for long."""
+        for peer, record in list(self.peers.items()):
+            if record.here:
+                record.gone_since = None
+            elif record.gone_since is None:
+                record.gone_since = now
+            elif now - record.gone_since >= self.rules.forgotten_after and not record.expelled:
+                del self.peers[peer]
+        since, gone = now - self.rules.behind_for, []
+        self.costs = {grant: {p: t for p, t in of.items() if t > since} for grant, of in self.costs.items()}
+        self.costs = {grant: of for grant, of in self.costs.items() if of}
+        for peer, record in sorted(self.peers.items()):
+            silent = record.unanswered is not None and now - record.unanswered >= self.rules.dead_after
+            record.unreached += record.asked and record.here
+            record.asked = False
+            if (silent or self._deaf(record)) and record.here:
+                record.dead = True
+                gone.append(peer)
         return gone
 
+    def forgive(self, now: float) -> None:
+        """Let each wait for an answer begin again: this process was suspended, so silence proves nothing."""
+        for record in self.peers.values():
+            if record.unanswered is not None:
+                record.unanswered = now
 
-def _all_but_speeds(summary: Summary) -> tuple[object, ...]:
-    """What `Roster.changes` depends on in a Summary: all but the speeds of the peer's link and of its trainer."""
-    s = summary
-    return s.incarnation, s.role, s.eligible, s.model, s.epochs, s.idle, s.unlike, s.revision, s.paused
-
-
-def _works(summary: Summary) -> bool:
-    """Whether a peer with this Summary is a worker that holds a state and is not idle."""
-    return summary.role == "worker" and bool(summary.epochs) and not summary.idle
+    def _deaf(self, record: Peer) -> bool:
+        return record.unreached >= self.rules.deaf_after

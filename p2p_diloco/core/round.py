@@ -1,63 +1,82 @@
-"""The data of one round: everything that belongs to one version of a shard, and is replaced with that version."""
+"""The data of one round: everything that belongs to one version of a fragment, and is replaced with that version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
-from .events import Apply, Average
-from .leadership import Leadership
-from .messages import Commit, Contribution
-from .proposal import Proposal
+from .events import Apply
+from .messages import Close, Commit, Mean, Ready, Slice, Vote
+
+
+class Phase(Enum):
+    """What a fragment's log does now. The table of phases and events is in docs/decisions/0085."""
+
+    EMPTY = "empty"
+    COLLECTING = "collecting"
+    CLAIMING = "claiming"
+    CLOSING = "closing"
+    HOLDING = "holding"
+    LACKING = "lacking"
+    APPLYING = "applying"
+    FETCHING = "fetching"
+    FINAL = "final"
 
 
 @dataclass(slots=True)
 class Round:
-    """The round that makes a shard's next version. All times are in seconds.
+    """The round that makes a fragment's next version. Times are in seconds.
 
-    lead: which peer may write the commit. samples: those that the present version counts. lasted: how long the round
-    has lasted, counted once per heartbeat. opened: when the version came, the first contribution came, or this peer
-    took over, whichever was last. asks_at: when to ask again for missing messages. patience: the length of the interval
-    that ends at ``asks_at``. inbox: contributions, by peer. awaited: peers that the round can't go on without, each
-    with the time waited for it so far, including earlier rounds whose commits counted nothing.
-
-    working: the tensor work under way. told_by: the sender of the commit that is being applied. draft: the commit that
-    this peer's Average computes. proposed: the computed commit, until each peer that must hold it does. interrupted: an
-    Average to repeat once its damaged base is repaired. refuted: digests that commits named, but did not lead to here.
-
-    damaged: since when the tensors do not match the version; nothing is averaged meanwhile. trusted: the tensors do not
-    match, but no peer has better ones, so the next commit makes a version that matches them. past_mending: no peer has
-    better tensors, and the run has ended.
+    began: when the version came. opened: since when missing peers are waited for; None: too few contributions have
+    come. asks_at, patience: when to ask again for what is missing, and the interval before that.
+    term, holder: the greatest claim that this peer has promised to. promised: who promised this peer's own claim; None:
+    it needs none. votes: the newest votes about this peer's claim or lead. refused: claims not promised, by peer.
+    handed: who has this peer's own contribution, and since when.
+    waited, passed: how long each peer was waited for, and whom the round goes on without. idle: (how often, until when
+    it is promised nothing) of each that led and did nothing, or claimed again. moved_at: when a part last
+    came. half_at: when half of the means were there.
+    readys, slices: contributions; arrived: asynchronous, when each came. owners: who computes each slice's mean.
+    attempt, close: the newest Close, sent or received. served: the greatest one for which a mean was begun here. means:
+    by key and number; computing: begun. lacks: (number, author) → since when an owner lacks this slice, and whether the
+    holder has passed it on. asked: when each owner was asked what it lacks. excluded: owners that the round goes on
+    without.
+    commits: by their authors, not accepted. void: chains of commits whose
+    means nobody has. commit: accepted or own. working: the outer
+    step under way. holding: who holds the own commit, in asynchronous mode; offered: when it is
+    offered to each again.
     """
 
-    lead: Leadership
-    samples: int = -1
-    lasted: float = 0.0
-    opened: float = 0.0
+    phase: Phase = Phase.EMPTY
+    began: float = 0.0
+    opened: float | None = None
     asks_at: float = 0.0
     patience: float = 0.0
-    inbox: dict[str, Contribution] = field(default_factory=dict)
-    awaited: dict[str, float] = field(default_factory=dict)
-    working: Average | Apply | None = None
-    told_by: str = ""
-    draft: Commit | None = None
-    proposed: Proposal | None = None
-    interrupted: Average | None = None
-    refuted: set[str] = field(default_factory=set)
-    damaged: float | None = None
-    trusted: bool = False
-    past_mending: bool = False
-
-    def open(self, now: float, patience: float) -> None:
-        """Let the round begin now: set its times. ``patience``: seconds until missing messages are first asked for."""
-        self.opened, self.patience, self.asks_at = now, patience, now + patience
-
-    def ask_later(self, now: float, longest: float) -> None:
-        """Double the interval until the next request for missing messages, up to ``longest``."""
-        self.patience = min(2 * self.patience, longest)
-        self.asks_at = now + self.patience
-
-    def drop_draft(self) -> None:
-        """Drop this peer's own draft and proposal, because another peer writes the next commit."""
-        self.proposed = self.interrupted = None
-        if isinstance(self.working, Average):
-            self.working = None
+    term: int = 0
+    holder: str = ""
+    promised: set[str] | None = None
+    votes: dict[str, Vote] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+    idle: dict[str, tuple[int, float]] = field(default_factory=dict)
+    handed: tuple[str, float] = ("", 0.0)
+    moved_at: float = 0.0
+    half_at: float | None = None
+    readys: dict[str, Ready] = field(default_factory=dict)
+    arrived: dict[str, float] = field(default_factory=dict)
+    slices: dict[tuple[int, str], Slice] = field(default_factory=dict)
+    owners: tuple[str, ...] = ()
+    attempt: int = -1
+    close: Close | None = None
+    served: Close | None = None
+    computing: set[tuple[str, int]] = field(default_factory=set)
+    means: dict[tuple[str, int], Mean] = field(default_factory=dict)
+    lacks: dict[tuple[int, str], tuple[float, bool]] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    excluded: set[str] = field(default_factory=set)
+    commits: dict[str, Commit] = field(default_factory=dict)
+    commit: Commit | None = None
+    void: set[str] = field(default_factory=set)
+    working: Apply | None = None
+    holding: set[str] = field(default_factory=set)
+    offered: dict[str, float] = field(default_factory=dict)

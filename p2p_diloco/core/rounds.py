@@ -1,146 +1,169 @@
-"""Passes each message and each result of tensor work to the part of the replica that handles it: a shard's log or
-`catchup`.
+"""Sorts what happens to one fragment by the version that it is about and by the phase, and hands it to its module.
 
-Law: a message is handled by how its base relates to the shard's present version. If they are the same, the shard's log
-handles the message. Otherwise this replica may have missed a commit, or the peers may be on two lineages, which
-`catchup` handles.
+Law: a message on the present version goes to the table of phases (docs/decisions/0085); a newer one is kept; an older
+one is answered with what is newer. No rule of the protocol lives here.
 """
 
 from __future__ import annotations
 
-from . import damage
-from .catchup import CatchUp
-from .donating import tell_versions
-from .events import Complaint, Effect, Note, Send
-from .logs import Logs
-from .mending import Mending
-from .messages import Commit, Contribution, Fetch, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
-from .mismatches import Mismatches, astray
-from .training import Training
-from .version import Version
+from collections.abc import Sequence
+
+from . import applying, claims, holding, leading, owning, waits
+from .events import Applied, Averaged, Complaint, Effect, Send
+from .exchange import Exchange
+from .fragment import FragmentLog
+from .messages import Claim, Close, Commit, Held, Lack, Mean, OfRound, Ready, Slice, Vote, Want, What
+from .round import Phase
+
+DEAF = frozenset({Phase.EMPTY, Phase.FETCHING})
+ANSWERED = (Ready, Close, Claim, Vote)
+"""Messages whose sender lacks a newer version, if they are about an older one."""
 
 
 class Rounds:
-    """Passes each message and each result of tensor work to the log of its shard, or to `catchup`."""
+    """Hands events to the fragments' logs."""
 
-    def __init__(
-        self, logs: Logs, catchup: CatchUp, mending: Mending, mismatches: Mismatches, training: Training
-    ) -> None:
-        self.logs, self.catchup, self.mending = logs, catchup, mending
-        self.mismatches, self.training = mismatches, training
-        self.asked = mismatches.roster.asked
+    def __init__(self, logs: Sequence[FragmentLog], exchange: Exchange) -> None:
+        self.logs, self.exchange = logs, exchange
 
-    def received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message about a round of one shard, or about fetching newer states."""
-        match message:
-            case Contribution():
-                return self._contributed(sender, message, now)
-            case Commit():
-                return self._committed(sender, message, now)
-            case Want(shard, base):
-                return [*self.training.wanted(shard, base, now), *self.logs[shard].wanted(sender, base, now)]
-            case Held(shard, version):
-                return self.logs[shard].held(sender, version, now)
-            case Stale(shard):
-                log = self.logs[shard]
-                if self.asked.open(sender, now):
-                    log.own.stale(message, log.state)
-                return []
-            case TakeOver():
-                return self._asked(sender, message, now)
-            case Promise(shard):
-                return self.logs[shard].promised(sender, message, now)
-            case Outdated(shard):
-                return self.logs[shard].outdated(sender, message, now)
-        return self.catchup.received(sender, message, now)
-
-    def delivered(self, to: str, message: Message) -> None:
-        """Record that the peer ``to`` has received a message."""
-        match message:
-            case Contribution(shard):
-                self.logs[shard].own.delivered(to, message, ok=True)
-            case Commit(shard, version=version) if version == self.logs[shard].version:
-                self.logs[shard].outgoing.reached(to)
-
-    def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message that could not be delivered."""
-        match message:
-            case Contribution(shard):
-                self.logs[shard].own.delivered(to, message, ok=False)
-            case Commit(shard) | State(shard) | Held(shard):
-                self.logs[shard].undelivered(to, message)
-            case Fetch():
-                return self.catchup.gone(to, now)
-        return []
-
-    def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        """Handle the result of Apply, the outer step of another peer's commit. If it has another digest than the commit
-        names, fetch the shard again."""
-        wrong, effects = self.logs[shard].applied(base, digest, now)
-        if wrong is None:
-            if effects:
-                self.mismatches.agreed()
-            return effects
-        sender = self.logs[shard].round.told_by
-        effects += [Complaint(sender, astray(shard, base)), *self.mismatches.found(shard, base, sender, now)]
-        return effects + self.mending.doubt(shard, wrong.aggregator, now)
-
-    def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        """Handle the report that a shard's tensors no longer match their version: fetch the shard again."""
-        if not damage.found(self.logs[shard], base, now):
+    def received(self, sender: str, message: OfRound, now: float) -> list[Effect]:
+        """Handle a message of a round."""
+        if not 0 <= message.fragment < len(self.logs):
+            return [Complaint(sender, "it names no fragment of this run")]
+        log = self.logs[message.fragment]
+        if log.phase in DEAF:
+            log.keep(sender, message)
             return []
-        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it again"
-        return [Note("mismatch", text), *self.mending.mend(now)]
-
-    def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution. If it was made on the shard's present version or an earlier one, pass it to the
-        shard's log. Otherwise store it for later; if it was made on another lineage, also tell its author this
-        replica's versions."""
-        log = self.logs[contribution.shard]
-        match log.relation(contribution.base):
+        if log.rules.asynchronous and isinstance(message, Ready | Slice):
+            return [*holding.submitted(log, sender, message, now), *self.advance(log, now)]
+        match log.relation(message.base):
             case "equal":
-                return log.collect(sender, contribution, now)
+                return [*self._present(log, sender, message, now), *self.advance(log, now)]
+            case "ahead":
+                log.keep(sender, message)
+                return holding.missed(log, sender, message, now) if log.rules.asynchronous else []
+            case "ancestor" if isinstance(message, Want) and message.what in (What.READY, What.SLICES):
+                return self.exchange.wanted(log, sender, message)  # of a submission, which may be on an older version
             case "ancestor":
-                return log.overtaken(sender, contribution, now)
-            case "fork":
-                log.incoming.stash(sender, contribution)  # needed if this replica joins that lineage later
-                return tell_versions(self.logs, sender)
-        log.incoming.stash(sender, contribution)
-        self.catchup.lag.gap(log.shard, now)
+                return self._older(log, sender, message)
         return []
 
-    def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        """Handle another peer's commit by how its base relates to the shard's version. The commit is ignored unless it
-        comes from its author, or answers a question of this replica's."""
-        log = self.logs[commit.shard]
-        if sender != commit.aggregator and not self.asked.open(sender, now):
-            return [Complaint(sender, f"a commit of {commit.aggregator} is ignored: it was not asked for")]
-        if commit.base == log.version:
-            effects = log.committed(sender, commit)
-            return [*effects, *self.catchup.lag.asks_holder(commit.shard, effects, now)]
-        if log.relation(commit.base) != "ahead":
-            if log.insists(sender, commit):
-                return tell_versions(self.logs, sender)
-            return log.repeated(sender, commit)
-        log.incoming.keep(sender, commit)
-        self.catchup.lag.gap(log.shard, now)
-        missed = log.missed(sender, commit, self.logs.versions(), now)
-        if self.training.ready or not self.logs.whole or self.catchup.gathering is not None:
-            return missed
-        # The author of the missing commit may not know this newcomer; then that commit never arrives here.
-        return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
+    def _present(self, log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
+        """Handle a message on the present version."""
+        if log.phase is Phase.FINAL:
+            return [Complaint(sender, "nothing follows a final state")] if isinstance(message, Commit) else []
+        match message:
+            case Ready():
+                return leading.collect(log, sender, message, now)
+            case Slice():
+                return [*leading.pass_on(log, message, now), *owning.collect(log, sender, message, now)]
+            case Close():
+                return owning.closed(log, sender, message, now)
+            case Mean():
+                return applying.got(log, sender, message, now)
+            case Lack():
+                return leading.lacks(log, sender, message, now)
+            case Commit():
+                return applying.committed(log, sender, message, now)
+            case Want():
+                return self._wanted(log, sender, message, now)
+            case Claim():
+                return claims.claimed(log, sender, message, now)
+            case Vote():
+                claims.voted(log, sender, message, now)
+                if message.commit is not None and message.commit.base == log.version:
+                    return applying.committed(log, sender, message.commit, now)
+                return []
 
-    def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim to write the commit that follows ``request.base``. If this replica holds a newer
-        version of the shard, send the commits or the state that lead to it; before a state, also tell the peer this
-        replica's versions, because the state may take long. If the peer is on another lineage, tell it this replica's
-        versions. Otherwise pass the claim to the shard's log."""
-        log = self.logs[request.shard]
-        match log.relation(request.base):
-            case "ancestor" if log.state is not None:
-                news = log.outgoing.news(log.state, sender, request.base)
-                whole = Send(sender, log.state) in news
-                return [*tell_versions(self.logs, sender, forked=False), *news] if whole else news
-            case "fork":
-                return tell_versions(self.logs, sender)
-        return log.asked_by(sender, request, now)
+    def _wanted(self, log: FragmentLog, sender: str, want: Want, now: float) -> list[Effect]:
+        match want.what:
+            case What.MEANS:
+                commit = log.round.commit  # one that fetches asks without a key for the means of the commit here
+                means = log.means_of(commit.key if commit is not None and not want.key else want.key)
+                return [Send(sender, means[number]) for number in want.numbers if number in means]
+            case What.LACKS:
+                return owning.answer(log, sender, want)
+            case What.COMMIT:
+                commit = log.round.commit
+                return [] if commit is None else [Send(sender, commit)]
+        return self.exchange.wanted(log, sender, want)
+
+    def _older(self, log: FragmentLog, sender: str, message: OfRound) -> list[Effect]:
+        """Answer a message on an older version: with the commits since, and the means that are asked for."""
+        since = [place for place, (commit, _) in enumerate(log.last) if commit.base == message.base]
+        if not since:
+            return []
+        commit, means = log.last[since[0]]
+        if isinstance(message, Want) and message.what is What.MEANS:
+            return [Send(sender, mean) for mean in means if mean.number in message.numbers]
+        asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what is What.COMMIT)
+        if log.rules.asynchronous and isinstance(message, Commit) and message.version == commit.version:
+            return [Send(sender, Held(log.fragment, commit.version))]  # the first one was lost
+        other = isinstance(message, Commit) and message.version < commit.version  # else the two would answer for ever
+        return [Send(sender, newer) for newer, _ in log.last[since[0] :]] if asks or other else []
+
+    # -- what else happens
+
+    def averaged(self, done: Averaged, now: float) -> list[Effect]:
+        """Handle a computed mean."""
+        log = self.logs[done.fragment]
+        effects = owning.averaged(log, done, now)
+        if log.rules.asynchronous:
+            return effects + self.advance(log, now)
+        mean = log.round.means.get((done.key, done.number)) if done.base == log.version else None
+        return effects if mean is None else effects + applying.got(log, log.me, mean, now)
+
+    def applied(self, done: Applied, now: float) -> list[Effect]:
+        """Handle the end of an outer step."""
+        log = self.logs[done.fragment]
+        effects = applying.applied(log, done, now)
+        return [*effects, *self.begun(log, now)] if effects else []
+
+    def begun(self, log: FragmentLog, now: float) -> list[Effect]:
+        """Handle what came early for the version that has just been reached."""
+        effects: list[Effect] = []
+        order = (Claim, Ready, Slice, Close, Mean, Commit, Lack, Vote, Want)
+        early = sorted(log.take_early(), key=lambda found: order.index(type(found[1])))
+        for sender, message in early:
+            effects += self.received(sender, message, now)
+        return effects + self.advance(log, now)
+
+    def advance(self, log: FragmentLog, now: float) -> list[Effect]:
+        """Do what is due now: take over, send the own contribution, close, commit."""
+        if log.state is None or log.phase in (Phase.FETCHING, Phase.FINAL, Phase.EMPTY):
+            return []
+        effects = claims.advance(log, now)
+        self.exchange.aggregates(log)
+        effects += self.exchange.deliver(log, now)
+        if log.rules.asynchronous:
+            return effects + holding.advance(log, now)
+        return [*effects, *applying.retake(log, now), *leading.advance(log, now), *leading.commit(log, now)]
+
+    def tick(self, log: FragmentLog, now: float) -> list[Effect]:
+        """Do the periodic work of a fragment."""
+        if log.state is None or log.phase in DEAF:
+            return []
+        effects = waits.pass_over(log, now)
+        again = sorted(peer for peer in log.lacking if log.roster.live(peer))
+        log.lacking = set()
+        effects += [Send(peer, commit) for peer in again for commit, _ in log.last[-1:]]
+        if log.phase is Phase.FINAL:
+            return effects
+        effects += claims.announce(log)
+        self.exchange.again(log, now)
+        effects += holding.tick(log, now) if log.rules.asynchronous else leading.tick(log, now)
+        return [*effects, *applying.tick(log, now), *self.advance(log, now)]
+
+    def lost(self, peer: str, now: float) -> list[Effect]:
+        """Handle a peer that is gone or has restarted."""
+        self.exchange.lost(peer)
+        effects: list[Effect] = []
+        for log in self.logs:
+            claims.forgotten_by(log, peer)
+            log.shown.pop(peer, None)
+            log.round.holding.discard(peer)
+            log.round.offered.pop(peer, None)
+            log.round.asked.pop(peer, None)
+            effects += self.advance(log, now)
+            effects += leading.tick(log, now) if log.phase is Phase.CLOSING else []
+        return effects

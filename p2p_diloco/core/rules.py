@@ -38,18 +38,12 @@ class Rules:
     max_staleness: int | None = None  # async: the most epochs that a submission may be behind; None: no limit
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
-    history: int = 256  # ancestors remembered per shard
+    history: int = 256  # ancestors remembered per fragment
     forgotten: int = 60  # a peer that is gone is forgotten after this many heartbeat_timeouts
-    fetch_window: int = 2  # shards requested from one donor at a time
-    commits_kept: int = 256  # per shard, the most stored commits on versions not reached yet
-    fetch_repeats: int = 5  # repeated requests to donors of another lineage while no state arrives
-    astray_max: int = 6  # after this many commits in a row with another digest here, this replica asks for states
-    answered_with: int = 4  # the most commits sent in place of a state, so that they are not longer than the state
+    fetch_window: int = 2  # slices requested from one donor at a time
+    commits_kept: int = 256  # per fragment, the most rounds kept on versions not reached yet
     weight_max: float = math.inf  # the largest weight of a contribution
     samples_max: int = 2**40  # the most samples of a contribution
-    misses_max: int = 2  # rounds wait only a grace for a worker that has missed this many rounds in a row
-    small: tuple[int, ...] = ()  # shards so small that it hardly matters which peer aggregates them
-    resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
     def asynchronous(self) -> bool:
@@ -73,11 +67,6 @@ class Rules:
     def shards(self) -> int:
         """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
-
-    def divided(self, fragment: int, shard: int) -> tuple[int, ...]:
-        """Return the shards of a fragment whose aggregation is divided evenly among the peers, together with that of
-        this shard. Small shards are divided apart, because one of them would count as much as a large one."""
-        return tuple(other for other in self.fragments[fragment] if (other in self.small) == (shard in self.small))
 
     def fits(self, weight: float, samples: int, revision: Revision = FOUNDED) -> bool:
         """Whether a contribution may have this weight and this many samples. The limits grow with H."""
@@ -108,13 +97,6 @@ class Rules:
         return (epochs is not None and model.epochs >= epochs * len(self.fragments)) or (
             samples is not None and model.samples >= samples * len(self.fragments)
         )
-
-    @property
-    def payloads_kept(self) -> int:
-        """The highest number of other peers' payloads that a replica stores, over all shards: contributions first, then
-        commits that peers may lack. It is half the number of shards, because in a run of two peers each of them
-        aggregates half of the shards."""
-        return max(1, self.shards // 2)
 
     # -- timeouts: every wait of the protocol is one of these
 
@@ -189,12 +171,6 @@ class Rules:
         """A transfer that makes no progress for this long has failed. So has a request whose answer takes longer than
         this."""
         return self.heartbeat_timeout
-
-    @property
-    def room_within(self) -> float:
-        """While too many payloads are stored, a new contribution waits until their number falls. If the number has not
-        fallen after this time, the contribution is taken."""
-        return self.heartbeat_timeout / 4
 
     @property
     def dials_within(self) -> float:

@@ -1,121 +1,267 @@
-"""One shard's replicated state: how a commit is appended, how versions relate, and what a digest covers.
+"""One fragment's replicated state: how a commit is appended, how versions are chained, how two lineages relate.
 
-Law: pure functions. A state is never changed; appending a commit returns a new one.
+Law: pure functions. Every peer at one version has equal values in all fields. The key (the hash of a choice) and the
+means fix the next version: neither the term nor the author of a commit is in it, so whoever commits one key makes the
+same version.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from typing import Any
 
-from .lending import submissions, tables_after
-from .messages import Commit, Plan, State
+from .credit import credited
+from .leases import WEIGHT_MIN, Claim, Tables, after, holders
+from .lives import life_of
+from .messages import Choice, Close, Commit, Links, Ready
+from .plan import Member, Plan, plan_after
+from .revision import FOUNDED, Revision
 from .rules import Rules
-from .version import Version, descends
+from .version import ContributionId, Version
+
+LINKS_MAX = 256
+"""A state remembers its newest ancestors, this many."""
+FORGOTTEN_AFTER = 1024
+"""In synchronous mode a member that no commit has counted for this many epochs leaves the roll."""
+BEHIND_FOR = 64
+"""A member named late by two leaders within this many epochs comes last in the order for as many."""
 
 
-def append(state: State, commit: Commit, rules: Rules) -> State:
-    """Return the state after the outer step of ``commit``, which was made on ``state``."""
-    version = commit.version
-    history = {**state.history, version.epoch: version.digest}
-    if len(history) > rules.history:
-        del history[min(history)]
-    counted = {**state.counted, **{c.peer: c.id for c in commit.contributions}}
-    buffered = _buffered_after(state, commit, rules.dn_buffer_size)
-    held = version, commit.term, commit.plan, counted, history, buffered
-    paced, tables = _paced_after(state, commit, rules), tables_after(state, commit, rules)
-    return State(state.shard, *held, revision=commit.revision, paced=paced, tables=tables)
+@dataclass(frozen=True, slots=True)
+class State:
+    """The replicated state of a fragment, without its tensors. ``buffered``: submissions in the Delayed Nesterov
+    buffer. ``paced``: (epoch, inner steps) when H last changed.
+    ``tables``: which data is used and leased; only fragment 0 has them. ``key``, ``hashes``: of the commit that made
+    it, so that everybody can compute its chain."""
+
+    fragment: int
+    version: Version
+    roll: Mapping[str, Member]
+    plan: Plan
+    links: Links
+    buffered: int = 0
+    revision: Revision = FOUNDED
+    paced: tuple[int, int] = (0, 0)
+    tables: Tables = ()
+    key: str = ""
+    hashes: tuple[str, ...] = ()
 
 
-def fetched(state: State, rules: Rules) -> State:
-    """Return a copy of a fetched state, without its tensors. Its history keeps only the newest ancestors,
-    ``rules.history`` at most."""
-    newest = sorted(state.history)[-rules.history :]
-    return replace(state, history={epoch: state.history[epoch] for epoch in newest}, payload=None)
+# -- keys and chains
 
 
-def _buffered_after(state: State, commit: Commit, size: int) -> int:
-    """Return the number of submissions in the Delayed Nesterov buffer after this commit. A full buffer is emptied; no
-    commit counts more submissions than fit into it."""
-    return (state.buffered + submissions(commit)) % size if size > 1 else 0
+def hash_of(*parts: object) -> str:
+    """Return a hash of plain data: numbers, texts, dataclasses without their seals, and sequences and tables of
+    these."""
+    text = json.dumps(parts, separators=(",", ":"), sort_keys=True, default=_fields)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _paced_after(state: State, commit: Commit, rules: Rules) -> tuple[int, int]:
-    """Return when the H of the state after this commit came into force, in the form of `State.paced`."""
-    fragment = rules.fragment_of(state.shard)
-    before = rules.steps_between(state.revision, fragment)
-    if rules.steps_between(commit.revision, fragment) == before:
-        return state.paced
-    return commit.version.epoch, steps_of(state, rules, fragment) + before
+NAMES: dict[type, tuple[str, ...]] = {}
+"""The fields of each class that hashes cover."""
 
 
-def steps_of(state: State, rules: Rules, fragment: int) -> int:
-    """Return how many inner steps this shard's commits stand for: each for `Rules.steps_between` at its own H."""
-    epoch, steps = state.paced
-    return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision, fragment)
+def _fields(one: Any) -> object:
+    if isinstance(one, Revision):
+        return one.covered
+    kind = type(one)
+    if kind not in NAMES:
+        NAMES[kind] = tuple(field.name for field in fields(one) if field.name != "seal")
+    return [getattr(one, name) for name in NAMES[kind]]
 
 
-def founding(shard: int, version: Version, founder: str, role: str) -> State:
-    """Return a shard's state at epoch 0. Its plan names only the founder, but other peers' contributions count, too."""
-    plan = Plan((founder,) if role == "worker" else (), (founder,))
-    return State(shard, version, 0, plan, {}, {0: version.digest})
+def rooted(ready: Ready) -> Ready:
+    """Return a Ready with the hash over its slices' hashes, which its author signs and commits name."""
+    return replace(ready, root=hash_of(ready.hashes))
 
 
-def founding_meta(generation: int, founder: str, role: str) -> bytes:
-    """Return the bytes that go into the digest of each shard at epoch 0, besides θ₀."""
-    return meta_of(founding(0, Version(generation, 0, 0, ""), founder, role))
+def key_of(fragment: int, base: Version, choice: Choice) -> str:
+    """Return the key of a choice: the hash of all that its leader chose, on this base."""
+    return hash_of(fragment, base, choice.bare())
 
 
-def relation(mine: State | None, theirs: Version) -> str:
-    """Return how the version ``theirs`` relates to this peer's state ``mine``: ``equal``, ``ancestor``, ``fork`` (on
-    another lineage) or ``ahead`` (newer, without a sign of a fork). If this peer holds no state, every version is
-    ``ahead``."""
-    if mine is None:
-        return "ahead"
-    version = mine.version
-    if theirs == version:
-        return "equal"
-    if theirs.generation != version.generation:
-        return "fork"
-    if theirs.epoch > version.epoch:
-        return "ahead" if theirs.samples >= version.samples else "fork"
-    return "ancestor" if descends(version, mine.history, theirs) else "fork"
+def founding(fragment: int, version: Version, founder: str, slices: int) -> State:
+    """Return a fragment's state at epoch 0: its plan names the founder alone."""
+    roll = {founder: Member(ContributionId(0, 0), 0, 0)}
+    return State(fragment, version, roll, Plan((founder,), (founder,) * slices, 1), ((0, version.digest),))
 
 
-def grown_from(state: State | None, base: Version) -> bool:
-    """Whether the state's version is ``base`` or descends from it."""
-    return state is not None and descends(state.version, state.history, base)
+def settled(state: State, rules: Rules) -> State:
+    """Return a state that no commit has made, with the chain and the plan that its other fields lead to: so every peer
+    that makes it has the same, and others find it sound."""
+    version, epoch, roll = state.version, state.version.epoch, state.roll
+    if not epoch:
+        return founding(state.fragment, version, min(roll), len(rules.fragments[state.fragment]))
+    before = state.links[-2:-1] or ((epoch - 1, version.digest),)
+    chain = _chain(before[-1][1], state, version.generation, version.samples, epoch)
+    links = (*state.links[:-2], *before, (epoch, chain))
+    counted = [peer for peer, member in roll.items() if member.epoch == epoch]
+    leads = tuple(sorted(counted))[:1] if rules.asynchronous else ()
+    plan = plan_after(rules, state.fragment, epoch, roll, counted, 0, leads)
+    return replace(state, version=replace(version, digest=chain), links=links, plan=plan)
 
 
-def final(state: State | None, rules: Rules) -> bool:
-    """Whether a shard at this state has reached the end of the run, by the stops of the state's own revision. So all
-    replicas agree, whatever later revision some of them know."""
-    if state is None:
+def founded_by(founder: str, state: State, rules: Rules) -> State:
+    """Return a state as the first one of another run, that of ``founder``: the old run's peers are gone."""
+    roll = {founder: Member(ContributionId(0, 0), state.version.epoch, state.version.epoch)}
+    tables = after(state.tables, (), holders(state.tables), state.version.epoch, recall=0)
+    return settled(replace(state, roll=roll, revision=FOUNDED, tables=tables), rules)
+
+
+def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rules: Rules) -> State:
+    """Return the state after the commit of this choice, whose means have these hashes."""
+    base, epoch = state.version, state.version.epoch + 1
+    after_it = replace(
+        state,
+        roll=_roll_after(state, choice, epoch, rules),
+        buffered=_buffered_after(state, choice, rules.dn_buffer_size),
+        paced=_paced_after(state, choice, rules),
+        revision=choice.revision,
+        tables=_tables_after(state, choice, epoch, rules),
+    )
+    samples = base.samples + sum(_samples(choice))
+    after_it = replace(after_it, key=key, hashes=hashes)
+    chain = _chain(base.digest, after_it, base.generation, samples, epoch)
+    version = Version(base.generation, samples, epoch, chain)
+    links = (*state.links, (epoch, chain))[-min(LINKS_MAX, rules.history) :]
+    names = tuple(peer for peer, _ in choice.entries)
+    plan = plan_after(rules, state.fragment, epoch, after_it.roll, names, len(state.plan.succession), choice.successors)
+    return replace(after_it, version=version, links=links, plan=plan)
+
+
+def _chain(before: str, state: State, generation: int, samples: int, epoch: int) -> str:
+    return hash_of(before, generation, samples, epoch, state.key, state.hashes, _summed(state))
+
+
+def is_sound(state: State) -> bool:
+    """Whether a told state has the chain of its version: a false roll or table does not."""
+    v, roll = state.version, list(state.roll)
+    if v.epoch == 0:  # its founder alone is known, and it has counted nothing
+        return len(roll) == 1 and state == founding(state.fragment, v, roll[0], len(state.plan.owners))
+    if len(state.links) < 2:
         return False
+    ends = state.links[-1] == (v.epoch, v.digest) and state.links[-2][0] == v.epoch - 1
+    return ends and v.digest == _chain(state.links[-2][1], state, v.generation, v.samples, v.epoch)
+
+
+def _summed(state: State) -> str:
+    """Return a hash of what a commit changes in a state besides its version. The plan follows from it."""
+    return hash_of(dict(state.roll), state.buffered, state.paced, state.tables, state.revision)
+
+
+def _samples(choice: Choice) -> list[int]:
+    """Return how many samples each entry adds to the version."""
+    return credited([ready.samples for _, ready in choice.entries if ready.weight])
+
+
+def _roll_after(state: State, choice: Choice, epoch: int, rules: Rules) -> dict[str, Member]:
+    roll = dict(state.roll)
+    for peer, ready in choice.entries:
+        before = roll.get(peer)
+        led, behind = (epoch, ("", 0, 0)) if before is None else (before.led, before.behind)
+        roll[peer] = Member(ready.id, epoch, led, ready.link, ready.reachable, ready.grant or peer, False, behind)
+    for peer in choice.gone:
+        roll[peer] = replace(roll[peer], gone=True)
+    for peer in _had_their_turn(state, choice):
+        roll[peer] = replace(roll[peer], led=epoch)
+    for peer in choice.late:
+        roll[peer] = replace(roll[peer], behind=_behind_after(roll, peer, choice.by, epoch))
+    if not rules.asynchronous:
+        roll = {peer: member for peer, member in roll.items() if epoch - member.epoch <= FORGOTTEN_AFTER}
+    return roll
+
+
+def _had_their_turn(state: State, choice: Choice) -> list[str]:
+    """Return who goes to the end of the line: who chose, and the candidates whose turn it was before. So a leader that
+    is dead costs one takeover, and not one in each round until it leaves the plan."""
+    line = state.plan.succession
+    before = line[: choice.term] if choice.term < len(line) else line
+    return [peer for peer in dict.fromkeys((*before, choice.by)) if peer in state.roll]
+
+
+def _behind_after(roll: Mapping[str, Member], peer: str, by: str, epoch: int) -> tuple[str, int, int]:
+    """Return the mark of a member that the leader ``by`` names late: the second mark within `BEHIND_FOR` epochs puts it
+    behind. The two must not come from one grant, where the run has several: else one leader could put all behind."""
+    grants = len({member.grant for member in roll.values()}) > 1
+    accuser = roll[by].grant if grants and by in roll else by
+    first, when, until = roll[peer].behind
+    second = bool(first) and first != accuser and epoch - when <= BEHIND_FOR
+    return accuser, epoch, epoch + BEHIND_FOR if second else until
+
+
+def is_empty(ready: Ready) -> bool:
+    """Whether a contribution is empty: in a run with data, its author has trained nothing since its last one."""
+    return bool(ready.uses) and ready.weight <= WEIGHT_MIN
+
+
+def _buffered_after(state: State, choice: Choice, size: int) -> int:
+    count = sum(ready.weight > 0 and not is_empty(ready) for _, ready in choice.entries)
+    return (state.buffered + count) % size if size > 1 else 0
+
+
+def _paced_after(state: State, choice: Choice, rules: Rules) -> tuple[int, int]:
+    before = rules.steps_between(state.revision, state.fragment)
+    if rules.steps_between(choice.revision, state.fragment) == before:
+        return state.paced
+    return state.version.epoch + 1, steps_of(state, rules) + before
+
+
+def steps_of(state: State, rules: Rules) -> int:
+    """Return how many inner steps the fragment's commits stand for."""
+    epoch, steps = state.paced
+    return steps + (state.version.epoch - epoch) * rules.steps_between(state.revision, state.fragment)
+
+
+def _tables_after(state: State, choice: Choice, epoch: int, rules: Rules) -> Tables:
+    if state.fragment or not (state.tables or any(ready.uses for _, ready in choice.entries)):
+        return ()
+    claims: list[Claim] = [(peer, life_of(ready.id.incarnation), ready.uses) for peer, ready in choice.entries]
+    recall = rules.recall * (max(1, len(holders(state.tables))) if rules.asynchronous else 1)
+    return after(state.tables, claims, choice.gone, epoch, recall)
+
+
+# -- questions
+
+
+def final(state: State, rules: Rules) -> bool:
+    """Whether the run ends for a fragment at this state, by the stops of the state's own revision."""
     version, (epochs, samples) = state.version, rules.stops(state.revision)
     return (epochs is not None and version.epoch >= epochs) or (samples is not None and version.samples >= samples)
 
 
-def meta_of(state: State) -> bytes:
-    """Return the bytes that go into the digest of a state's version, besides the tensors. They are canonical JSON of
-    the version, term, plan, counted contributions, and, where not zero, the buffered submissions, the revision,
-    ``paced`` and the tables."""
-    version, revision = state.version, state.revision
-    covered: list[object] = [
-        version.generation,
-        version.samples,
-        version.epoch,
-        state.term,
-        state.plan.group,
-        state.plan.succession,
-        [[peer, id.incarnation, id.sequence] for peer, id in sorted(state.counted.items())],
-    ]
-    if revision.number:
-        covered += [state.buffered, list(revision.covered)]
-    elif state.buffered:
-        covered.append(state.buffered)
-    if any(state.paced):
-        covered.append(list(state.paced))
-    if state.tables:
-        covered.append([astuple(table) for table in state.tables])
-    return json.dumps(covered, separators=(",", ":")).encode()
+def commit_of(state: State, close: Close, hashes: tuple[str, ...], owners: tuple[str, ...], rules: Rules) -> Commit:
+    """Return the commit of a Close, whose means have these hashes and were made by these owners."""
+    assert close.choice is not None
+    version = append(state, close.choice, close.key, hashes, rules).version
+    held = close.term, close.holder, close.key, close.choice.bare(), hashes, owners
+    return Commit(state.fragment, state.version, version, *held)
+
+
+def chain_at(links: Links, epoch: int) -> str | None:
+    """Return the chain of this epoch; None if these links don't have it."""
+    place = epoch - links[0][0]
+    return links[place][1] if 0 <= place < len(links) else None
+
+
+def relation(mine: Version, my_links: Links, theirs: Version, their_links: Links = ()) -> str:
+    """Return how ``theirs`` relates to ``mine``: ``equal``, ``ancestor``, ``ahead`` (it descends from mine, or nothing
+    shows that it doesn't) or ``fork``. Versions and their links decide; a version below the other's links counts as its
+    ancestor."""
+    if theirs == mine:
+        return "equal"
+    if theirs.generation != mine.generation:
+        return "fork"
+    if any(chain_at(my_links, epoch) not in (None, chain) for epoch, chain in their_links):
+        return "fork"
+    if theirs.epoch > mine.epoch:
+        return "ahead"
+    known = chain_at(my_links, theirs.epoch)
+    return "ancestor" if known in (theirs.digest, None) else "fork"
+
+
+def descends(state: State, older: Version) -> bool:
+    """Whether the state's version is ``older`` or descends from it, as far as its links tell."""
+    return relation(state.version, state.links, older) in ("equal", "ancestor")

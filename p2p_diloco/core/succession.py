@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .election import in_tiers, without
-from .messages import Plan
 
 
 def elected(
@@ -21,11 +20,13 @@ def elected(
     return in_tiers(run, 0, shards, [dict.fromkeys(members, 1.0) for members in (reachable, private)])
 
 
-def may_stay(me: str, plan: Plan, reachable: Sequence[str], private: Sequence[str], room: int) -> tuple[str, ...]:
+def may_stay(
+    me: str, line: Sequence[str], reachable: Sequence[str], private: Sequence[str], room: int
+) -> tuple[str, ...]:
     """Return the peers that may stay successors: all reachable peers. If these are fewer than ``room``, present private
     successors make up the number. ``room``: how many successors there should be."""
     free = max(0, room - len(without(reachable, me)))
-    return (*reachable, *[peer for peer in without(plan.succession, me) if peer in private][:free])
+    return (*reachable, *[peer for peer in without(line, me) if peer in private][:free])
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:
@@ -35,23 +36,23 @@ def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float)
 
 
 def succession(
-    me: str, plan: Plan, order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
+    me: str, line: Sequence[str], order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
 ) -> tuple[str, ...]:
     """Return the succession that the next commit should name. First comes the aggregator: ``me``, unless the shard is
     handed over. Then come the present successors that are in ``able``, then other peers in the order of the election
     (``order``). ``room``: how many successors there should be."""
-    others, first = without(plan.succession, me), order[0]
+    others, first = without(line, me), order[0]
     successors = [p for p in others if p in able][:room]
     if hand_over and first not in successors:
         successors = [*successors[: max(0, room - 1)], first]
     spare = [p for p in (*order, *others) if p not in (me, *successors)]
-    line = [me, *successors, *dict.fromkeys(spare)][: 1 + max(room, len(successors))]
-    if hand_over and (first in plan.succession or not room):
-        line = [first, *without(line, first)][: 1 + room]
-    return tuple(line)
+    found = [me, *successors, *dict.fromkeys(spare)][: 1 + max(room, len(successors))]
+    if hand_over and (first in line or not room):
+        found = [first, *without(found, first)][: 1 + room]
+    return tuple(found)
 
 
-def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
+def worth_a_commit(me: str, line: Sequence[str], then: Sequence[str]) -> bool:
     """Whether a commit should be made only in order to change the succession to ``then``, because that hands the shard
     over or names a new peer."""
-    return then[0] != me or not {*then} <= {me, *plan.succession}
+    return then[0] != me or not {*then} <= {me, *line}

@@ -1,102 +1,117 @@
-"""Which peers a synchronous round waits for, for how long, and when it may close.
+"""Live peers for which a round has waited too long, because they answer probes but do not do their part.
 
-Law: answers questions about one round from the shard's state, the round's inbox, the fragment's attendance and the
-roster; changes nothing.
+Law: functions on one fragment's log, called once per heartbeat interval. A peer that leads and does nothing is passed
+over for this round, and named late in this peer's next choice. A peer that does not vote is only gone on without.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from . import claims, closing, holding, owning
+from .events import Effect, Note
+from .fragment import FragmentLog
+from .round import Phase
 
-from .attendance import Attendance
-from .messages import State
-from .roster import Roster
-from .round import Round
-from .rules import Rules
+TURNS = 4
+"""A peer that led and did nothing is promised nothing for so many graces, so that others can make the commit; twice as
+long each further time in one round, TURNS times at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Answers which peers one round of one shard waits for, and until when."""
+def pass_over(log: FragmentLog, now: float) -> list[Effect]:
+    """Add an interval to each wait, and go on without those for which it has lasted too long."""
+    round, step = log.round, log.rules.probe_every
+    most = awaited(log, now) if log.state is not None and log.phase not in (Phase.FINAL, Phase.FETCHING) else {}
+    round.waited |= {peer: round.waited.get(peer, -step) + step for peer in most}
+    over = sorted(peer for peer, longest in most.items() if round.waited[peer] >= longest)
+    if not over:
+        return []
+    if round.promised is not None and log.leads and log.phase is not Phase.HOLDING:
+        over = [peer for peer in over if claims.spare(log, peer)]
+        if not over:
+            return []
+        round.promised |= set(over)
+    else:
+        round.passed |= set(over)
+        log.late |= set(over)
+        for peer in () if log.leads else over:
+            times = round.idle.get(peer, (0, now))[0]
+            round.idle[peer] = times + 1, now + TURNS * log.grace() * (1 << min(times, TURNS))
+    text = (
+        f"fragment {log.fragment}: the round goes on without {', '.join(over)}, which answers probes but nothing else"
+    )
+    return [Note("passed", text)]
 
-    rules: Rules
-    roster: Roster
-    attendance: Attendance
-    state: State
-    round: Round
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the round's base."""
-        return self.state.version.epoch
+def awaited(log: FragmentLog, now: float) -> dict[str, float]:
+    """Return the live peers that the round can't do without, each with the longest wait for it."""
+    round = log.round
+    if log.leads:
+        held = dict.fromkeys(holding.must_hold(log), log.rules.confirms_within) if log.phase is Phase.HOLDING else {}
+        promises = log.rules.promises_within if log.rules.asynchronous else 2 * log.rules.settle
+        return held | dict.fromkeys(claims.missing(log), promises)
+    holder, since = round.handed
+    if holder != round.holder or not claims.able(log, holder) or not log.roster.live(holder):
+        return {}
+    working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
+    moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING
+    if len(working) < closing.needed(log) or moving or (excuses(log, holder) and _has_time(log, since, now)):
+        return {}
+    grace = max(log.grace(), log.rules.promises_within) if log.rules.asynchronous else log.grace()
+    times = 3 if log.phase is Phase.LACKING else 1  # a claimant first tries to have a told commit's means
+    return {holder: times * grace + 2 * log.rules.probe_every}
 
-    def missing(self) -> list[str]:
-        """Return the members of the group that are expected to contribute and have not done so."""
-        group = self.attendance.group(self.state.plan, self.epoch)
-        return [p for p in group if p not in self.round.inbox and self._expected(p)]
 
-    def awaits(self, peer: str) -> bool:
-        """Whether a plan names the peer for this round."""
-        return self.attendance.is_named(peer, self.state.plan, self.epoch)
+def _has_time(log: FragmentLog, since: float, now: float) -> bool:
+    return now - since < log.rules.round_timeout + log.grace()
 
-    @property
-    def needed(self) -> int:
-        """The lowest number of contributions that an outer step needs, by the revision that its commit will name. So a
-        revision that lowers ``min_peers`` also helps a round that has begun."""
-        revision = max(self.state.revision, self.roster.mine.revision)
-        return self.rules.needed(revision, first=not self.epoch)
 
-    def quorum(self, now: float) -> int:
-        """Return the lowest number of contributions with which the round may close: half of the peers that take part,
-        newcomers included, but at least two if several take part, and never fewer than ``needed``. One peer's data
-        would carry the model away, so of a pair one is enough only if the founder says so, by a revision."""
-        newcomers = self.attendance.newcomers(self.state.plan, self.epoch)
-        taking_part = len({*self.round.inbox, *self._taking_part(now), *newcomers})
-        least = 1 if max(self.state.revision, self.roster.mine.revision).min_peers == 1 else 2
-        return max(self.needed, min(taking_part, max(least, math.ceil(taking_part / 2))))
+def excuses(log: FragmentLog, holder: str) -> list[str]:
+    """Return whom the holder says that it waits for, as far as this peer would wait for them itself: so a leader can't
+    hide behind a peer that has long sent, nor behind its own trainer in round after round."""
+    summary = log.roster.summary(holder)
+    told = () if summary is None else dict(summary.awaits).get(log.fragment, ())
+    return [peer for peer in told if _would_wait(log, holder, peer)]
 
-    def may_close(self, now: float) -> bool:
-        """Whether the round may close with the contributions that it has; not while its shard is ahead (`level`)."""
-        if self.epoch > self.attendance.level.lowest or len(self.round.inbox) < self.quorum(now):
-            return False
-        return now >= self.deadline or not self._taking_part(now)
 
-    def closes_at(self) -> float | None:
-        """Return the time at which the round will close if no more messages arrive; None: it will not close."""
-        moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
-        return next(filter(self.may_close, sorted(moments)), None)
+def _would_wait(log: FragmentLog, holder: str, peer: str) -> bool:
+    round, summary = log.round, log.roster.summary(peer)
+    if summary is None or (peer == holder and (log.rules.asynchronous or closing.misses_often(log, peer))):
+        return False
+    if log.rules.asynchronous:
+        return peer != log.me
+    close = round.close if round.close is not None and round.close.holder == holder else None
+    if peer == log.me:
+        return close is not None and any((close.key, n) not in round.means for n in owning.owned(log, close))
+    sent = bool(summary.sent) and summary.sent[log.fragment] >= log.epoch
+    there = _numbers(log, None if close is None else close.key)
+    owns = any(owner == peer and number not in there for number, owner in enumerate(round.owners))
+    return (closing.works(log, peer, summary) and not sent) or (sent and owns)
 
-    @property
-    def deadline(self) -> float:
-        """The time at which the round stops waiting for missing members: from then on a quorum of contributions is
-        enough."""
-        return self.opened + self.rules.round_timeout
 
-    @property
-    def opened(self) -> float:
-        """When the round opened; not before its shard was level with the others of the fragment."""
-        return max(self.round.opened, self.attendance.level.since)
+def _numbers(log: FragmentLog, key: str | None) -> set[int]:
+    return {number for of, number in log.round.means if key in (None, of)}
 
-    def to_ask(self) -> list[str]:
-        """Return the peers to ask for contributions: the missing members of the group; if none is missing and more
-        contributions are needed, all working peers."""
-        if (missing := self.missing()) or len(self.round.inbox) >= self.needed:
-            return missing
-        working = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
-        return [p for p in working if p not in self.round.inbox]
 
-    def _taking_part(self, now: float) -> list[str]:
-        """Return the missing members for which the round still waits: they are sure to take part, or their grace has
-        not ended."""
-        return [p for p in self.missing() if now < self._given_up_at(p)]
+def awaits(log: FragmentLog, now: float) -> tuple[str, ...]:
+    """Return whom this peer waits for as the holder of the term, for its Summary."""
+    if not log.leads:
+        return ()
+    if log.phase is Phase.HOLDING:
+        found = set(holding.must_hold(log))
+    elif log.phase is Phase.CLOSING and log.round.close is not None:
+        means = log.means_of(log.round.close.key)
+        found = {owner for number, owner in enumerate(log.round.close.owners) if number not in means}
+    else:
+        asked = [] if log.rules.asynchronous else closing.to_ask(log, now)
+        found = {*asked, *claims.missing(log)}
+    return tuple(sorted(found))[:8]
 
-    def _given_up_at(self, peer: str) -> float:
-        """Return the time at which the round stops waiting for a missing member; inf: it is sure to take part."""
-        sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
-        return math.inf if sure else self.attendance.waits_until(peer, self.opened)
 
-    def _expected(self, peer: str) -> bool:
-        """Whether the peer is expected to contribute: it is a worker that is not idle, or it is presumed live."""
-        summary = self.roster.summary(peer)
-        return self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle
+def watched(log: FragmentLog, now: float) -> set[str]:
+    """Return the peers that are probed in each interval because this round waits for them."""
+    if log.state is None or log.phase is Phase.FINAL:
+        return set()
+    holder = log.round.handed[0] and log.round.holder
+    found = {holder, *excuses(log, holder), *claims.missing(log)}
+    if log.leads and log.round.readys:
+        found |= set(awaits(log, now))
+    return found - {log.me, ""}

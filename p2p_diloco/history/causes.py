@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from p2p_diloco.fragments import events, messages
+from p2p_diloco.core import events, messages
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, key_of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from p2p_diloco.fragments.events import Effect
-from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.core.events import Effect
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.history.reading import Life
 from p2p_diloco.history.words import tell
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from p2p_diloco.fragments.events import Effect, Event
+from p2p_diloco.core.events import Effect, Event
 from p2p_diloco.history.words import tell
 
 

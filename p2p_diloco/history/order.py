@@ -14,8 +14,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.fragments.events import Note, Received, Send
-from p2p_diloco.fragments.messages import Commit, Head, Message, Part, Ready
+from p2p_diloco.core.events import Note, Received, Send
+from p2p_diloco.core.messages import Commit, Head, Message, Part, Ready
 from p2p_diloco.history.entry import Entry
 
 if TYPE_CHECKING:

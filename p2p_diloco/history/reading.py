@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from p2p_diloco.core.events import Depart
 from p2p_diloco.errors import ConfigError, reason
-from p2p_diloco.fragments.events import Depart
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.node.history import GZIP, SUFFIX
 from p2p_diloco.node.recorded import Clock, End, Fed, Head, Name, read_head, read_line

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.fragments import events, messages
+from p2p_diloco.core import events, messages
 from p2p_diloco.history.causes import CRASHED, Causes, Hop, joined
 from p2p_diloco.history.entry import Entry
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from p2p_diloco.fragments.events import Apply, Depart, Finished, Found, Note, Start
+from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
 from p2p_diloco.history.causes import CRASHED
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.rounds import Epochs, Round, is_slow, rounds, usual

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.leases import WEIGHT_MIN
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments import messages as m
 
 
 def tell(what: e.Event | e.Effect) -> str:

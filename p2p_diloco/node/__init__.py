@@ -23,7 +23,7 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
 
-For `p2p_diloco.fragments`, which tests alone choose so far (`which_core`):
+For `p2p_diloco.core`, which tests alone choose so far (`which_core`):
 
     fragment_node     the loop, in the place of `node`, `posting` and `backpressure`
     fragment_inbox    incoming messages, in the place of `misfit` and of those that `run_inbox` passes to the replica

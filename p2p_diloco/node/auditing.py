@@ -23,11 +23,10 @@ from random import SystemRandom
 
 import msgspec
 
-from p2p_diloco.core.events import Expelled
+from p2p_diloco.core.events import Apply, Average, Averaged, Expelled
+from p2p_diloco.core.messages import Choice, Mean
+from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments.events import Apply, Average, Averaged
-from p2p_diloco.fragments.messages import Choice, Mean
-from p2p_diloco.fragments.state import chain_at, key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.statements import octets, pack, unpack
 from p2p_diloco.node import wire

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 
+from p2p_diloco.core.events import Event, Found, Restore, Revised
+from p2p_diloco.core.state import State
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.fragments.events import Event, Found, Restore, Revised
-from p2p_diloco.fragments.state import State
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.joining import Joined, holders_of

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from p2p_diloco.core.messages import Choice, Ready
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments.messages import Choice, Ready
 from p2p_diloco.node.wire import OfMean
 
 KEPT_BYTES = 256 * 2**20

@@ -12,9 +12,9 @@ import time
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
+from p2p_diloco.core.events import Event
 from p2p_diloco.core.lives import SALT_BITS, incarnation
-from p2p_diloco.fragments.events import Event
-from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.describing import Describing
@@ -26,7 +26,6 @@ from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.seals import Seals
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.slice_work import SliceWork
 
@@ -62,7 +61,6 @@ class Common:
         transport.limits = run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self.outbox = Outbox(transport, transferring, gives_way=not run.rules.asynchronous)
-        self.seals = Seals(transport, run.token)
         self.fetching = Fetching(transport, run.run_id, local.cache_dir, local.cache_bytes)
         """Fetches slices of data sets from data nodes."""
         self.events, self.event_log, self.history = EventQueue[Event](), EventLog(transport.peer_id), History()

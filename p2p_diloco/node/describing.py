@@ -74,7 +74,7 @@ class DescriptionInbox(Handler):
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
     def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = wire.unpack(header, self._token)
+        message = wire.unpack(header, self._token) if header[:1] == wire.OF_NODES else None
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
         if not 0 < message.nbytes <= self._bytes_max:

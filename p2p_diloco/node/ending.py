@@ -14,10 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.roster import Roster
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends

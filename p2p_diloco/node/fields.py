@@ -14,12 +14,12 @@ from typing import Any
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import Table, Use
+from p2p_diloco.core.messages import Choice, Links, Ready, Summary, What
+from p2p_diloco.core.plan import SPARE_EPOCHS, Member, Plan, plan_after
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import LINKS_MAX, State, founding, hash_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.fragments.messages import Choice, Links, Ready, Summary, What
-from p2p_diloco.fragments.plan import SPARE_EPOCHS, Member, Plan, plan_after
-from p2p_diloco.fragments.state import LINKS_MAX, State, founding, hash_of
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.forms import About, Form, Unfit, Unplaced

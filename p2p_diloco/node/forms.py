@@ -21,9 +21,9 @@ import base58
 import msgspec
 from msgspec import Meta
 
+from p2p_diloco.core.plan import Member
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments.plan import Member
 from p2p_diloco.net.signing import PEER_ID
 
 ITEMS_MAX = 12_000

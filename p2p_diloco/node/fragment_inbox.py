@@ -1,4 +1,4 @@
-"""Incoming messages of `p2p_diloco.fragments`: decoded, checked, and fed to the node.
+"""Incoming messages of `p2p_diloco.core`: decoded, checked, and fed to the node.
 
 Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
 values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has.
@@ -7,18 +7,19 @@ values. One that names peers by their places in a roll that this peer doesn't ha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.events import Granted, Received
 from p2p_diloco.core.leases import WEIGHT_MIN, fault
 from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.roster import Peer
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, key_of
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.events import Granted, Received
-from p2p_diloco.fragments.roster import Peer
-from p2p_diloco.fragments.state import State, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
@@ -33,9 +34,9 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
+log = logging.getLogger(__name__)
+
 Key = tuple[str, type, int, int]
-OF_NODES = b"\x94"
-"""The first byte of a header of `wire`, which has four parts. One of `headers` has three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,12 @@ class FragmentInbox(Handler):
         self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
         self._proven, self._beside, self._members = proven, beside, members
         self._allowances = Allowances()
+        self._unsigned = set[str]()  # peers whose unsigned revisions were logged
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        if header[:1] == OF_NODES:
+        if header[:1] == wire.OF_NODES:
             of_node, nbytes = self._beside.read(sender, header)
             if not isinstance(of_node, wire.NodeMessage):
                 raise Refusal("this peer's run has a log for each fragment")
@@ -141,13 +143,20 @@ class FragmentInbox(Handler):
         why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
         if why := why or self._unsound(message) or self._misgranted(sender, message):
             raise Refusal(f"the {type(message).__name__} is refused: {why}")
-        if isinstance(message, m.Probe | m.ProbeAck) and not self._proven(message.summary.revision):
+        if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
+            if sender not in self._unsigned:
+                self._unsigned.add(sender)
+                what = "ignored the revision %s of the peer %s: not signed by the run's founder"
+                log.warning(what, revision, sender)
             return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
         return message
 
+    def _may_hold(self, revision: Revision) -> bool:
+        return revision.sound and self._proven(revision)
+
     def _unsound(self, message: m.Message) -> str:
         """Why a message's values or its revision can't be used; empty if they can."""
-        if not all(map(self._proven, _revisions(message))):
+        if not all(map(self._may_hold, _revisions(message))):
             return "the run's founder has not signed its revision"
         if not isinstance(message, m.Slice | m.Mean | m.Part):
             return ""

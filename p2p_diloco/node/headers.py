@@ -1,4 +1,4 @@
-"""Encodes the messages of `p2p_diloco.fragments` as header bytes, and decodes them: msgpack of [protocol, token, [tag,
+"""Encodes the messages of `p2p_diloco.core` as header bytes, and decodes them: msgpack of [protocol, token, [tag,
 fields...]].
 
 Law: any bytes give a message, a `Folded` message or a `Refusal`, and take memory by their length, whatever lengths they
@@ -14,21 +14,19 @@ from typing import Annotated, Any, Union, get_args
 
 import msgspec
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.state import State, rooted
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import State, rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import CHOICE, COUNT, FRAGMENTS_MAX, KEY, LINKS, STATE, VERSION, written
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
 from p2p_diloco.node.signatures import LIFE_BYTES
+from p2p_diloco.node.wire import PROTOCOL
 
 Buffer = bytes | bytearray | memoryview
 
-PROTOCOL = 9
-"""The version of the protocol. Peers of another version are refused with both numbers."""
-TOKEN_BYTES = 16
 LENGTH = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
 
 OF_LIFE = f.octets(0, LIFE_BYTES + SIGNATURE_BYTES)

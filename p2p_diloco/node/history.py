@@ -28,11 +28,11 @@ import msgspec
 
 from p2p_diloco import __version__
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.fragments.events import Effect, Event, Received
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.node.headers import PROTOCOL
+from p2p_diloco.core.events import Effect, Event, Received
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.node.recorded import Head, packed
 from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Mean, Message, Part, Slice
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.round import Phase
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Mean, Message, Part, Slice
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.round import Phase
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node.events import EventQueue, Fed
 from p2p_diloco.node.forms import NOBODY, NOWHERE, About

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.events import Fill
+from p2p_diloco.core.lineage import model_of
+from p2p_diloco.core.state import State, final, is_sound
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.events import Fill
-from p2p_diloco.fragments.lineage import model_of
-from p2p_diloco.fragments.state import State, final, is_sound
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ends

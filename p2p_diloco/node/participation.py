@@ -13,8 +13,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from p2p_diloco.errors import Refused
-from p2p_diloco.fragments.events import (
+from p2p_diloco.core.events import (
     Average,
     Complaint,
     Depart,
@@ -25,6 +24,7 @@ from p2p_diloco.fragments.events import (
     Reachable,
     Revised,
 )
+from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.node import curves, records, revising
 from p2p_diloco.node.alike import Alike

@@ -19,10 +19,10 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 import msgspec
 
+from p2p_diloco.core.events import Effect, Event
+from p2p_diloco.core.messages import Message
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.fragments.events import Effect, Event
-from p2p_diloco.fragments.messages import Message
-from p2p_diloco.fragments.state import State
+from p2p_diloco.core.state import State
 
 FORM = 2
 """The version of this form."""

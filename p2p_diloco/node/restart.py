@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.core.replica import Replica
 
 LOOK_EVERY_S = 1.0
 

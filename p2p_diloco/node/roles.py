@@ -6,7 +6,7 @@ signed (`revising`), whatever a member's role is.
 
 from __future__ import annotations
 
-from p2p_diloco.fragments import messages as m
+from p2p_diloco.core import messages as m
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, NodeMessage, Nudge, SliceBytes, SliceList
 
 

@@ -67,7 +67,6 @@ class Run:
                 tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
             ),
             **{name: getattr(config, name) for name in same},
-            small=tuple(shard.index for shard in layout.shards if shard.kind != PARAMETER),
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
             samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.revision import FOUNDED, STOPS, Revision
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, final, founded_by
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
-from p2p_diloco.fragments.events import Damaged
-from p2p_diloco.fragments.state import State, final, founded_by
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fields import STATE
 from p2p_diloco.node.forms import NOBODY, About, Unfit

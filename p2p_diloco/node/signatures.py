@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from blake3 import blake3
 
+from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
 from p2p_diloco.net.interface import Records
 from p2p_diloco.net.statements import as_text, from_text, pack
 

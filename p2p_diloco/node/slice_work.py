@@ -1,4 +1,4 @@
-"""Carries out the effects of `p2p_diloco.fragments` on tensors: means, outer steps, fetched slices, digests.
+"""Carries out the effects of `p2p_diloco.core` on tensors: means, outer steps, fetched slices, digests.
 
 Law: a version says nothing of tensors, so nothing is proposed or compared. `apply` changes the present tensors in
 place, slice by slice, and returns when all are done; the node calls it only while the replica still waits for this
@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.version import Version
-from p2p_diloco.fragments.events import (
+from p2p_diloco.core.events import (
     Accept,
     Applied,
     Apply,
@@ -29,8 +28,9 @@ from p2p_diloco.fragments.events import (
     Roll,
     Rolled,
 )
-from p2p_diloco.fragments.messages import Commit, Mean, Message, Part, Slice
-from p2p_diloco.fragments.state import is_empty
+from p2p_diloco.core.messages import Commit, Mean, Message, Part, Slice
+from p2p_diloco.core.state import is_empty
+from p2p_diloco.core.version import Version
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.encoding import Encoding
 from p2p_diloco.node.run import Run

@@ -11,11 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.dylu import Pace
-from p2p_diloco.core.submitting import ENDED
 from p2p_diloco.node.status import Submissions
 
 STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """The lower bounds of a staleness histogram's bins, in epochs; the last bin has no upper bound."""
+
+ENDED = "the run has ended"
+TOO_OLD = "the submission was further behind than max_staleness"
+MISUSED = "the submission was made from data that another peer had used or leased"
+LEFT = "this peer has left the lineage that the submission was made on"
+"""Why a submission was not counted."""
 
 
 class SubmissionLog:

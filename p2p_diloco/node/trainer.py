@@ -17,17 +17,16 @@ from typing import Any
 
 from torch import Tensor
 
+from p2p_diloco.core import events as e
+from p2p_diloco.core.admission import is_counted
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
+from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
-from p2p_diloco.core.submitting import ENDED, LEFT, MISUSED, TOO_OLD
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.state import descends, final
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.admission import is_counted
-from p2p_diloco.fragments.lineage import model_of
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.state import descends, final
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
@@ -38,7 +37,7 @@ from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.submissions import SubmissionLog
+from p2p_diloco.node.submissions import ENDED, LEFT, MISUSED, TOO_OLD, SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import PARAMETER
 

@@ -11,13 +11,16 @@ from typing import Any, get_args
 
 import msgpack
 
+from p2p_diloco.core import messages
 from p2p_diloco.core.version import Version
-from p2p_diloco.fragments import messages
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
-PROTOCOL = 8
+PROTOCOL = 9
 """The version of the protocol. Peers of another version are refused with both numbers."""
+
+OF_NODES = b"\x94"
+"""The first byte of a header of this module, which has four parts. One of `headers` has three."""
 
 TOKEN_BYTES = 16
 """Length of the token that identifies a run, its settings and its model."""

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from p2p_diloco.fragments.plan import fast_enough, rooms
+from p2p_diloco.core.plan import fast_enough, rooms
 from p2p_diloco.tensors.partition import SHARDS_MAX, spread
 
 WIRE_BYTES: Mapping[str, float] = {

@@ -79,7 +79,7 @@ def test_check(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     code, told, _ = replay("--check")
     assert code == 0
     assert told.count("every effect is as recorded") == 3
-    from p2p_diloco.fragments.roster import Roster
+    from p2p_diloco.core.roster import Roster
 
     monkeypatch.setattr(Roster, "failed", lambda self, peer: False)
     code, told, _ = replay("--check")

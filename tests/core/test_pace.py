@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p_diloco.core.messages import Summary
 from p2p_diloco.core.pace import LATE_MAX, STEPS_MAX, StepTimes, is_over, speeds, trains_for
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.fragments.messages import Summary
 
 
 def summary(speed: float, **values: Any) -> Summary:

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.messages import Plan
 from p2p_diloco.core.succession import elected, hands_over, may_stay, succession, worth_a_commit
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:
     """The succession after the next commit of the first peer in ``line``."""
-    return "".join(succession(line[0], Plan((), tuple(line)), order, able or order, room, hand_over=hand_over))
+    return "".join(succession(line[0], tuple(line), order, able or order, room, hand_over=hand_over))
 
 
 def test_an_able_successor_stays() -> None:
@@ -46,7 +45,7 @@ def test_a_shard_is_handed_over_after_a_while_to_another_elected_peer() -> None:
 
 def test_a_new_name_or_another_aggregator_is_worth_a_commit() -> None:
     """A missing name or another order is not."""
-    plan = Plan((), tuple("abc"))
+    plan = tuple("abc")
     assert worth_a_commit("a", plan, "abd")
     assert worth_a_commit("a", plan, "ba")
     assert not worth_a_commit("a", plan, "acb")
@@ -91,4 +90,4 @@ def test_private_peers_are_elected_after_all_reachable_ones() -> None:
 )
 def test_private_successors_stay_only_while_reachable_ones_are_too_few(reachable: str, room: int, stay: str) -> None:
     """In the order of the plan; a, which aggregates, takes no place."""
-    assert may_stay("a", Plan((), tuple("apbq")), list(reachable), ["p", "q", "r"], room) == tuple(stay)
+    assert may_stay("a", tuple("apbq"), list(reachable), ["p", "q", "r"], room) == tuple(stay)

@@ -6,13 +6,14 @@ Law: a target takes any bytes and returns, or raises what it promises. Anything 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import tarfile
 import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,21 +26,9 @@ from rich.console import Console
 from safetensors.numpy import save as as_safetensors
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.messages import (
-    Commit,
-    Contribution,
-    Counted,
-    Fetch,
-    Plan,
-    Probe,
-    State,
-    Summary,
-    TakeOver,
-    Versions,
-)  # fmt: skip
-from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.state import founding
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.data.formats import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
@@ -64,13 +53,14 @@ from p2p_diloco.net.statements import from_text
 from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking, unowned, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.fragment_inbox import misplaced
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.history import SUFFIX
-from p2p_diloco.node.misfit import misfit
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.saving import Checkpoint
+from p2p_diloco.node.saving import Checkpoint, _packed
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
 from p2p_diloco.observe.snapshot import snapshot
 from p2p_diloco.observe.view import lines
@@ -80,11 +70,12 @@ from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.history.recorded import RecordedWorld
 from tests.net.members import KEY, invitation, membership
+from tests.node.headers_world import RULES
+from tests.node.headers_world import Run as HeadersRun
 
 ME = SigningKey(b"m" * 32)
 OTHER = SigningKey(b"o" * 32)
 TOKEN = b"t" * wire.TOKEN_BYTES
-SHARDS, FRAGMENTS = 2, 1
 
 
 @dataclass(frozen=True)
@@ -126,28 +117,28 @@ def now(reading: Coroutine[Any, Any, object]) -> None:
 
 
 def _headers() -> list[bytes]:
-    base, made = Version(0, 0, 0, "d" * 32), Version(0, 8, 1, "e" * 32)
-    plan = Plan((ME.peer_id,), (ME.peer_id, OTHER.peer_id))
-    counted = Counted(ME.peer_id, ContributionId(7, 1), 1.0, 8)
     mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
-    said: list[wire.AnyMessage] = [
-        Probe(Summary(7, "worker", True, ModelVersion(0, 8, 1, "e" * 32), (1,), False)),
-        Contribution(0, base, ContributionId(7, 1), ContributionId(7, 1), 2.0, 8),
-        Commit(0, base, made, 3, ME.peer_id, (counted,), plan, revision=Revision(1, outer_lr=0.5), seal=b"s" * 64),
-        State(0, made, 3, plan, {ME.peer_id: ContributionId(7, 1)}, {0: "d" * 32, 1: "e" * 32}),
-        Fetch((base, None)), Versions((base, made), False), TakeOver(1, base, 5), wire.Describe(),
-        wire.Description(100), wire.Nudge(3), wire.Audit(mean), wire.Copy(mean, OTHER.peer_id, b"s" * 64),
-        wire.ListSlices("train"),
-        wire.Accusation(mean, base, b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
-        wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0), wire.SliceBytes("a" * 64, 0, 100),
+    said: list[wire.NodeMessage] = [
+        wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean),
+        wire.Copy(mean, OTHER.peer_id, b"s" * 64),
+        wire.Accusation(mean, Version(0, 0, 0, "d" * 32), b"s" * 64, 100), wire.Contradicts(ME.peer_id, b"ready", 100),
+        wire.ListSlices("train"), wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0),
+        wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
     return [wire.pack(message, TOKEN) for message in said]
 
 
-def _header(case: bytes) -> None:
-    message = wire.unpack(case, TOKEN)
-    if not isinstance(message, wire.NodeMessage):
-        misfit(message, SHARDS, FRAGMENTS)
+def _rounds() -> list[bytes]:
+    """Each message of a round, of a run of four peers; of long ones the payload that they come as."""
+    run = HeadersRun(4)
+    packed = (pack(message, run.about(), TOKEN) for message in run.messages())
+    return [bytes(opened(header, TOKEN)) if long is None else long for header, long in packed]
+
+
+def _message(case: bytes) -> None:
+    message = unpack(case, About(OTHER.peer_id, RULES), Rolls())
+    if not isinstance(message, Folded):
+        misplaced(message, RULES)
 
 
 def _frames(case: bytes) -> None:
@@ -157,7 +148,8 @@ def _frames(case: bytes) -> None:
 
 
 def _network() -> Iterator[Target]:
-    yield Target("headers", _headers(), _header, (Refusal,))
+    yield Target("headers", _headers(), lambda case: wire.unpack(case, TOKEN), (Refusal,))
+    yield Target("messages", _rounds(), _message, (Refusal,))
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))
     member = membership(ME.peer_id)
@@ -332,13 +324,12 @@ def _formats(folder: Path) -> Iterator[Target]:
 
 def _checkpoints(folder: Path) -> Target:
     layout = _layout()
-    state = State(0, Version(0, 8, 1, "e" * 32), 3, Plan((ME.peer_id,), (ME.peer_id,)), {}, {1: "e" * 32})
+    state, rules = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1), Run("r", RunConfig(), layout).rules
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
-    reached = digest(torch.zeros(16), outer, meta_of(state))
-    state = replace(state, version=replace(state.version, digest=reached), history={1: reached})
     told = {
         "run_id": "r", "generation": 0, "samples": 8, "config": RunConfig().to_wire(), "layout": layout.to_wire(),
-        "states": [to_plain(state)], "founded": [ME.peer_id, 1.0], "card": "",
+        "fragments": [_packed(state, rules)], "digests": [digest(torch.zeros(16), outer, b"")],
+        "founded": [ME.peer_id, 1.0], "card": "",
     }  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}
     where = save(folder, 1, tensors, told, 3) / MANIFEST
@@ -363,15 +354,17 @@ def _histories(folder: Path) -> Target:
     world = RecordedWorld(folder / "seeds")
     world.run(3.0)
     world.lives()
-    packed = [zlib.decompressobj().decompress(file.read_bytes()) for file in (folder / "seeds").rglob(f"*{SUFFIX}")]
+    packed = [
+        zlib.decompressobj(wbits=31).decompress(file.read_bytes()) for file in (folder / "seeds").rglob(f"*{SUFFIX}")
+    ]
     path = folder / f"case{SUFFIX}"
 
     def replay(case: bytes) -> None:
-        path.write_bytes(zlib.compress(case))
+        path.write_bytes(gzip.compress(case))
         lives = read([path])
         check(lives[0])
         found = ordered(lives)
-        list(Story(found.entries, lives[-1].head["rules"]["fragments"]).text(naming(lives), 100))
+        list(Story(found.entries, len(lives[-1].head.rules.fragments)).text(naming(lives), 100))
 
     return Target("histories", packed, replay, (P2PDilocoError,))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.fragments.events import Send
+from p2p_diloco.core.events import Send
 from p2p_diloco.history.check import check
 from p2p_diloco.history.entry import Entry
 from tests.history.recorded import RecordedWorld

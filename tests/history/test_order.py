@@ -9,8 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.fragments.events import Received, Send
-from p2p_diloco.fragments.messages import Commit, Ready
+from p2p_diloco.core.events import Received, Send
+from p2p_diloco.core.messages import Commit, Ready
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, Ordered, ordered
 from tests.history.recorded import CALM, RecordedWorld, as_written

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.fragments.events import Start, Wakeup
+from p2p_diloco.core.events import Start, Wakeup
 from p2p_diloco.history import story
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.order import DIED, ordered

@@ -1,4 +1,4 @@
-"""Peers of a run of `p2p_diloco.fragments` within one loop: nodes over the in-memory swarm, real tensors, and trainers
+"""Peers of a run of `p2p_diloco.core` within one loop: nodes over the in-memory swarm, real tensors, and trainers
 that stand still while their contribution is out."""
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Commit
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Commit
-from p2p_diloco.fragments.replica import Replica
 from p2p_diloco.node.fragment_inbox import FragmentInbox
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.node import Node

@@ -8,12 +8,12 @@ from typing import Any
 
 import base58
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.leases import DataSet, Lease, Table, Use
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, append, commit_of, founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import State, append, commit_of, founding, key_of, rooted
 from p2p_diloco.node.forms import About, Roll
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Part
-from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Part
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork

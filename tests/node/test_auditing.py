@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from p2p_diloco.fragments.messages import Close
-from p2p_diloco.fragments.state import key_of, rooted
+from p2p_diloco.core.messages import Close
+from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.statements import pack
 from p2p_diloco.node import participation

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.core.events import Damaged
+from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -167,8 +166,7 @@ def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
 ) -> None:
     """The wait for a repair is bounded, because no peer may have the shard; the log names the shards."""
     monkeypatch.setattr(Rules, "mended_within", 0.05)
-    post = EventQueue.post
-    monkeypatch.setattr(EventQueue, "post", lambda self, event: isinstance(event, Damaged) or post(self, event))
+    monkeypatch.setattr(Fetching, "repaired", lambda self, fragment: (0,))
 
     async def story() -> None:
         peer = memory_peer(MemoryNetwork(), "a", {**quick, "heartbeat_timeout": 20.0}, sizes=(3,))

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.allowance import FETCHES_AT_ONCE
 from p2p_diloco.node.forms import About
@@ -169,7 +169,7 @@ def test_a_message_that_names_peers_by_places_waits_for_its_roll() -> None:
             late = Peer(first.network, "x", first.run)
             state = first.replica.logs[0].held
             vote = m.Vote(0, state.version, 1, "b")
-            commit = replace(first.replica.logs[0].last[-1][0], base=state.version, seal=bytes(64))
+            commit = replace(first.replica.logs[0].last[-1][0], base=state.version, seal=bytes(72))
             for message in (vote, commit):
                 await late.transport._inbox.deliver("a", first.node._packed(message)[0], None)
             assert late.replica.logs[0].early == {}
@@ -195,8 +195,8 @@ def test_one_that_was_killed_comes_back() -> None:
             back.meets(*peers[:2])
             peers.append(back)
             present = [*peers[:2], back]
-            await reach(present, 6)
-            await reach(present, 7)
+            for epoch in range(5, 12):
+                await reach(present, epoch)
             agree(present, peers)
             assert [peer for peer, _ in back.work.commits[-1].choice.entries] == ["a", "b", "c"]
 
@@ -240,7 +240,7 @@ def test_damaged_memory_is_not_sent() -> None:
     run(play())
 
 
-def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
+def test_what_cannot_be_used_is_refused_before_the_replica_sees_it(caplog: pytest.LogCaptureFixture) -> None:
     """Values that are not finite, a payload of another length, a signature of another peer, a revision that nobody
     signed; of a probe all but the revision is believed."""
 
@@ -266,9 +266,17 @@ def test_what_cannot_be_used_is_refused_before_the_replica_sees_it() -> None:
             await inbox.deliver("a", node._packed(revised)[0], None)
             known = other.replica.roster.summary("a")
             assert (known.bandwidth, known.revision.number, other.replica.roster.mine.revision.number) == (7.0, 0, 0)
-            head = m.Head(0, replace(first.replica.logs[0].held, revision=Revision(1, 0.5)))
-            with pytest.raises(Refusal, match="founder has not signed its revision"):
-                await inbox.deliver("a", node._packed(head)[0], None)
+            await inbox.deliver("a", node._packed(revised)[0], None)
+            assert caplog.text.count("not signed by the run's founder") == 1
+            for proven, revision in (
+                (False, Revision(1, 0.5)),
+                (True, Revision(1, -0.1)),
+                (True, Revision(1, 0.5, 1.0)),
+            ):
+                inbox.handler._proven = lambda revision, proven=proven: proven
+                head = m.Head(0, replace(first.replica.logs[0].held, revision=revision))
+                with pytest.raises(Refusal, match=r"founder has not signed its revision|can't be read"):
+                    await inbox.deliver("a", node._packed(head)[0], None)
 
     run(play())
 

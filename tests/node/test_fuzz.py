@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.state import founding, key_of, rooted
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.fragment_inbox import misplaced
 from p2p_diloco.node.headers import pack

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.state import append, is_sound, key_of
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import append, is_sound, key_of
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.fragment_inbox import misplaced

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.events import Wakeup
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.fragments.events import Wakeup
 from p2p_diloco.history.check import check
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node import history

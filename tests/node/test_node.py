@@ -13,9 +13,9 @@ import torch
 import uvloop
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Leave, Slice, Want, What
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Leave, Slice, Want, What
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox

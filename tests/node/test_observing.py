@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.errors import GaveUpWaiting, ModelMismatch, Refused
-from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import observing
 from p2p_diloco.node.channel import NodeEnd, TrainerEnd

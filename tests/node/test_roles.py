@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.state import founding, is_sound
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
-from p2p_diloco.fragments.events import Damaged
-from p2p_diloco.fragments.state import founding, is_sound
 from p2p_diloco.node import saving
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.state import commit_of, key_of
 from p2p_diloco.net.records import SIGNATURE_BYTES
 from p2p_diloco.node.signatures import Signatures, hash_of
 from tests.net.memory import MemoryNetwork

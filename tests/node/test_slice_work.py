@@ -1,4 +1,4 @@
-"""The effects of fragments on tensors: the bits of today's steps, in place, each slice whole or not at all."""
+"""The effects of fragments on tensors: steps in place, each slice whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core import events as today
+from p2p_diloco.core.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
 from p2p_diloco.core.leases import WEIGHT_MIN, DataSet, Use
-from p2p_diloco.core.messages import Commit as ShardCommit
-from p2p_diloco.core.messages import Contribution, Counted
-from p2p_diloco.core.messages import Plan as ShardPlan
+from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments.events import Accept, Apply, Average, Damaged, Digested, Fill, Keep, Roll
-from p2p_diloco.fragments.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.tensor_work import TensorWork
-from p2p_diloco.tensors.layout import Layout, ParamSpec
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors import running
+from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec
+from p2p_diloco.tensors.mean import weighted_mean
+from p2p_diloco.tensors.outer_state import OuterState
 
 ID = ContributionId(1, 1)
 LAYOUT = Layout.build((ParamSpec("p", (12,), "float32"),), 1, "contiguous", 4, (ParamSpec("b", (2,), "float32"),))
@@ -93,65 +92,61 @@ def stepped(made: SliceWork, value: float, epoch: int = 0, weight: float = 1.0) 
     [{}, {"codec": "bf16"}, {"codec": "int8"}, {"aggregation": "centered_clip"}, {"outer": "auto", "sync_every": 100},
      {"outer_optimizer": "adam", "outer_lr": 0.1, "nesterov": False}],
 )  # fmt: skip
-def test_rounds_make_the_same_bits_as_the_rounds_of_shards(config: dict[str, Any], revision: Revision) -> None:
-    """Means, steps, limits, rates that rise with the epoch, buffers: over six rounds of three peers, as today."""
+def test_rounds_make_the_steps_of_the_outer_state(config: dict[str, Any], revision: Revision) -> None:
+    """Means, steps, limits, rates that rise with the epoch, buffers: over six rounds of three peers."""
     ours = work(**config)
-    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    run = ours._run
+    theirs = OuterState(LAYOUT, run.outer, torch.linspace(0, 1, LAYOUT.numel), run.config.step_limit)
     delta = torch.linspace(-1, 1, LAYOUT.numel)
     values = {peer: delta * scale for peer, scale in zip("abc", (1.0, 3.0, 100.0), strict=True)}
     weights = {"a": 1.0, "b": 2.0, "c": 1.5}
     for epoch in range(6):
         chosen, made = choice(weights, revision), []
-        for number in range(SLICES):
-            parts = {
-                p: memoryview(bytearray(theirs.encode(number, v, ContributionId(1, epoch)))) for p, v in values.items()
-            }
+        for number, place in enumerate(LAYOUT.shards):
+            codec, reply = run.codecs(number)
+            parts = [(p, memoryview(bytearray(ours.encode(number, v, replace(ID, sequence=epoch)))))
+                     for p, v in values.items()]  # fmt: skip
             done = ours.average(Average(0, at(epoch), "k", number, tuple(
-                (weights[p], Slice(0, at(epoch), p, ID, number, "", part)) for p, part in parts.items())))  # fmt: skip
-            contributions = tuple(
-                (p, Contribution(number, at(epoch), ID, ID, weights[p], 1, q)) for p, q in parts.items()
-            )
-            averaged = theirs.average(today.Average(number, at(epoch), contributions, b"m", None, 0, revision, peers=3))
-            assert isinstance(averaged, today.Averaged)
-            assert bytes(averaged.payload) == bytes(done.payload)
-            theirs.accept([(number, averaged.digest)])
+                (weights[p], Slice(0, at(epoch), p, ID, number, "", part)) for p, part in parts)))  # fmt: skip
+            given = [(p, weights[p], part) for p, part in parts]
+            if place.kind == PARAMETER:
+                dtype = codecs.written_in(reply, "nearest")
+                mean = weighted_mean(given, codec, place.numel, dtype, run.config.aggregation)
+                rates = run.rates_at(revision, epoch)
+                theirs.step(number, theirs.slices[number], codecs.encode(mean, reply), reply, 3, 0, rates)
+            else:
+                mean = running.together(place.kind, given, place.numel, run.config.aggregation)
+                theirs.step_buffers(number, theirs.slices[number], codecs.encode(mean, reply), 1.0)
+            assert bytes(done.payload) == bytes(codecs.encode(mean, reply))
             made.append(Mean(0, at(epoch), "k", number, done.hash, "a", done.payload))
         ours.apply(Apply(commit(chosen, epoch), tuple(made)))
         for number in range(SLICES):
-            assert ours.state.slices[number].digest() == theirs.store.digest(number, b"")
+            assert ours.state.slices[number].digest() == theirs.slices[number].digest()
 
 
-def test_what_a_commit_of_shards_applies_a_commit_of_slices_applies_too() -> None:
+def test_a_commit_counts_as_many_submissions_in_the_buffer_as_it_has() -> None:
     """Delayed Nesterov: several submissions in a buffer that holds some."""
-    config = {"mode": "async", "dn_buffer_size": 4, "outer_optimizer": "sgd"}
-    ours = work(**config)
-    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    ours = work(mode="async", dn_buffer_size=4, outer_optimizer="sgd")
+    theirs = OuterState(LAYOUT, ours._run.outer, torch.linspace(0, 1, LAYOUT.numel), ours._run.config.step_limit)
     for epoch, buffered in enumerate((0, 2, 0)):
         of = means(ours, {p: (1.0, torch.linspace(-1, 1, LAYOUT.numel)) for p in "ab"}, epoch)
         ours.apply(Apply(commit(choice({"a": 1.0, "b": 1.0}), epoch), of, buffered))
+        rates = ours._run.rates_at(FOUNDED, epoch)
         for number in range(3):
-            counted = tuple(Counted(p, ID, 1.0, 1) for p in "ab")
-            shard = ShardCommit(
-                number, at(epoch), at(epoch + 1), 0, "a", counted, ShardPlan(("a",), ("a",)), of[number].payload
-            )
-            applied = theirs.apply(today.Apply(shard, b"m", buffered))
-            theirs.accept([(number, applied.digest)])
-            assert ours.state.slices[number].digest() == theirs.store.digest(number, b"")
+            theirs.step(number, theirs.slices[number], of[number].payload, "fp32", 2, buffered, rates)
+            assert ours.state.slices[number].digest() == theirs.slices[number].digest()
 
 
 def test_buffers_move_by_the_part_of_the_peers_that_a_submission_is_of() -> None:
-    """Asynchronous mode: as today, one of three peers moves them by a third. A staged slice follows alike."""
+    """Asynchronous mode: one of three peers moves them by a third. A staged slice follows alike."""
     ours, behind = (work(mode="async", outer_optimizer="sgd") for _ in range(2))
-    theirs = TensorWork(ours._run, torch.linspace(0, 1, LAYOUT.numel))
+    before = ours.state.slices[3].theta.clone()
     of = means(ours, {"a": (1.0, torch.full((LAYOUT.numel,), 7.0))})
     behind.fill(Fill(0, at(0), 3, ours.part(0, 3).payload))
     ours.apply(Apply(commit(choice({"a": 1.0})), of, peers=3))
     behind.roll(Roll(commit(choice({"a": 1.0})), of[3], peers=3))
-    counted = (Counted("a", ID, 1.0, 1),)
-    shard = ShardCommit(3, at(0), at(1), 0, "a", counted, ShardPlan(("a", "b", "c"), ("a",)), of[3].payload)
-    theirs.accept([(3, theirs.apply(today.Apply(shard, b"m", 0)).digest)])
-    assert ours.state.slices[3].digest() == behind._staged[0, 3].digest() == theirs.store.digest(3, b"")
-    assert ours.state.slices[3].theta.tolist() != [7.0, 7.0]
+    assert ours.state.slices[3].digest() == behind._staged[0, 3].digest()
+    assert torch.allclose(ours.state.slices[3].theta, before + (7.0 - before) / 3)
 
 
 def test_a_step_is_made_in_place_slice_by_slice() -> None:
@@ -340,15 +335,3 @@ def test_contributions_that_cannot_be_averaged_make_a_neutral_mean(caplog: pytes
         done = made.average(Average(0, at(0), "k", number, ((1.0, part),)))
         assert torch.frombuffer(bytearray(done.payload), dtype=torch.float32).tolist() == neutral
     assert "can't be averaged" in caplog.text
-
-
-def test_a_contribution_is_encoded_as_today() -> None:
-    made = work(codec="int8")
-    old = TensorWork(made._run, torch.zeros(LAYOUT.numel))
-    delta = torch.linspace(-1, 1, LAYOUT.numel)
-    for sequence in (1, 2):
-        id = replace(ID, sequence=sequence)
-        for number in range(SLICES):
-            assert bytes(made.encode(number, delta, id)) == bytes(old.encode(number, delta, id))
-            made.merge(number, today.Carry.SUBTRACT, id)
-            old.merge(number, today.Carry.SUBTRACT, id)

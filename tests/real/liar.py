@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from nodes import NUMEL, RUN_ID, SHARDS, Field
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.lives import incarnation
+from p2p_diloco.core.state import State, append, key_of, rooted
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments import messages as m
-from p2p_diloco.fragments.lineage import model_of
-from p2p_diloco.fragments.state import State, append, key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.membership import Invitation
 from p2p_diloco.node import wire

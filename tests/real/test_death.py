@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kept import ROUNDS, Kept, after_death
 from swarm import Member, Swarm, agree, until
-
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -34,13 +31,6 @@ CONFIG = {
     "heartbeat_timeout": TIMEOUT_S,
 }
 TRAINING = {"params": {"u": [3_000_000], "v": [3_000_000]}, "step_s": 0.04, "config": CONFIG}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 @pytest.fixture(scope="module")

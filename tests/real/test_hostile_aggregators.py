@@ -14,24 +14,16 @@ import pytest
 from liar import liar
 from nodes import Field
 
-from p2p_diloco.fragments.messages import Choice
+from p2p_diloco.core.messages import Choice
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.tensors.mean import Given
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 UNHURRIED = {"heartbeat_timeout": 5.0, "round_timeout": 20.0}
 """Each round has every contribution, however slow the machine is. So the figures of means don't depend on that."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 @pytest.fixture(scope="module")

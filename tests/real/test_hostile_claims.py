@@ -14,7 +14,6 @@ from nodes import RUN_ID, Field
 from p2p_diloco.core.credit import SAMPLES_TIMES
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.observe import revise
 from p2p_diloco.observe.look import look
 from p2p_diloco.observe.view import lines
@@ -26,13 +25,6 @@ HUGE = 10**9
 FALSE = {"epoch": HUGE, "revision": HUGE, "revision_known": HUGE, "outer_lr": 99.0, "outer_momentum": 0.5,
          "steps_per_second": 1e30, "sync_every": 1, "loss": 1e30, "counted_samples": 2**62}  # fmt: skip
 """What its record tells."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 @pytest.fixture

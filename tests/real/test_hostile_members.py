@@ -8,7 +8,6 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from liar import STATE_ZEROS, ZEROS, Liar, liar
 from nodes import RUN_ID, SHARDS, Field, RealNode
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Told, Vote
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments.messages import Ask, Claim, Head, Part, Told, Vote
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
@@ -30,20 +29,12 @@ from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.unowned import fetch, name_of, store
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Audit, Copy, Nudge, OfMean
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRIES = 40
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 async def until_told(member: Liar, why: str, say: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,12 @@ import pytest
 from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
 from nodes import RUN_ID, SHARDS, Field
 
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.fragments.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.node.records import bucket_key
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.which_core import FRAGMENTS, VARIABLE
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
 
@@ -32,13 +30,6 @@ FLOODS = [
     (STREAMS,),
 ]
 """The protocol and the frames of each connection's flood."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def on_fragments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, FRAGMENTS)
-        yield
 
 
 async def informed(field: Field, member: Liar) -> None:

@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from p2p_diloco.core import claims, closing, holding, waits
+from p2p_diloco.core import events as e
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
+from p2p_diloco.core.lineage import model_of
+from p2p_diloco.core.messages import Commit, Mean, Message, Part
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, append, chain_at, hash_of, is_empty, steps_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
-from p2p_diloco.fragments import claims, closing, holding, waits
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.lineage import model_of
-from p2p_diloco.fragments.messages import Commit, Mean, Message, Part
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import State, append, chain_at, hash_of, is_empty, steps_of
 
 from .invariants import drafted
 from .model import Fate, Tensors, require

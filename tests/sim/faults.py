@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from p2p_diloco.fragments.events import Depart
+from p2p_diloco.core.events import Depart
 
 if TYPE_CHECKING:
     from .process import Process

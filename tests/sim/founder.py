@@ -6,8 +6,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from p2p_diloco.core.events import Revised
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.fragments.events import Revised
 
 if TYPE_CHECKING:
     from .world import World

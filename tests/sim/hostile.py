@@ -14,12 +14,11 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import claims
-from p2p_diloco.fragments.admission import countable, unsound
-from p2p_diloco.fragments.events import Closed, Delivered, Expelled, Received, SendFailed
-from p2p_diloco.fragments.fragment import FragmentLog
-from p2p_diloco.fragments.messages import (
+from p2p_diloco.core import claims
+from p2p_diloco.core.admission import countable, unsound
+from p2p_diloco.core.events import Closed, Delivered, Expelled, Received, SendFailed
+from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.messages import (
     Ask,
     Choice,
     Claim,
@@ -43,7 +42,8 @@ from p2p_diloco.fragments.messages import (
     Want,
     What,
 )
-from p2p_diloco.fragments.state import State, commit_of, hash_of, key_of, rooted
+from p2p_diloco.core.state import State, commit_of, hash_of, key_of, rooted
+from p2p_diloco.core.version import ContributionId, Version
 
 from .model import require
 from .standstill import stands_still

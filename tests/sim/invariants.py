@@ -9,9 +9,9 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from p2p_diloco.core.events import Merge
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.fragments.events import Merge
 
 from .faults import PAUSE_S
 from .model import Violation, require

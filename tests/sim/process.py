@@ -11,7 +11,7 @@ from p2p_diloco.core.version import ModelVersion
 from .model import Trainer
 
 if TYPE_CHECKING:
-    from p2p_diloco.fragments.state import State
+    from p2p_diloco.core.state import State
 
     from .face import Face
     from .world import World

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core import leading
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.fragments import leading
 from tests.sim import invariants
 from tests.sim.face import Piece, Store
 from tests.sim.model import Fate, Tensors, Trainer, Violation

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.fragments import (
+from p2p_diloco.core import (
     admission,
     applying,
     claims,
@@ -27,20 +27,20 @@ from p2p_diloco.fragments import (
     plan,
     state,
 )
-from p2p_diloco.fragments.exchange import Exchange
-from p2p_diloco.fragments.fetching import Fetching
-from p2p_diloco.fragments.fragment import FragmentLog
-from p2p_diloco.fragments.lineage import Lineage
-from p2p_diloco.fragments.messages import Commit
-from p2p_diloco.fragments.presence import Presence
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.roster import Roster
-from p2p_diloco.fragments.rounds import Rounds
-from p2p_diloco.fragments.training import Training
-from tests.fragments import test_findings as findings
-from tests.fragments import test_found_by_a_member as by_a_member
-from tests.fragments import test_found_by_worlds as by_worlds
-from tests.fragments import test_stories as stories
+from p2p_diloco.core.exchange import Exchange
+from p2p_diloco.core.fetching import Fetching
+from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.lineage import Lineage
+from p2p_diloco.core.messages import Commit
+from p2p_diloco.core.presence import Presence
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
+from p2p_diloco.core.rounds import Rounds
+from p2p_diloco.core.training import Training
+from tests.core import test_findings as findings
+from tests.core import test_found_by_a_member as by_a_member
+from tests.core import test_found_by_worlds as by_worlds
+from tests.core import test_stories as stories
 from tests.sim.check import check, drawn
 from tests.sim.model import Violation
 from tests.sim.world import World

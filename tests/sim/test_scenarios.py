@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.fragments import claims, closing
-from p2p_diloco.fragments.events import Apply
-from p2p_diloco.fragments.messages import Commit, Message, Part
+from p2p_diloco.core import claims, closing
+from p2p_diloco.core.events import Apply
+from p2p_diloco.core.messages import Commit, Message, Part
 from tests.sim import invariants
 from tests.sim.face import Face
 from tests.sim.process import Process

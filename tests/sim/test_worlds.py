@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.fragments import leading
+from p2p_diloco.core import leading
 from tests.sim.check import KINDS, check, drawn, kind_of
 from tests.sim.world import World
 from tests.sim.worlds import Report, main

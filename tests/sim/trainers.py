@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from p2p_diloco.fragments.events import Merge, Pause, Stepped
+from p2p_diloco.core.events import Merge, Pause, Stepped
 
 from .model import Fate, Trainer
 

@@ -12,7 +12,7 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from p2p_diloco.fragments.events import Closed, Reachable
+from p2p_diloco.core.events import Closed, Reachable
 
 if TYPE_CHECKING:
     from .process import Process

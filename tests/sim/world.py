@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from p2p_diloco.core.revision import FOUNDED
-from p2p_diloco.fragments.events import (
+from p2p_diloco.core.events import (
     Changed,
     Closed,
     Complaint,
@@ -27,7 +26,8 @@ from p2p_diloco.fragments.events import (
     Start,
     Wakeup,
 )
-from p2p_diloco.fragments.messages import Message
+from p2p_diloco.core.messages import Message
+from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.history.entry import Entry, lines
 
 from .data import Data

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import psutil
 
-from p2p_diloco.fragments import closing
-from p2p_diloco.fragments.events import Average, Delivered, Effect, Event, Load, Merge, Received, Send
-from p2p_diloco.fragments.messages import Close, Commit, Ready, Slice
-from p2p_diloco.fragments.replica import Replica
+from p2p_diloco.core import closing
+from p2p_diloco.core.events import Average, Delivered, Effect, Event, Load, Merge, Received, Send
+from p2p_diloco.core.messages import Close, Commit, Ready, Slice
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.node import __main__ as program
 from p2p_diloco.node import common
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..core.leases import WEIGHT_MIN
-from ..core.lives import incarnation_after
-from ..core.rules import Rules
-from ..core.schedule import fragment_by_log
-from ..core.version import ContributionId, Version
 from . import claims, holding, leading, owning
 from .admission import is_counted
 from .events import Contribute, Effect, Load, Loaded, Note, Release, Send, Sent
 from .fragment import FragmentLog
+from .leases import WEIGHT_MIN
+from .lives import incarnation_after
 from .messages import Ready, Slice, Stale, Want, What
 from .round import Phase
+from .rules import Rules
+from .schedule import fragment_by_log
 from .state import descends, rooted
+from .version import ContributionId, Version
 
 SENDS_IN = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING, Phase.LACKING})
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..core.failures import Failures
-from ..core.rules import Rules
-from ..core.version import Version
 from . import holding
 from .admission import objection
 from .events import Accept, Complaint, Effect, Fill, Filled, Keep, Note, Roll, Rolled, Send
+from .failures import Failures
 from .fragment import FragmentLog
 from .messages import Ask, Commit, Head, Mean, Part, Want, What
 from .roster import Roster
 from .round import Phase
+from .rules import Rules
 from .state import State, append, chain_at, is_sound
+from .version import Version
 
 
 @dataclass(slots=True)

@@ -14,10 +14,10 @@ from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor
 
-from ..core.election import rank
-from ..core.rules import Rules
-from ..core.shares import filled, shares
-from ..core.version import ContributionId
+from .election import rank
+from .rules import Rules
+from .shares import filled, shares
+from .version import ContributionId
 
 SPARE_EPOCHS = 8
 """A member that was not counted for this many epochs more than there were candidates is no candidate any more."""

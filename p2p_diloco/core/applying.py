@@ -7,9 +7,9 @@ A mean is used only if it has the hash that the commit names, and its owner's si
 
 from __future__ import annotations
 
-from ..core.credit import SAMPLES_TIMES, credited
 from . import claims, closing, holding, leading
 from .admission import objection
+from .credit import SAMPLES_TIMES, credited
 from .events import Accept, Applied, Apply, Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Commit, Mean, Want, What

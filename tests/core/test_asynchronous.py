@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
-from p2p_diloco.fragments.round import Phase
-from tests.fragments.world import LOST, World, rules
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Commit, Held, Mean, Message, Ready, Slice, Want, What
+from p2p_diloco.core.round import Phase
+from tests.core.world import LOST, World, rules
 
 
 def asynchronous(**changes: Any) -> World:

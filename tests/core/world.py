@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Message, Part
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, hash_of
 from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.messages import Message, Part
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.state import State, hash_of
 
 Steps = frozenset[str]
 NOTHING: Steps = frozenset()

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.core import events as e
+from p2p_diloco.core.admission import countable, unsound
 from p2p_diloco.core.lives import SALT_BITS
-from p2p_diloco.core.revision import Revision
-from p2p_diloco.core.version import ContributionId, Version
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.admission import countable, unsound
-from p2p_diloco.fragments.messages import (
+from p2p_diloco.core.messages import (
     Ask,
     Choice,
     Claim,
@@ -25,10 +23,12 @@ from p2p_diloco.fragments.messages import (
     Slice,
     Vote,
 )
-from p2p_diloco.fragments.plan import Member, plan_after
-from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import State, append, founded_by, founding, is_sound, key_of, rooted
-from tests.fragments.world import LOST, World, rules
+from p2p_diloco.core.plan import Member, plan_after
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.round import Phase
+from p2p_diloco.core.state import State, append, founded_by, founding, is_sound, key_of, rooted
+from p2p_diloco.core.version import ContributionId, Version
+from tests.core.world import LOST, World, rules
 
 
 def a_state(epoch: int, *names: str, **changes: Member) -> State:
@@ -406,7 +406,7 @@ def test_a_greater_lineage_of_one_member_is_not_believed() -> None:
     began = world.now
 
     def lie(sender: str, to: str, message: Message) -> Message:
-        from p2p_diloco.fragments.messages import Probe, ProbeAck, Told
+        from p2p_diloco.core.messages import Probe, ProbeAck, Told
 
         if sender != "C":
             return message
@@ -468,7 +468,7 @@ def test_a_leader_that_tells_another_digest_changes_nothing() -> None:
     world.reach(3)
 
     def lie(sender: str, to: str, message: Message) -> Message:
-        from p2p_diloco.fragments.messages import Probe, ProbeAck
+        from p2p_diloco.core.messages import Probe, ProbeAck
 
         if sender == "A" and isinstance(message, Probe | ProbeAck):
             digests = tuple(tuple((epoch, "lie") for epoch, _ in one) for one in message.summary.digests)

@@ -6,16 +6,14 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+from p2p_diloco.core import claims, closing, digests, waits
+from p2p_diloco.core import events as e
+from p2p_diloco.core.admission import objection
+from p2p_diloco.core.fetching import Fetching
+from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataSet, Use
-from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.fragments import claims, closing, digests, waits
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.admission import objection
-from p2p_diloco.fragments.fetching import Fetching
-from p2p_diloco.fragments.fragment import FragmentLog
-from p2p_diloco.fragments.lineage import Inquiry, Lineage
-from p2p_diloco.fragments.messages import (
+from p2p_diloco.core.lineage import Inquiry, Lineage
+from p2p_diloco.core.messages import (
     Ask,
     Choice,
     Close,
@@ -33,12 +31,14 @@ from p2p_diloco.fragments.messages import (
     Want,
     What,
 )
-from p2p_diloco.fragments.replica import Replica
-from p2p_diloco.fragments.roster import Roster
-from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
-from tests.fragments.test_findings import a_ready, a_state, choice_of
-from tests.fragments.world import LOST, Peer, World, rules
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
+from p2p_diloco.core.round import Phase
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import append, commit_of, founding, hash_of, is_sound, key_of, rooted
+from p2p_diloco.core.version import ModelVersion, Version
+from tests.core.test_findings import a_ready, a_state, choice_of
+from tests.core.world import LOST, Peer, World, rules
 
 
 def sent(effects: list[e.Effect], kind: type) -> list[Any]:

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from ..core.rules import Rules
-from ..core.version import ModelVersion, Version, model_version
 from .events import Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import NO_MODEL, Ask, Claim, Ready, Told
 from .roster import Roster
 from .round import Phase
+from .rules import Rules
 from .state import relation
+from .version import ModelVersion, Version, model_version
 
 ASKED_MAX = 16
 """So many live holders are asked, drawn by hash."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2p_diloco.fragments import applying, claims, closing, leading, owning, waits
-from p2p_diloco.fragments import events as e
-from p2p_diloco.fragments.fetching import Fetch, Fetching
-from p2p_diloco.fragments.fragment import FragmentLog
-from p2p_diloco.fragments.messages import Choice, Close, Mean, Slice, Summary, Vote, Want, What
-from p2p_diloco.fragments.plan import plan_after
-from p2p_diloco.fragments.round import Phase
-from p2p_diloco.fragments.state import append, commit_of, hash_of, key_of
-from tests.fragments.test_findings import a_ready, a_state, choice_of
-from tests.fragments.test_found_by_worlds import a_log, sent
-from tests.fragments.world import World, rules
+from p2p_diloco.core import applying, claims, closing, leading, owning, waits
+from p2p_diloco.core import events as e
+from p2p_diloco.core.fetching import Fetch, Fetching
+from p2p_diloco.core.fragment import FragmentLog
+from p2p_diloco.core.messages import Choice, Close, Mean, Slice, Summary, Vote, Want, What
+from p2p_diloco.core.plan import plan_after
+from p2p_diloco.core.round import Phase
+from p2p_diloco.core.state import append, commit_of, hash_of, key_of
+from tests.core.test_findings import a_ready, a_state, choice_of
+from tests.core.test_found_by_worlds import a_log, sent
+from tests.core.world import World, rules
 
 
 def a_leader(*names: str) -> FragmentLog:

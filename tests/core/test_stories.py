@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.fragments.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Vote
-from p2p_diloco.fragments.round import Phase
-from tests.fragments.world import LOST, World, rules
+from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Vote
+from p2p_diloco.core.round import Phase
+from tests.core.world import LOST, World, rules
 
 
 def leader(world: World, at: str = "A") -> str:

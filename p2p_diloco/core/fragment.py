@@ -9,13 +9,13 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from ..core.revision import FOUNDED, Revision
-from ..core.rules import Rules
-from ..core.version import Version
 from .messages import Commit, Mean, OfRound
+from .revision import FOUNDED, Revision
 from .roster import Roster
 from .round import Phase, Round
+from .rules import Rules
 from .state import State, chain_at, final, relation
+from .version import Version
 
 USUAL_OF = 9
 """A usual time is the median of the last ones, this many."""

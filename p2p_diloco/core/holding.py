@@ -8,9 +8,6 @@ of its own or by a takeover.
 
 from __future__ import annotations
 
-from ..core.messages import Plan as Line
-from ..core.succession import elected, hands_over, may_stay, succession, worth_a_commit
-from ..core.version import Version
 from . import applying, claims, closing, owning
 from .admission import is_counted, unfit, unsigned
 from .events import Complaint, Effect, Send
@@ -18,6 +15,8 @@ from .fragment import FragmentLog
 from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
 from .round import Phase, Round
 from .state import commit_of, key_of
+from .succession import elected, hands_over, may_stay, succession, worth_a_commit
+from .version import Version
 
 # -- submissions
 
@@ -207,7 +206,7 @@ def holds(log: FragmentLog, commit: Commit) -> list[Effect]:
 
 def missed(log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
     """Handle a commit on a version that is not reached here: ask for those between."""
-    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log).succession)
+    named = isinstance(message, Commit) and log.me in (*message.choice.successors, *_line(log))
     if not named or now - log.round.asked.get(sender, float("-inf")) < log.rules.settle:
         return []  # asked lately: each answer may hold several commits
     log.round.asked[sender] = now
@@ -232,8 +231,8 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
 # -- who holds the next version
 
 
-def _line(log: FragmentLog) -> Line:
-    return Line((), log.held.plan.succession[: log.held.plan.named])
+def _line(log: FragmentLog) -> tuple[str, ...]:
+    return log.held.plan.succession[: log.held.plan.named]
 
 
 def successors(log: FragmentLog, now: float) -> tuple[str, ...]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from .events import Note
 from .fragment import FragmentLog
 from .messages import Links
 from .state import hash_of
 
+UNLIKE = 3
+"""So many versions of which most others have other tensors are no accident."""
 TOLD = 4
 """A Summary has the digests of so many epochs of each fragment."""
 
@@ -42,3 +45,16 @@ def majority(log: FragmentLog) -> list[str]:
         if 2 * count > len(log.roster.holders()) + 1:
             return [] if most == tellers[log.me] else [peer for peer, digest in tellers.items() if digest == most]
     return []
+
+
+def unlike(log: FragmentLog, others: list[str]) -> list[Note]:
+    """Say once that this machine is at fault, if others have had other tensors in several versions."""
+    roster, epoch = log.roster, max(log.digests)
+    roster.outvoted |= {(log.fragment, epoch)}
+    if len(roster.outvoted) != UNLIKE or not roster.is_new("mismatch", log.me):
+        return []
+    text = (
+        f"this machine computes the outer step unlike the other peers ({', '.join(others)}), or its memory is faulty: "
+        "it fetches their state after each round. outer_optimizer=sgd computes alike on all machines; test the memory"
+    )
+    return [Note("mismatch", text)]
