@@ -1,7 +1,7 @@
 """One peer in virtual time: the package's own replica, tensor work and merges, and a trainer's loop.
 
 The loop makes the calls of `peer/hook.py` in its order; `feed` carries out effects in the order of
-`node/fragment_node.py`.
+`node/node.py`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Member:
     # -- the node's part
 
     def feed(self, event: events.Event) -> None:
-        """Feed an event to the replica and carry out what follows, in the order of `node/fragment_node.py`."""
+        """Feed an event to the replica and carry out what follows, in the order of `node/node.py`."""
         self._events.append(event)
         if len(self._events) > 1 or self.swarm.failed is not None:
             return

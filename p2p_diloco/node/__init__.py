@@ -13,25 +13,17 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     beginning      the state that a peer starts with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of the replica's notes
-    tensor_work    effects on tensors; `encoding` encodes contributions, `bases` keeps the bases of pseudo-gradients
+    slice_work     effects on tensors; `encoding` encodes contributions, `bases` keeps the bases of pseudo-gradients
     outbox         outgoing messages
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
-                   (`run_inbox`); `wire` encodes them, `misfit` checks them against the run
+                   (`run_inbox` those of rounds, `node_messages` those that nodes handle themselves)
+    headers        messages of rounds as bytes: `fields` says how each field is written, in the forms of `forms`; `wire`
+                   writes those of nodes
+    signatures     what peers sign, and whether it is signed
+    auditing       audits of other peers' means (`cases`, `examining`, `verdicts`, `contradictions`)
     trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT, `curves` its losses
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
-
-For `p2p_diloco.core`, which tests alone choose so far (`which_core`):
-
-    fragment_node     the loop, in the place of `node`, `posting` and `backpressure`
-    fragment_inbox    incoming messages, in the place of `misfit` and of those that `run_inbox` passes to the replica
-    fragment_trainer  in the place of the methods of `trainer` that it replaces
-    fragment_saving   in the place of the methods of `saving` that it replaces
-    fragment_observing  in the place of the methods of `observing` that it replaces
-    slice_work        effects on tensors, in the place of `tensor_work`
-    headers           messages as bytes, in the place of `wire`, which keeps those of nodes: `fields` says how each
-                      field is written, in the forms of `forms`
-    signatures        what peers sign, in the place of `seals`
 """

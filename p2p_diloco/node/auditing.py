@@ -75,7 +75,7 @@ EXPELLED = "this peer has expelled the sender"
 
 class Audits:
     """Audits other peers' means, and answers their audits. If `audit_rate` is 0, it does nothing. `grant_of`: as of
-    `RunInbox`."""
+    `NodeMessages`."""
 
     def __init__(
         self, common: Common, signatures: Signatures, grant_of: Callable[[str], Hashable | None] = no_grant

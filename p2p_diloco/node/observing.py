@@ -26,12 +26,12 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ends
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_inbox import Long, misplaced
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.records import read_peers
+from p2p_diloco.node.run_inbox import Long, misplaced
 from p2p_diloco.node.slice_work import SliceWork
 
 LOOK_EVERY_S = 1.0

@@ -33,11 +33,11 @@ from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending
-from p2p_diloco.node.fragment_inbox import FragmentInbox
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.joining import Joined, keep_record
 from p2p_diloco.node.ledger import OUTER_STEP
 from p2p_diloco.node.node import Beside, Node, Told
+from p2p_diloco.node.node_messages import NodeMessages
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run_inbox import RunInbox
@@ -115,9 +115,9 @@ class Participation:
 
     def _handler(self) -> Handler:
         common = self._common
-        handler = RunInbox(common, self._node, self._trainer, self._audits, self._inbox.grant_of)
+        handler = NodeMessages(common, self._node, self._trainer, self._audits, self._inbox.grant_of)
         proven = partial(common.founding.proven, common.transport)
-        return FragmentInbox(common.run, self._node, self._signatures, common.refusals, proven, handler, self._inbox)
+        return RunInbox(common.run, self._node, self._signatures, common.refusals, proven, handler, self._inbox)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""

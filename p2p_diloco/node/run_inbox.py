@@ -1,138 +1,315 @@
-"""Checks the headers and payloads of messages to a peer that is in the run, and passes the messages on.
+"""Incoming messages of a peer that is in the run: decoded, checked, and fed to the node.
 
-Law: every message that reaches the replica is of this run, well-formed, of the right size and finite.
+Law: every message that reaches the replica is of this run, well-formed, signed by those that it names, and of finite
+values. One that names peers by their places in a roll that this peer doesn't have yet is kept until it has.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.events import Granted, Received
+from p2p_diloco.core.leases import WEIGHT_MIN, fault
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.roster import Peer
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State, key_of
+from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
-from p2p_diloco.node.auditing import EXPELLED, Audits
-from p2p_diloco.node.common import Common
-from p2p_diloco.node.inbox import Handler, no_grant
-from p2p_diloco.node.ledger import CODEC
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import Folded, opened, unpack
+from p2p_diloco.node.inbox import Handler, Inbox, group_of
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.trainer import TrainerSide
-from p2p_diloco.node.wire import (
-    Accusation,
-    Audit,
-    Contradicts,
-    Copy,
-    Describe,
-    Description,
-    GetSlice,
-    ListSlices,
-    Nudge,
-    SliceBytes,
-    SliceList,
-)
-
-REMEMBERED_BYTES_MAX = 16 * 2**10
-"""The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
-MOVING_EVERY_S = 0.1
-"""Seconds in which the replica is told at most once that transfers with a peer move. With many shards there would be
-hundreds of such reports a second, which tell the replica nothing more."""
+from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.refusals import Refusals
+from p2p_diloco.node.roles import forbidden
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.signatures import Signatures, hash_of
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 log = logging.getLogger(__name__)
 
+Key = tuple[str, type, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A message that comes as its payload."""
+
 
 class RunInbox(Handler):
-    """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
-    run; nudges and requests for states are limited for each grant. It returns None in an open run: there requests are
-    limited for each peer, and nudges are not, because anyone could make further identities."""
+    """The handler of a peer that is in the run."""
 
     def __init__(
         self,
-        common: Common,
+        run: Run,
         node: Node,
-        trainer: TrainerSide,
-        audits: Audits,
-        grant_of: Callable[[str], Hashable | None] = no_grant,
+        signatures: Signatures,
+        refusals: Refusals,
+        proven: Callable[[Revision], bool],
+        beside: Handler,
+        members: Inbox,
     ) -> None:
-        self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
-        self._proven = partial(common.founding.proven, common.transport)
-        self._judging = partial(common.ledger.part, CODEC)
-        self._run = run = common.run
-        self._describing, self._events = common.describing, common.events
-        self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
-        self._replica, self._grant_of, self._allowances = common.replica, grant_of, Allowances()
-        self._audits = audits
-        self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
-        self._questions = common.fetching.questions
-        self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
+        """`proven`: whether the run's founder has signed a revision. `beside` processes the messages that nodes handle
+        themselves. `members` knows the roles and grants of the members of a private run."""
+        self._run, self._node, self._signatures, self._refusals = run, node, signatures, refusals
+        self._proven, self._beside, self._members = proven, beside, members
+        self._allowances = Allowances()
+        self._unsigned = set[str]()  # peers whose unsigned revisions were logged
+        self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
+        node.settled = self.unfold
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = wire.unpack(header, self._token)
-        match message:
-            case Describe() | Nudge():
-                return message, 0
-            case Audit() | Copy() | Accusation() | Contradicts():
-                return message, self._audits.nbytes(message)
-            case Description():
-                raise Refusal("this peer did not ask for a description of a model")
-            case ListSlices() | GetSlice():
-                raise Refusal("this peer is no data node")
-            case SliceList() | SliceBytes():
-                return message, self._questions.nbytes(message)
+    def read(self, sender: str, header: bytes) -> tuple[Any, int]:
+        if header[:1] == wire.OF_NODES:
+            of_node, nbytes = self._beside.read(sender, header)
+            if not isinstance(of_node, wire.NodeMessage):
+                raise Refusal("this peer's run has a log for each fragment")
+            return of_node, nbytes
+        body = opened(header, self._run.token)
+        if isinstance(body, int):
+            return Long(), body
+        message = unpack(body, self._about(sender), self._node.rolls)
+        if isinstance(message, Folded):
+            return message, 0
+        if why := misplaced(message, self._run.rules):
+            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        return message, self._node.work.nbytes(message)
 
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        match message:
-            case Nudge():
-                self._check_nudge(sender, message.goal)
-            case SliceList() | SliceBytes():
-                self._questions.check(sender, message, payload)
-        if isinstance(message, Copy | Accusation | Contradicts):
-            return dataclasses.replace(message, payload=payload)
-        return message
+    def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
+        if isinstance(message, wire.NodeMessage):
+            return self._beside.check(sender, message, payload)
+        if isinstance(message, Long):
+            assert payload is not None, "the length of its payload was checked"
+            message, payload = unpack(payload, self._about(sender), self._node.rolls), None
+            if not isinstance(message, Folded) and (why := forbidden(self._members.role_of(sender), message)):
+                raise Refusal(why)
+        if isinstance(message, m.Ask):
+            part = len(message.numbers) / self._run.rules.shards
+            group = group_of(sender, self._members.grant_of)
+            if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
+                raise Refusal("the sender, or others with its invitation, asked for too many states lately")
+        return message if isinstance(message, Folded) else self._checked(sender, message, payload)
 
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        match message:
-            case Describe():
-                description = self._describing.packed()
-                header = wire.pack(wire.Description(description.nbytes), self._token)
-                self._outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
-            case Nudge(goal):
-                self._trainer.nudged(goal)
-            case Audit():
-                self._audits.asked(sender, message)
-            case Accusation():
-                self._audits.accused(sender, message)
-            case Copy():
-                self._audits.take(message)
-            case Contradicts():
-                self._audits.shown(message)
-            case SliceList() | SliceBytes():
-                pass  # `check` has handed it on
-            case Description() | ListSlices() | GetSlice():
-                raise AssertionError(f"`read` should have refused this {type(message).__name__}")
+    async def take(self, sender: str, message: Any) -> None:
+        if isinstance(message, wire.NodeMessage):
+            await self._beside.take(sender, message)
+        elif isinstance(message, Folded):
+            self._keep(sender, message)
+        else:
+            self._tell_grant(sender)
+            await self._node.receive(sender, message)
 
-    def _check_nudge(self, sender: str, goal: int) -> None:
-        """Raises Refusal if the peers with the sender's invitation nudge too often; in an open run they may."""
-        commits, fragments = sum(self._replica.roster.mine.epochs), self._shape[1]
-        group = self._grant_of(sender)
-        if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
-            raise Refusal("the last nudge with the sender's invitation came less than a round ago")
+    def _tell_grant(self, sender: str) -> None:
+        """Tell the replica by which grant the sender is in the run, unless it knows that. The grant is the one in the
+        certificate that the sender has shown, so no peer can name another one's."""
+        if (grant := self._members.grant_of(sender)) is None:
+            return
+        named = grant.hex() if isinstance(grant, bytes) else str(grant)
+        if self._node.replica.roster.peers.get(sender, Peer()).grant != named:
+            self._node.events.post(Granted(sender, named))
 
     def objection(self, sender: str) -> str:
-        lie = self._audits.expelled.get(sender)
-        return "" if lie is None else f"{EXPELLED}: {lie}"
+        return self._beside.objection(sender)
 
     def closed(self, peer: str) -> None:
-        if not self._questions.closed(peer):
-            self._node.closed(peer)
+        self._beside.closed(peer)  # it may be a data node, else it goes on to the node
 
     def moving(self, peer: str) -> None:
-        if self._questions.moving(peer):
-            return
-        if (now := asyncio.get_running_loop().time()) >= self._told_until:
-            self._told, self._told_until = set(), now + MOVING_EVERY_S
-        if peer not in self._told:
-            self._told.add(peer)
-            self._node.moving(peer)
+        self._beside.moving(peer)
+
+    # -- what is read
+
+    def _about(self, sender: str) -> About:
+        return About(sender, self._run.rules)
+
+    def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
+        """Check a message that is complete; returns it with its payload and the hash of that.
+
+        Raises:
+            Refusal: the message is refused.
+        """
+        if isinstance(message, m.Slice | m.Mean | m.Part):
+            assert payload is not None
+            message = replace(message, payload=payload)
+            if isinstance(message, m.Slice | m.Mean):
+                message = replace(message, hash=hash_of(payload))
+        why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
+        if why := why or self._unsound(message) or self._misgranted(sender, message):
+            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
+            if sender not in self._unsigned:
+                self._unsigned.add(sender)
+                what = "ignored the revision %s of the peer %s: not signed by the run's founder"
+                log.warning(what, revision, sender)
+            return replace(message, summary=replace(message.summary, revision=FOUNDED))  # all else is believed
+        return message
+
+    def _may_hold(self, revision: Revision) -> bool:
+        return revision.sound and self._proven(revision)
+
+    def _unsound(self, message: m.Message) -> str:
+        """Why a message's values or its revision can't be used; empty if they can."""
+        if not all(map(self._may_hold, _revisions(message))):
+            return "the run's founder has not signed its revision"
+        if not isinstance(message, m.Slice | m.Mean | m.Part):
+            return ""
+        place = self._run.layout.shards_of(message.fragment)[message.number]
+        codec, reply = self._run.codecs(place.index)
+        if isinstance(message, m.Slice):
+            return unfit(message.payload, codec, place.numel, MAGNITUDE_MAX)
+        if isinstance(message, m.Mean):
+            return unfit(message.payload, reply, place.numel)
+        return unfit(message.payload, "fp32", message.payload.nbytes // 4)
+
+    def _misgranted(self, sender: str, message: m.Message) -> str:
+        """Why a contribution in a message is not by the grant that it names; empty if all are. That of a member which
+        this peer has never met can't be judged."""
+        named: list[tuple[str, m.Ready]] = []
+        match message:
+            case m.Ready():
+                named = [(sender, message)]
+            case m.Close(choice=m.Choice(entries=entries)) | m.Vote(served=m.Close(choice=m.Choice(entries=entries))):
+                named = list(entries)
+        for peer, ready in named:
+            grant = self._members.grant_of(peer)
+            if grant != peer and ready.grant != (grant.hex() if isinstance(grant, bytes) else ""):
+                return f"{peer} is not here by the grant that its contribution names"
+        return ""
+
+    # -- what can't be read yet
+
+    def _keep(self, sender: str, folded: Folded) -> None:
+        """Keep a message until its roll is here. Each sender has equal room, and its oldest goes first."""
+        self._folded[sender, type(folded.body), folded.fragment, folded.base.epoch] = sender, folded
+        mine = [key for key in self._folded if key[0] == sender]
+        if len(mine) > 4 * self._run.rules.commits_kept:
+            del self._folded[min(mine, key=lambda key: key[3])]
+
+    def unfold(self) -> None:
+        """Feed what can be read now; drop what is older than the present state."""
+        for key, (sender, folded) in list(self._folded.items()):
+            present = self._node.replica.logs[folded.fragment].epoch
+            known = self._node.rolls.of(folded.fragment, folded.base) is not None
+            if not known and folded.base.epoch >= present:
+                continue
+            del self._folded[key]
+            if not known:
+                continue
+            try:
+                message = folded.read(self._about(sender), self._node.rolls)
+                assert not isinstance(message, Folded)
+                self._node.events.post(Received(sender, self._checked(sender, message, None)))
+            except Refusal as refusal:
+                self._refusals.count(sender, refusal.reason)
+
+
+def _revisions(message: m.Message) -> list[Revision]:
+    """Return the revisions that a message would bring into force."""
+    match message:
+        case m.Close(choice=m.Choice(revision=revision)) | m.Commit(choice=m.Choice(revision=revision)):
+            return [revision]
+        case m.Vote(served=served, commit=commit):
+            return [one for part in (served, commit) if part is not None for one in _revisions(part)]
+        case m.Head(state=State(revision=revision)):
+            return [revision]
+    return []
+
+
+# -- what can't belong to the run
+
+
+def misplaced(message: m.Message, rules: Rules) -> str:
+    """Why a message can't belong to the run; empty if it can. Each number by itself was checked when the message was
+    decoded; the core judges commits by the state before them."""
+    fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
+    if fragment is not None and not 0 <= fragment < fragments:
+        return f"the run has no fragment {fragment}"
+    slices = 0 if fragment is None else len(rules.fragments[fragment])
+    match message:
+        case m.Probe(summary) | m.ProbeAck(summary):
+            return _summary(summary, fragments)
+        case m.Ready():
+            return _ready(message, slices)
+        case m.Slice(number=number) | m.Mean(number=number) | m.Part(number=number):
+            return _numbers([number], slices)
+        case m.Want(numbers=numbers) | m.Ask(fragment=int(), numbers=numbers):
+            return _numbers(numbers, slices)
+        case m.Ask(numbers=numbers) if numbers:
+            return "it asks for slices of no fragment"
+        case m.Lack(missing=missing):
+            return _numbers([number for number, _ in missing], slices)
+        case m.Close():
+            return _close(message, slices)
+        case m.Vote(served=served, commit=commit):
+            for part in (served, commit):
+                if part is not None and (part.fragment, part.base) != (fragment, message.base):
+                    return "it tells of another round than its own"
+            if served is not None:
+                return "it tells of a Close without a choice" if served.choice is None else _close(served, slices)
+        case m.Told(versions=versions, links=links):
+            if len(versions) != fragments or len(links) != fragments:
+                return f"it lists {len(versions)} fragments, the run has {fragments}"
+            return next(filter(None, map(_links, versions, links)), "")
+        case m.Head(state=state, digests=digests):
+            if len(digests) not in (0, slices):
+                return f"it lists {len(digests)} slices, the fragment has {slices}"
+            return _state(state, slices)
+    return ""
+
+
+def _numbers(numbers: Sequence[int], slices: int) -> str:
+    wrong = next((number for number in numbers if not 0 <= number < slices), None)
+    return "" if wrong is None else f"the fragment has no slice {wrong}"
+
+
+def _summary(summary: m.Summary, fragments: int) -> str:
+    for listed in (summary.heads, summary.sent, summary.digests):
+        if len(listed) not in (0, fragments):
+            return f"it lists {len(listed)} fragments, the run has {fragments}"
+    if any(fragment >= fragments for fragment, _ in summary.awaits):
+        return "it awaits peers for a fragment that the run doesn't have"
+    if summary.role not in ("worker", "aggregator"):
+        return f"the role {summary.role!r} is unknown"
+    return ""
+
+
+def _ready(ready: m.Ready, slices: int) -> str:
+    if len(ready.hashes) != (slices if ready.weight else 0):
+        return f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}"
+    return "" if not ready.weight or ready.weight >= WEIGHT_MIN else "its weight is out of range"
+
+
+def _close(close: m.Close, slices: int) -> str:
+    if len(close.owners) != slices:
+        return f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}"
+    if close.choice is None:
+        return ""
+    names = [peer for peer, _ in close.choice.entries]
+    if names != sorted(set(names)):
+        return "its contributions are not sorted, or one peer has two"
+    faults = (_ready(ready, slices) for _, ready in close.choice.entries)
+    if why := next(filter(None, faults), ""):
+        return why
+    return "" if key_of(close.fragment, close.base, close.choice) == close.key else "its key is not that of its choice"
+
+
+def _links(version: Version, links: m.Links) -> str:
+    epochs = [epoch for epoch, _ in links]
+    if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
+        return "its links don't lead to its version"
+    return ""
+
+
+def _state(state: State, slices: int) -> str:
+    if len(state.hashes) not in (0, slices):
+        return f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices"
+    if not 0 <= state.paced[0] <= state.version.epoch:
+        return "its count of inner steps has values that can't be used"
+    return _links(state.version, state.links) or fault(state.tables)

@@ -54,11 +54,11 @@ from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_inbox import misplaced
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_inbox import misplaced
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.saving import Checkpoint, _packed
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer

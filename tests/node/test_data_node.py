@@ -76,7 +76,7 @@ class Nodes:
 
 
 class Reader(Handler):
-    """What `RunInbox` does with the answers of data nodes."""
+    """What `NodeMessages` does with the answers of data nodes."""
 
     def __init__(self, reader: Fetching) -> None:
         self.questions = reader.questions

@@ -15,8 +15,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_inbox import misplaced
 from p2p_diloco.node.headers import pack
+from p2p_diloco.node.run_inbox import misplaced
 
 RULES = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
 STEPS = 12

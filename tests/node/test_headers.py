@@ -18,8 +18,8 @@ from p2p_diloco.core.state import append, is_sound, key_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_inbox import misplaced
 from p2p_diloco.node.headers import FORMS, KEPT, PROTOCOL, Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.run_inbox import misplaced
 from tests.node.headers_world import OF_LIFE, RULES, SEAL, SLICES, TOKEN, Run, hashed, names, ready
 
 

@@ -14,15 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.core.messages import Versions
+from p2p_diloco.core import messages as m
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.state import rooted
+from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Refusal
-from p2p_diloco.node import records, wire
+from p2p_diloco.node import records
+from p2p_diloco.node.forms import About
+from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import key_of, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
 from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer, Ways
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -284,13 +288,17 @@ def test_a_refused_message_is_told_in_the_status(memory_peer: Any, quick: dict[s
         network = MemoryNetwork()
         peer, liar = memory_peer(network, "anna-1", quick), network.join("liar-123456", Inbox())
         await peer.enter()
-        token = peer.inbox.handler._token
+        run, base = peer.inbox.handler._run, peer.inbox.handler._node.replica.logs[0].held.version
+        life = ContributionId(2**61, 1)
+        ready = rooted(m.Ready(0, base, life, life, 1.0, 1, tuple("0" * 64 for _ in run.rules.fragments[0])))
+        signatures, about = Signatures(liar.peer_id, liar, run.token), About(liar.peer_id, run.rules)
+        links = ((base.epoch, base.digest),)
         for said, why in (
-            (wire.pack(Versions((), forked=True), token), "the Versions is refused: it lists 0 shards"),
-            (wire.pack(Versions((VERSION,), forked=True), token), "its versions are ignored"),
+            (m.Told((base, base), (links, links)), "the Told is refused: it lists 2 fragments"),
+            (ready, "its contribution is refused"),
         ):
             with contextlib.suppress(Refusal):
-                await liar.send("anna-1", said)
+                await liar.send("anna-1", pack(signatures.signed(said), about, run.token)[0])
             assert await told(liar, why)
         await peer.stop()
 

@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, Table, Use
-from p2p_diloco.core.logs import Logs
+from p2p_diloco.core.training import Training
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.records import read_peers
@@ -22,13 +22,13 @@ from tests.net.patience import awaited
 async def test_a_merge_that_was_broken_off_while_its_answer_waited(
     memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shards are at unlike epochs, the trainer is interrupted and goes on: the late answer is no licence to read,
-    so θ goes on, and the next merge is answered."""
+    """The next version is near, the trainer is interrupted and goes on: the late answer is no licence to read, so θ
+    goes on, and the next merge is answered."""
     peer = memory_peer(MemoryNetwork(), "a", {**quick, "shard_elements": 2})
     await peer.enter()
     await peer.merge()
-    with monkeypatch.context() as uneven:
-        uneven.setattr(Logs, "uneven", lambda logs: {0: (1, 2)})
+    with monkeypatch.context() as near:
+        near.setattr(Training, "load", lambda training, now: [])
         peer.tell("merge", n=70, measures=False, data=False)
         peer.tell("have read", loaded=[])
         await asyncio.sleep(4 * quick["heartbeat_interval"])

@@ -27,10 +27,10 @@ from p2p_diloco.net.membership import Invitation
 from p2p_diloco.node import wire
 from p2p_diloco.node.entry import LIMITS
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.fragment_inbox import OF_NODES
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.wire import OF_NODES
 from p2p_diloco.tensors.step_limit import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join

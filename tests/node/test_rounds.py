@@ -22,7 +22,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import run, until
-from tests.node.fragment_peers import UNIT, Peer, reference, run_of
+from tests.node.round_peers import UNIT, Peer, reference, run_of
 
 
 @asynccontextmanager

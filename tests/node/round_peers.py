@@ -15,12 +15,12 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.messages import Commit
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.fragment_inbox import FragmentInbox
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.run import Run
+from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.trainer import contribution
@@ -83,7 +83,7 @@ class Peer:
         self.node = Node(run, self.replica, self.work, self.outbox, self, signatures, self.told.append)
         inbox = transport._inbox = Inbox()
         inbox.refusals, told = self.refusals, lambda revision: True
-        inbox.handler = FragmentInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)
+        inbox.handler = RunInbox(run, self.node, signatures, self.refusals, told, Links(self.node), inbox)
         # -- the trainer
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}
