@@ -138,14 +138,13 @@ class Rules:
 
     @property
     def commits_within(self) -> float:
-        """How long a peer waits for the commit of a live aggregator that has its contribution. Then the aggregator is
-        passed over."""
+        """How long a peer waits at most for the commit of a live leader that has its contribution."""
         return self.confirms_within + self.heartbeat_timeout
 
     @property
     def confirms_within(self) -> float:
         """How long a proposed commit waits for a live peer to hold it. Then that peer is passed over. This is less than
-        ``commits_within``: otherwise the contributors would pass over the aggregator that waits."""
+        ``commits_within``: otherwise the contributors would pass over the leader that waits."""
         return self.round_timeout + 2 * self.heartbeat_timeout
 
     @property
@@ -190,7 +189,7 @@ class Rules:
 
     @property
     def assigned_for(self) -> float:
-        """In asynchronous mode, the shortest time that a shard stays with its aggregator before it moves to a newly
+        """In asynchronous mode, the shortest time that a fragment stays with its leader before it moves to a newly
         elected peer."""
         return self.heartbeat_timeout
 
