@@ -61,7 +61,7 @@ class Asker:
 class Outcome:
     """The revision that the run has adopted or will adopt. `settings`: the values of all settings that can change.
     `known_by`, `adopted_by`, `saved_by`: the names of the live peers that know of the revision, that have adopted it in
-    all shards, and that have begun a checkpoint since it was asked for. `news`: True if this call made the revision;
+    all fragments, and that have begun a checkpoint since it was asked for. `news`: True if this call made the revision;
     False if the run had the wanted values already."""
 
     revision: Revision
@@ -270,7 +270,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
         keepers = [p for p in live if p.checkpoint is not None]
         saved = tuple(p.name for p in keepers if p.checkpoint != before.get(p.peer_id)) if saving else ()
-        text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
+        text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all fragments"
         text += f", {len(saved)} of {len(keepers)} have begun to save" if saving else ""
         if text != told:
             log.info("revision %d: %s", revision.number, text)

@@ -70,7 +70,7 @@ def test_the_founder_changes_the_rates_of_a_run(swarm: Swarm) -> None:
     until(lambda: any("revision 2" in m.log() for m in (founder, other)), 60.0, "a peer that knows revision 2")
     killed.die()
     for member in (founder, other):
-        member.wait_for_log("all shards now use revision 2 (outer_lr=0.25)")
+        member.wait_for_log("all fragments now use revision 2 (outer_lr=0.25)")
         until(lambda member=member: step(member, 0.25), 30.0, "steps of a quarter of the size")
     agree([founder, other])
 
