@@ -130,7 +130,7 @@ class RunConfig(Settings):
         default=1.25,
         ge=0,
         allow_inf_nan=False,
-        description="The greatest length of a commit's mean, in multiples of the median length of the shard's last "
+        description="The greatest length of a commit's mean, in multiples of the median length of the slice's last "
         "nine means; a longer mean is shortened to it. 0: no limit.",
     )
     audit_rate: float = Field(
@@ -173,7 +173,7 @@ class RunConfig(Settings):
     successors: int = Field(
         default=1,
         ge=0,
-        description="Peers that hold a commit before its submitter is answered, and take over when the aggregator "
+        description="Peers that hold a commit before its submitter is answered, and take over when the leader "
         "fails. For mode=async.",
     )
     dn_buffer_size: int = Field(

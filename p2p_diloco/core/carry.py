@@ -1,6 +1,6 @@
-"""What happens to a trainer's local progress when a newer state is merged: one small state machine per shard.
+"""What happens to a trainer's local progress when a newer state is merged: one small state machine per fragment.
 
-A shard's replicated state lists each peer's last counted contribution. Progress that none of these contains is carried
+A fragment's replicated state lists each peer's last counted contribution. Progress that none of these contains is carried
 into the next pseudo-gradient, unless it is dropped (`Carry` says when).
 """
 
@@ -13,9 +13,9 @@ from .version import ContributionId, Version
 
 
 class Carry(Enum):
-    """What happens to a shard's local progress (local − base) when the trainer merges a newer global value.
+    """What happens to a fragment's local progress (local − base) when the trainer merges a newer global value.
 
-    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending). The last
+    Let Δ be the last contribution sent for the fragment (pseudo-gradient: base at that time − local at sending). The last
     four are drops: local ← new.
     """
 
@@ -29,7 +29,7 @@ class Carry(Enum):
 
 @dataclass(slots=True)
 class Carried:
-    """A trainer's progress in one shard: which version the trainer merged last, and which contributions carry its
+    """A trainer's progress in one fragment: which version the trainer merged last, and which contributions carry its
     uncounted progress.
 
     base: the version that the local parameters were last merged with. last: the newest contribution that was sent and

@@ -68,7 +68,7 @@ METRICS = (
     Told("last_round_seconds", "Seconds of the last round by part; hidden: of its exchange, while training went on.",
          lambda peer: _round(peer), "part"),
     Told("aggregated_shards", "Shards that the peer aggregates now.", lambda peer: peer.aggregates_count),
-    Told("revision", "The lowest revision over the peer's shards.", lambda peer: peer.revision),
+    Told("revision", "The lowest revision over the peer's fragments.", lambda peer: peer.revision),
     Told("outer_lr", "The outer learning rate of that revision.", lambda peer: peer.outer_lr),
     Told("outer_momentum", "The outer momentum of that revision.", lambda peer: peer.outer_momentum),
     Told("submissions_total", "Submissions in asynchronous mode.", lambda peer: _submissions(peer), "outcome"),

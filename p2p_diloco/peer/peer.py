@@ -365,10 +365,10 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """A hash of all shards' digests. It is equal on two peers whose outer states are equal. With one fragment, two
-        peers at the same `epoch` have equal outer states; with several fragments, only if the same fragments are one
-        outer step ahead on both peers. The digest is empty in the rare case that the last merge mixed epochs, because
-        one shard's commit was two heartbeats late."""
+        """A hash of the versions of all fragments, which are chains of all that was committed. It is equal on two peers
+        that hold the same commits. With one fragment, two peers at the same `epoch` do; with several fragments, only if
+        the same fragments are one outer step ahead on both peers. Tensors are compared beside the rounds: a peer of
+        which most others have other tensors fetches theirs, and says so."""
         session = self._session
         if session is not None and not session.following and (session.hook is None or self.config.mode == "async"):
             return str(_running(session).client.ask("ask", "told")["digest"])
