@@ -1,7 +1,7 @@
 """What happens to a trainer's local progress when a newer state is merged: one small state machine per fragment.
 
-A fragment's replicated state lists each peer's last counted contribution. Progress that none of these contains is carried
-into the next pseudo-gradient, unless it is dropped (`Carry` says when).
+A fragment's replicated state lists each peer's last counted contribution. Progress that none of these contains is
+carried into the next pseudo-gradient, unless it is dropped (`Carry` says when).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .version import ContributionId, Version
 class Carry(Enum):
     """What happens to a fragment's local progress (local − base) when the trainer merges a newer global value.
 
-    Let Δ be the last contribution sent for the fragment (pseudo-gradient: base at that time − local at sending). The last
-    four are drops: local ← new.
+    Let Δ be the last contribution sent for the fragment (pseudo-gradient: base at that time − local at sending). The
+    last four are drops: local ← new.
     """
 
     KEEP = "keep"  # local ← new + (local − base)

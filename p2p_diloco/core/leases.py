@@ -1,9 +1,8 @@
 """Which positions of a data set are used, leased, freed or not given to any peer yet: a table in the ledger's state.
 
-Law: pure functions. A table changes only by `after`, with each commit of the ledger, which is the
-first fragment. All replicas compute the same change from the commit. In every table the positions below ``next`` are
-the disjoint union of the used, the leased and the freed ones. So two counted contributions never have a position in
-common.
+Law: pure functions. A table changes only by `after`, with each commit of the first fragment. All replicas compute the
+same change from the commit. In every table the positions below ``next`` are the disjoint union of the used, the leased
+and the freed ones. So two counted contributions never have a position in common.
 
 A data set of N samples is an endless line of positions 0, 1, 2, ...: position x is in epoch x // N of the data.
 """

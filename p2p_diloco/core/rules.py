@@ -52,9 +52,8 @@ class Rules:
 
     @property
     def ledger(self) -> int:
-        """The shard whose commits say which data is used. A peer sends this shard first in a round of the whole model.
-        So if the peer dies in the middle of an exchange, its data is marked as used, but may be missing in other
-        shards; it is never used twice."""
+        """A slice of the first fragment, whose commits say which data is used: what becomes of the progress in it becomes
+        of the data."""
         return self.fragments[0][0]
 
     @property
