@@ -52,8 +52,8 @@ class Rules:
 
     @property
     def ledger(self) -> int:
-        """A slice of the first fragment, whose commits say which data is used: what becomes of the progress in it becomes
-        of the data."""
+        """A slice of the first fragment, whose commits say which data is used. What becomes of the progress in it
+        becomes of the data."""
         return self.fragments[0][0]
 
     @property
