@@ -28,11 +28,11 @@ def shows(log: FragmentLog, peer: str, epoch: int) -> None:
 def missed(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     """Record who of those waited for a closed round left out; if nobody, how long it took. Log each that misses
     several, once. In asynchronous mode nobody is waited for."""
-    if log.rules.asynchronous:
-        return []
     counted = {peer for peer, _ in choice.entries}
     if log.round.began and counted >= set(_expected(log)):
         log.usual[1].append(now - log.round.began)
+    if log.rules.asynchronous:
+        return []
     for peer in {*counted, *_expected(log)} - {log.me}:
         log.misses.setdefault(peer, deque(maxlen=ROUNDS_SEEN)).append(peer not in counted)
     known = {*log.roster.peers, log.me}

@@ -236,10 +236,13 @@ def _line(log: FragmentLog) -> tuple[str, ...]:
 
 
 def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
-    """Return whom the next commit names: the leader, then its successors, of all live peers that hold a state. Those
-    that are there stay; another one leads once the election names it and this peer has led for a while. A peer may be
-    named before it is counted: else nobody else would hold the commits that a first peer makes alone."""
-    names = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
+    """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
+    once the election names it and this peer has led for a while. A peer that no commit has counted may be named if it
+    is at the present version: else nobody else would hold the commits that a first peer makes alone. One that is behind
+    would hold commits up until it has fetched the state."""
+    there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
+    near = {*log.held.roll, *_line(log)}
+    names = [p for p in there if p in near or log.roster.tells(p, log.fragment, log.held.version)]
     able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
     summaries = {peer: log.roster.summary(peer) for peer in able}
     private = [peer for peer, s in summaries.items() if s is not None and not s.eligible]

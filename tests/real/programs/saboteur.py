@@ -100,8 +100,8 @@ class DoomedReplica(Replica):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-assert common.FragmentReplica is Replica, "the node makes its replica elsewhere: replace it there"
-common.FragmentReplica = DoomedReplica  # type: ignore[misc]
+assert common.Replica is Replica, "the node makes its replica elsewhere: replace it there"
+common.Replica = DoomedReplica  # type: ignore[misc]
 
 if __name__ == "__main__":
     status = program.main()
