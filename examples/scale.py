@@ -39,6 +39,7 @@ from p2p_diloco.core.state import State, founding, hash_of, key_of, rooted
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.node import headers
 from p2p_diloco.node.forms import About, Roll
+from p2p_diloco.node.wire import TOKEN_BYTES
 
 LATENCY_S = 0.05
 BREAKS_WITHIN_S = 0.3
@@ -220,7 +221,7 @@ class Swarm:
             same = held is not None and getattr(message, "base", None) == held.version
             roll = self._rolls.setdefault(held.version, Roll(held.roll)) if held is not None and same else Roll()
             about = About(sender.name, self.rules, roll)
-            header, body = headers.pack(whole, about, bytes(headers.TOKEN_BYTES))
+            header, body = headers.pack(whole, about, bytes(TOKEN_BYTES))
             known = self._lengths[id(message)] = message, whole, len(header) + len(body or b"")
         return known[1:]
 

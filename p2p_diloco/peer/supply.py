@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from p2p_diloco.core import leases
+from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.leases import Table, Tables, Use
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.plain import from_plain, to_plain
-from p2p_diloco.peer.data_use import DataUse
 from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.peer.shard import Shard
 

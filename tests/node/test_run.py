@@ -56,7 +56,6 @@ def test_shards_of_buffers_are_small_lossless_and_without_an_outer_state() -> No
     assert [run.codecs(shard.index) for shard in run.layout.shards] == [("int4", "bf16")] * 2 + [("fp32", "fp32")] * 2
     assert [bool(run.state_lengths(shard)) for shard in run.layout.shards] == [True, True, False, False]
     assert run.rules.fragments == ((0, 2), (1, 3))
-    assert run.rules.small == (2, 3)
     alone = Run("r", config, layout_of(config, params))
     assert run.round_nbytes == alone.round_nbytes + (8 + 1) * 4 * 2 // 2
     local = RunConfig(**{**config.to_wire(), "buffers": "local"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core import leases, state
-from p2p_diloco.peer.data_use import DataUse
+from p2p_diloco.core.data_use import DataUse
 from tests.sim.check import check, drawn
 from tests.sim.settings import Settings
 from tests.sim.test_sabotage import first_to_break

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.core import leases
-from p2p_diloco.core.leases import DataSet, Tables, Use
-from p2p_diloco.core.spans import Spans, minus, union, within
+from . import leases
+from .leases import DataSet, Tables, Use
+from .spans import Spans, minus, union, within
 
 
 @dataclass(slots=True)
