@@ -123,15 +123,6 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
         2,
     ),
     (
-        "a fragment goes on after its stop",
-        FragmentLog,
-        "begin",
-        "Phase.FINAL if final(state, self.rules) else Phase.COLLECTING",
-        "Phase.COLLECTING",
-        "async",
-        7,
-    ),
-    (
         "a revision is not handed on",
         Presence,
         "summarized",
