@@ -41,7 +41,7 @@ def missed(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     often = [p for p in _expected(log) if p not in counted and p != log.me and misses_often(log, p)]
     for peer in often:
         log.roster.costs_a_deadline(peer, now)
-    text = f"says that it works, and has missed {MISSES_MAX} rounds: rounds wait for it only briefly (noted once)"
+    text = f"says that it works, and has missed {MISSES_MAX} rounds: they wait briefly for it (noted once)"
     return [Note("missed", f"{peer} {text}") for peer in often if log.roster.is_new("missed", peer)]
 
 
