@@ -198,7 +198,8 @@ def test_the_founding_command_given_again_goes_on(
     for named, own in ((new, old), (old, new)):
         _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=own)
         assert [version[2] for version in versions] == [5]
-    within = new / "checkpoint-4", new / "checkpoint-5"
+    within = [*checkpoint.whole(new)]  # one is left out if it is due while another is written
+    assert len(within) > 1
     for named in within:
         _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=new)
         assert [version[2] for version in versions] == [5]

@@ -64,7 +64,7 @@ def test_the_others_go_on_when_a_machine_dies(trio: Kept, tmp_path: Path, phase:
     note = tmp_path / "note.json"
     plan = {"role": role, "phase": phase, "after": ROUNDS + 2, "victims": "machine", "note": str(note)}
     *survivors, victim = trio.filled(sabotage=plan)
-    assert victim.status(60.0) == -9
+    assert victim.status(150.0) == -9
     died = json.loads(note.read_text())
     assert died["role"] == role
     observe(survivors, died["time"], died["epoch"], f"machine, {role}, {phase}")

@@ -37,6 +37,8 @@ TRAINING_S = 0.05
 class DoomedReplica(Replica):
     """A replica that kills its machine when the chosen moment has come."""
 
+    committed: Commit | None = None  # the commit of which only the first copy leaves
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
         if not hasattr(self, "joined_at"):
@@ -46,6 +48,8 @@ class DoomedReplica(Replica):
             return effects
         if not self.has_state or self.doomed or self.epoch < self.joined_at + PLAN["after"]:
             return effects
+        if isinstance(event, Delivered) and event.message is self.committed:  # it may have made the next version by now
+            self.die()
         return self.watch(event, effects, now) if self.role_now() == PLAN["role"] else effects
 
     def role_now(self) -> str:
@@ -76,8 +80,6 @@ class DoomedReplica(Replica):
                 if len(commits) >= 2:
                     effects = [e for e in effects if e not in commits[1:]]
                     self.committed = commits[0].message
-                if isinstance(event, Delivered) and event.message is getattr(self, "committed", None):
-                    self.die()
             case "committing", "contributor":
                 if isinstance(came, Commit):
                     self.die()
@@ -88,7 +90,12 @@ class DoomedReplica(Replica):
         asyncio.get_running_loop().call_later(seconds, self.die)
 
     def die(self) -> None:
-        note = {"time": time.time(), "epoch": self.epoch, "me": self.me, "role": self.role_now()}
+        note = {
+            "time": time.time(),
+            "epoch": self.epoch,
+            "me": self.me,
+            "role": "leader" if self.committed else self.role_now(),
+        }
         Path(PLAN["note"]).write_text(json.dumps(note))
         self.doomed = True
         if PLAN["victims"] in ("machine", "trainer"):
