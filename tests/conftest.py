@@ -43,7 +43,7 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 COMMANDS = {
-    "worlds": ["tests.sim.worlds", "--seeds", "120", "--first", "1013"],
+    "worlds": ["tests.sim.worlds", "--seeds", "60", "--first", "1076"],
     "types": ["mypy", "--strict"],
 }
 """Commands that run in parallel to all tests, by the name of the fixture that reads their result."""
@@ -118,7 +118,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def worlds(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
-    """The result of 120 simulated worlds; waits for it this many seconds."""
+    """The result of 60 simulated worlds; waits for it this many seconds."""
     return partial(pytestconfig.stash[BESIDE].outcome, "worlds")
 
 

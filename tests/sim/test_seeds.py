@@ -18,7 +18,7 @@ WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
 FOUND = [("hesitant", 5004), ("async", 7001), ("torn", 7013), ("private", 7006), ("private", 5019), ("crowded", 93000)]
 FOUND += [("async", 93021)]
 FOUND += [("hostile", seed) for seed in (95008, 95016, 95026, 95056, 95088, 95143, 95147, 98068)]
-BROKEN = [("hesitant", 5), ("data", 7003), ("async", 1012), ("overlapped", 1136), ("healed", 1298)]
+BROKEN = [("hesitant", 5), ("data", 7003), ("async", 1012), ("torn", 1075), ("overlapped", 1136), ("healed", 1298)]
 BROKEN += [("hostile", 7005), ("hostile", 98017), ("hostile", 98072)]
 
 
@@ -49,10 +49,10 @@ def test_worlds_that_still_break(kinds: Kinds, kind: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_more_worlds_hold(worlds: Callable[[float], tuple[int, str]]) -> None:
-    """The same for 120 more worlds of all kinds, played by the command in parallel to the other tests; `make chaos`:
+    """The same for 60 more worlds of all kinds, played by the command in parallel to the other tests; `make chaos`:
     10,000."""
     status, told = worlds(550)
     print(told)
     assert status == 0, told
-    assert told.startswith("120 worlds")
+    assert told.startswith("60 worlds")
     assert "every invariant held" in told
