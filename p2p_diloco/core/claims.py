@@ -12,7 +12,7 @@ import math
 from .admission import unsound
 from .events import Effect, Note, Send
 from .fragment import FragmentLog
-from .messages import Choice, Claim, Commit, Probe, Vote
+from .messages import Choice, Claim, Probe, Vote
 from .round import Phase
 
 TURNS_AHEAD = 64
@@ -261,12 +261,6 @@ def told_choice(log: FragmentLog) -> Choice | None:
     closes = sorted((close for close in told if close is not None), key=lambda close: close.rank, reverse=True)
     choices = (close.choice for close in closes if close.choice is not None)
     return next((choice for choice in choices if not unsound(choice, log.held, log.rules)), None)
-
-
-def told_commit(log: FragmentLog) -> Commit | None:
-    """Return a commit on this base that one of those that promised knows."""
-    told = [log.round.commit, *(vote.commit for vote in log.round.votes.values() if vote.holder == log.me)]
-    return max((c for c in told if c is not None), key=lambda c: (c.term, c.leader), default=None)
 
 
 def forgotten_by(log: FragmentLog, peer: str) -> None:

@@ -7,7 +7,7 @@ was sent, and needs no base. A base that fails its checksum is never used, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from torch import Tensor
 
@@ -26,8 +26,6 @@ class Bases:
         """Shards without a base, because θ changed while all of their progress had been sent."""
         self.lost: set[int] = set()
         """Shards without a base, because it was corrupted in memory: their progress is unknown."""
-        self.damaged: set[int] = set()
-        """Shards whose base must be repaired before the next pseudo-gradient is measured."""
         self._sent: frozenset[int] = frozenset()
 
     @property
@@ -39,17 +37,6 @@ class Bases:
         """Record that these shards' pseudo-gradients were sent, and that training stands still until the result is
         loaded."""
         self._sent = frozenset(shards)
-
-    def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `was`: the digest
-        of the present θ when it was accepted; empty if none was. `becomes`: the digest of the new θ; it equals `was` if
-        θ is only repaired. `present`: computes the digest of θ as it is in memory, where it may be corrupted."""
-        self.damaged.discard(shard)
-        if shard not in self.read or becomes == was:
-            return
-        found = "" if shard in self._sent else present()
-        if found != becomes:  # else memory holds the new θ already, and no other copy exists
-            self.keep(shard, damaged=bool(was) and found != was)
 
     def keep(self, shard: int, *, damaged: bool = False) -> None:
         """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `damaged`: θ has

@@ -9,17 +9,13 @@ import asyncio
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from p2p_diloco.core.events import Effect, Note
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID
 
 NOTES_KEPT = 50
-SHARDS_NAMED = 8
-"""The most shards that one note names."""
 LOUD = ("mismatch", "fork", "passed", "missed", "expelled", "samples")
 """Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
 waiting."""
@@ -77,32 +73,6 @@ class EventQueue(Generic[E]):
         for fed in waiting:
             if fed is not None and not fed.done():
                 fed.set_exception(Refusal("this peer is leaving"))
-
-
-def gathered(effects: Iterable[Effect]) -> list[Effect]:
-    """Return the effects of one event. Notes with the same text for several shards become one note, because a peer that
-    dies may have aggregated hundreds of shards."""
-    found, shards = list[Effect](), dict[tuple[str, str], list[str]]()
-    for effect in effects:
-        said = re.fullmatch(r"shard (\d+): (.*)", effect.text, re.DOTALL) if isinstance(effect, Note) else None
-        if not isinstance(effect, Note) or said is None:
-            found.append(effect)
-            continue
-        shard, text = said.groups()
-        if (effect.kind, text) not in shards:
-            found.append(effect)
-        shards.setdefault((effect.kind, text), []).append(shard)
-    notes = {
-        Note(kind, f"shard {of[0]}: {text}"): Note(kind, f"{_named(of)}: {text}") for (kind, text), of in shards.items()
-    }
-    return [notes.get(effect, effect) if isinstance(effect, Note) else effect for effect in found]
-
-
-def _named(shards: list[str]) -> str:
-    if len(shards) == 1:
-        return f"shard {shards[0]}"
-    more = f" and {len(shards) - SHARDS_NAMED} more" if len(shards) > SHARDS_NAMED else ""
-    return f"shards {', '.join(shards[:SHARDS_NAMED])}{more}"
 
 
 class EventLog:

@@ -32,10 +32,8 @@ from p2p_diloco.node.wire import (
     SliceList,
 )
 
-REMEMBERED_BYTES_MAX = 16 * 2**10
-"""The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
 MOVING_EVERY_S = 0.1
-"""Seconds in which the replica is told at most once that transfers with a peer move. With many shards there would be
+"""Seconds in which the replica is told at most once that transfers with a peer move. With many slices there would be
 hundreds of such reports a second, which tell the replica nothing more."""
 
 log = logging.getLogger(__name__)
@@ -43,8 +41,8 @@ log = logging.getLogger(__name__)
 
 class NodeMessages(Handler):
     """The handler of a peer that is in the run. `grant_of`: returns the grant by which a peer was admitted to a private
-    run; nudges and requests for states are limited for each grant. It returns None in an open run: there requests are
-    limited for each peer, and nudges are not, because anyone could make further identities."""
+    run; nudges are limited for each grant. It returns None in an open run: there they are not, because anyone could
+    make further identities."""
 
     def __init__(
         self,

@@ -204,7 +204,7 @@ def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wr
 def _digests(layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]]) -> list[str]:
     """The digest of each slice's tensors."""
     pairs = zip(layout.shards, outer, strict=True)
-    return [digest(theta[place.start : place.stop], state, b"") for place, state in pairs]
+    return [digest(theta[place.start : place.stop], state) for place, state in pairs]
 
 
 def read_checkpoint(local: PeerConfig) -> Checkpoint | None:

@@ -31,8 +31,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.digest import Look
-from p2p_diloco.tensors.flat import Array, arrays, unheeded
+from p2p_diloco.tensors.flat import Array, Finite, arrays, unheeded
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
 
 VARIANTS = ("paper", "buffered")
@@ -83,7 +82,7 @@ class DelayedNesterov:
         grad: Tensor | Iterable[Tensor],
         submissions: int,
         buffered: int,
-        seen: Look | None = None,
+        seen: Finite | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """Return (θ', state') after a commit of `submissions` submissions with the mean `grad`. The buffer already
@@ -107,9 +106,8 @@ class DelayedNesterov:
             if full:
                 self._fill(new, m, kept)
             if seen is not None:
-                seen("theta", new)
-                seen("state.m", m, follows=True)
-                seen("state.b", kept)
+                seen(new)
+                seen(kept)
         return new_theta, {"m": new_m, "b": new_b}
 
     def _fill(self, theta: Array, m: Array, b: Array) -> None:

@@ -8,6 +8,7 @@ in torch as in numpy, and would be a third of the time that a block takes. torch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -47,6 +48,19 @@ def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ..
 
 unheeded = np.errstate(over="ignore", invalid="ignore")
 """Decorator for work on values that may not be finite, which are detected elsewhere."""
+
+
+class Finite:
+    """Whether all values of the blocks that it was given are finite."""
+
+    def __init__(self) -> None:
+        self.finite = True
+
+    @unheeded
+    def __call__(self, block: Array) -> None:
+        """Add a block. The sum takes one pass; it isn't finite if a value isn't, or if it is too large itself."""
+        if not math.isfinite(np.add.reduce(block)):
+            self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
 
 
 @torch.no_grad()

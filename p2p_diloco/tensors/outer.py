@@ -32,8 +32,7 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.digest import Look
-from p2p_diloco.tensors.flat import arrays, unheeded
+from p2p_diloco.tensors.flat import Finite, arrays, unheeded
 from p2p_diloco.tensors.outer_class import OuterClass, tried
 
 State = dict[str, Tensor]
@@ -104,29 +103,28 @@ class OuterOptimizer:
         theta: Tensor,
         state: Mapping[str, Tensor],
         grad: Tensor | Iterable[Tensor],
-        seen: Look | None = None,
+        seen: Finite | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """Make one outer step: return (θ', state') for θ, its state and ḡ, all flat fp32 [numel]. The inputs stay
         unchanged.
 
         `grad` may come in blocks like those of `flat.blocks`; each is read before the next one is drawn. `seen` gets
-        each new piece as soon as it is made, named "theta", or "state." and the name of a state tensor. `like` gives
-        memory for the result.
+        each new piece as soon as it is made, while it is in the cache; not the momentum of `sgd`, which is not finite
+        only where θ isn't. `like` gives memory for the result.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         if self._class is None:
             return self._step_sgd(theta, state["m"], parts, seen, like)
         new_theta, new_state = self._class.step(theta, state, torch.cat([part.clone() for part in parts]))
         if seen is not None:
-            seen("theta", new_theta.numpy())
-            for name, values in new_state.items():
-                seen(f"state.{name}", values.numpy())
+            for values in (new_theta, *new_state.values()):
+                seen(values.numpy())
         return new_theta, new_state
 
     @unheeded
     def _step_sgd(
-        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Look | None, like: Like
+        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Finite | None, like: Like
     ) -> tuple[Tensor, State]:
         new_theta, new_m = like(theta), like(m)
         momentum, lr = np.float32(self.momentum), np.float32(self.lr)
@@ -143,6 +141,5 @@ class OuterOptimizer:
                 np.multiply(new_buffer, lr, out=u)
             np.subtract(old, u, out=new)
             if seen is not None:
-                seen("theta", new)
-                seen("state.m", new_buffer, follows=True)
+                seen(new)
         return new_theta, {"m": new_m}

@@ -18,8 +18,7 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import digest as digests
 from p2p_diloco.tensors import running, step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.digest import Look
-from p2p_diloco.tensors.flat import BLOCK, Array
+from p2p_diloco.tensors.flat import BLOCK, Finite
 from p2p_diloco.tensors.layout import PARAMETER, Layout, Shard
 from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import OuterOptimizer, State
@@ -46,7 +45,7 @@ class SliceState:
 
     def digest(self) -> str:
         """The xxh3-128 of all tensors, 32 hexadecimal digits."""
-        return digests.digest(self.theta, self.state, b"")
+        return digests.digest(self.theta, self.state)
 
     def export(self) -> list[memoryview]:
         """θ, then each state tensor in the order of storage, as fp32. They are views, valid until the next step."""
@@ -117,7 +116,7 @@ class OuterState:
             theta, state = outer.step(held.theta, held.state, grad, seen, self._like)
         if cut is not None:
             state = {**state, LENGTHS: cut.lengths}
-            seen(LENGTHS, cut.lengths.numpy())
+            seen(cut.lengths.numpy())
             if cut.factor < 1:
                 level = logging.WARNING if cut.factor < CUT_WARNS else logging.DEBUG
                 _log.log(level, "slice %d: a mean was cut to %.2g of its length (step_limit)", index, cut.factor)
@@ -130,7 +129,7 @@ class OuterState:
         place = self.layout.shards[index]
         theta = running.stepped(place.kind, held.theta, codecs.decode(values, running.CODEC, place.numel), share)
         seen = Finite()
-        seen("theta", theta.numpy())
+        seen(theta.numpy())
         self._replace(held, theta, {}, seen)
 
     def _replace(self, held: SliceState, theta: Tensor, state: State, seen: Finite) -> None:
@@ -223,13 +222,6 @@ class OuterState:
     def _keep(self, *void: Tensor) -> None:
         """Keep memory for reuse. Lengths and other short tensors are not worth it."""
         self._spare = [*self._spare, *(one for one in void if one.numel() > step_limit.LENGTHS_MAX)][-SPARE:]
-
-
-class Finite(Look):
-    """Checks that values are finite, in the same pass in which they are computed. It computes no digest."""
-
-    def hash(self, name: str, block: Array) -> None:
-        """Do nothing."""
 
 
 def state_lengths(place: Shard, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:

@@ -328,7 +328,7 @@ def _checkpoints(folder: Path) -> Target:
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
     told = {
         "run_id": "r", "generation": 0, "samples": 8, "config": RunConfig().to_wire(), "layout": layout.to_wire(),
-        "fragments": [_packed(state, rules)], "digests": [digest(torch.zeros(16), outer, b"")],
+        "fragments": [_packed(state, rules)], "digests": [digest(torch.zeros(16), outer)],
         "founded": [ME.peer_id, 1.0], "card": "",
     }  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}

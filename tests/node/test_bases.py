@@ -28,16 +28,16 @@ def bases() -> Bases:
 def test_what_was_loaded_is_kept_before_it_changes() -> None:
     """Of that shard alone, and not what comes after it: until the trainer has loaded that."""
     made = bases()
-    made.before(1, "old", "new", lambda: "old")
+    made.keep(1)
     made._theta.add_(10)
-    made.before(1, "old", "new", lambda: "old")
+    made.keep(1)
     assert made._base.tolist() == [-1.0, -1.0, 2.0, 3.0]
     assert (made.kept, made.gone) == ({1}, set())
     made.loaded([0])
     assert made.kept == {1}
     made.loaded([1])
     assert made.kept == set()
-    made.before(1, "old", "new", lambda: "old")
+    made.keep(1)
     assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
 
 
@@ -45,49 +45,39 @@ def test_a_trainer_that_stands_still_needs_no_copy_of_its_base() -> None:
     """Its progress is the sent one. For shards that it hasn't sent, and once it goes on, bases are kept as usual."""
     made = bases()
     made.stand([0])
-    made.before(0, "old", "new", lambda: "old")
-    made.before(1, "old", "new", lambda: "old")
+    made.keep(0)
+    made.keep(1)
     assert (made.kept, made.gone) == ({1}, {0})
     made.loaded([0, 1])
-    made.before(0, "old", "new", lambda: "old")
+    made.keep(0)
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_what_is_kept_already_stays() -> None:
     """It changed between the trainer's look and its sending."""
     made = bases()
-    made.before(0, "old", "new", lambda: "old")
+    made.keep(0)
     made.stand([0])
-    made.before(0, "old", "new", lambda: "old")
+    made.keep(0)
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_before_anything_is_loaded_nothing_is_kept() -> None:
     """A newcomer's own parameters are overwritten by the run's, and no memory is taken for them."""
     made = Bases(FOUR, torch.zeros(4), torch.full((4,), -1.0))
-    made.before(0, "old", "new", lambda: "old")
+    made.keep(0)
     assert (made.kept, made.gone) == (set(), {0, 1})
     assert made._base.tolist() == [-1.0] * 4
 
 
-@pytest.mark.parametrize(("becomes", "lost"), [("old", False), ("flipped", False), ("newer", True)])
-def test_what_was_changed_in_memory_is_no_base(becomes: str, lost: bool) -> None:
-    """After a repair, or if no peer has a better copy, θ is the base again. If a newer θ replaces the corrupted one
-    there is no base: the corrupted values are not kept."""
+def test_what_was_changed_in_memory_is_no_base() -> None:
+    """The corrupted values are not kept. Once the trainer has loaded the new ones, these are its base."""
     made = bases()
-    made.damaged = {0, 1}
-    made.before(0, "old", becomes, lambda: "flipped")
-    assert (made.kept, made.gone, made.lost, made.damaged) == (set(), set(), {0} if lost else set(), {1})
+    made.keep(0, damaged=True)
+    assert (made.kept, made.gone, made.lost) == (set(), set(), {0})
     made.loaded([0])
     assert made.lost == set()
-
-
-def test_what_is_mended_while_its_trainer_stands_is_its_base_again() -> None:
-    """The round may end without that shard."""
-    made = bases()
-    made.stand([0])
-    made.before(0, "old", "old", lambda: "flipped")
-    assert made.read == {0, 1}
+    assert 0 in made.read
 
 
 @pytest.mark.parametrize("stands", [True, False])

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from p2p_diloco.core.events import Finished, Note
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.node.events import EventLog, gathered
+from p2p_diloco.node.events import EventLog
 
 
 def test_peers_of_one_name_are_told_apart() -> None:
@@ -34,16 +33,3 @@ def test_a_note_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None
 
     asyncio.run(noted())
     assert caplog.messages[0] == "expelled: b refuses: x 2026 ERROR invented [2J"
-
-
-def test_notes_on_many_shards_become_one() -> None:
-    """If they say the same; the others, and other effects, stay as they are and in their order."""
-    gone = [Note("takeover", f"shard {shard}: bob is gone") for shard in range(12)]
-    other = [Note("takeover", "shard 12: carol is gone"), Note("left", "bob left"), Finished()]
-    assert gathered([other[1], *gone, *other]) == [
-        Note("left", "bob left"),
-        Note("takeover", "shards 0, 1, 2, 3, 4, 5, 6, 7 and 4 more: bob is gone"),
-        *other,
-    ]
-    assert gathered(gone[:2]) == [Note("takeover", "shards 0, 1: bob is gone")]
-    assert gathered(gone[:1]) == gone[:1]
