@@ -126,12 +126,18 @@ class FragmentLog:
     # -- a new version
 
     def begin(self, state: State, now: float) -> None:
-        """Make this the present state, and begin an empty round on it."""
+        """Make this the present state, and begin an empty round on it. If the version stays, as where a fetch is given
+        up, what this peer has signed on it still binds: it numbers its Closes on, and makes no second commit."""
+        again = self.round if state.version == self.version else None
         self.state, plan = state, state.plan
         phase = Phase.FINAL if final(state, self.rules) else Phase.COLLECTING
         first = plan.succession[0] if plan.succession else self.me
         self.round = Round(phase, now, None, now + self.rules.settle, self.rules.settle, 0, first, owners=plan.owners)
         self.round.moved_at = now
+        if again is not None:
+            self.round.attempt, self.round.means = again.attempt, again.means
+            if again.commit is not None and again.commit.leader == self.me:
+                self.round.commits[self.me] = again.commit
         for peer in (*plan.succession, *plan.owners):
             self.roster.name(peer)
 

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from p2p_diloco.core import claims, closing, digests, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
@@ -513,3 +515,32 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
     holder = log.round.holder
     term = len(claims.line(log))
     assert claims.would_promise(log, holder, term, 1.0)
+
+
+@pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.APPLYING])
+def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase: Phase) -> None:
+    """It has closed its round, or made its commit, takes itself for behind, and finds no donor. It goes on on the
+    version that it had: two choices of one attempt, or two commits of one term, would expel it."""
+    world = World("ABC")
+    world.reach(2)
+
+    def leads(name: str) -> bool:
+        log = world.peers[name].replica.logs[0]
+        return log.phase is phase and log.leads
+
+    assert world.run(60, lambda: any(map(leads, "ABC")))
+    leader = next(name for name in "ABC" if leads(name))
+    replica = world.peers[leader].replica
+    replica.fetching.begin([0], [name for name in "ABC" if name != leader], world.now, together=False)
+    world.kill(next(name for name in "ABC" if name != leader))  # so its next choice would be another one
+    replica.logs[0].round.readys.clear()
+    replica.fetching._give_up(replica.fetching.fetches.pop(0), world.now)
+    world.run(60)
+    said: dict[object, str] = {}
+    for close in world.sent(Close):
+        if close.choice is not None:
+            assert said.setdefault((close.base, close.term, close.holder, close.attempt), close.key) == close.key
+    for commit in world.sent(Commit):
+        assert said.setdefault((commit.base, commit.term, commit.leader), commit.key) == commit.key
+    assert all(peer.epoch > 4 for peer in world.peers.values() if peer.alive)
+    world.check()
