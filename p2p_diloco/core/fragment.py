@@ -135,11 +135,19 @@ class FragmentLog:
         self.round = Round(phase, now, None, now + self.rules.settle, self.rules.settle, 0, first, owners=plan.owners)
         self.round.moved_at = now
         if again is not None:
-            self.round.attempt, self.round.means = again.attempt, again.means
-            if again.commit is not None and again.commit.leader == self.me:
-                self.round.commits[self.me] = again.commit
+            self._take_up(again)
         for peer in (*plan.succession, *plan.owners):
             self.roster.name(peer)
+
+    def _take_up(self, before: Round) -> None:
+        """Take over what binds this peer from an earlier round on the same version."""
+        round, commit = self.round, before.commit
+        round.attempt, round.means = before.attempt, before.means
+        if commit is None or commit.leader != self.me:
+            return
+        round.commits[self.me] = commit
+        if self.rules.asynchronous:  # its named peers may hold it already
+            round.term, round.holder, round.commit, round.phase = commit.term, self.me, commit, Phase.HOLDING
 
     def keep(self, sender: str, message: OfRound) -> None:
         """Keep a message on a version that is not reached. Each sender has equal room, and its oldest goes first."""

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from p2p_diloco.core.events import Merge
+from p2p_diloco.core.messages import Choice, Close, Commit, Message, Ready
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ModelVersion
 
@@ -26,6 +27,21 @@ EXCHANGES_TOLD = 2
 """The most exchanges that one merge reports as counted: the last one, and the one whose progress it carried on."""
 LAG_MOST = 1.3
 """The longest transfer of a state takes this many times as long as the usual one (`World.send`)."""
+
+
+def said(process: Process, message: Message) -> None:
+    """Check that a peer signs nothing that contradicts what it signed before in this life: others would expel it."""
+    match message:
+        case Ready(fragment=fragment, id=id, root=root) if message.weight:
+            about, says = (Ready, fragment, id), root
+        case Close(choice=Choice()) if message.holder == process.name:
+            about, says = (Close, message.fragment, message.base, message.term, message.attempt), message.key
+        case Commit() if message.leader == process.name:
+            about, says = (Commit, message.fragment, message.base, message.term), message.key
+        case _:
+            return
+    first = process.said.setdefault(about, says)
+    require(first == says, "z", f"{process.name} contradicts itself: {about}")
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:

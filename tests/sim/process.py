@@ -41,6 +41,7 @@ class Process:
         self.best = ModelVersion()  # the highest model version so far
         self.goes_over = False  # it has said that it goes over to another lineage, and has not done so yet
         self.woke = 0.0  # when healing ended its last freeze
+        self.said: dict[object, str] = {}  # what it has signed, by what that is about
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known
         self.reached: dict[int, tuple[State, int]] = {}  # by unit: the last state, and its inner steps

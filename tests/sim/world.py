@@ -35,7 +35,7 @@ from .face import Face, Saved, Truth
 from .faults import Faults
 from .founder import Founder
 from .hostile import Hostile
-from .invariants import advanced, after_event
+from .invariants import advanced, after_event, said
 from .membership import Membership
 from .model import require
 from .process import Process
@@ -267,6 +267,7 @@ class World:
         """Carry out an effect, as a node would."""
         match effect:
             case Send(to, message):
+                said(process, message)
                 self.send(process, to, message)
             case Start():
                 if not process.training:
