@@ -63,7 +63,7 @@ class ScriptedNode:
     def overwrite(self, theta: Any) -> None:
         """Have something else come as θ."""
         for shard in self.layout.shards:
-            self.bases.before(shard.index, "old", "new", lambda: "old")
+            self.bases.keep(shard.index)
         self.memory.theta.copy_(torch.as_tensor(theta))
 
     def ask(self, kind: str, answer: str, *, measures: bool = False, data: bool = False) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ScriptedNode:
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
             part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-            self.bases.before(shard, "old", "new", lambda: "old")
+            self.bases.keep(shard)
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
             self.fresh[shard] = self.fate
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1

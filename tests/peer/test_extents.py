@@ -181,7 +181,7 @@ def test_the_ranks_are_one_model_to_the_bit(
             assert local.write_delta(shards, bases.kept)  # also where this rank holds nothing of them
         assert torch.equal(mine, theirs)
         for index in everything:
-            bases.before(index, "old", "new", lambda: "old")
+            bases.keep(index)
         theta.copy_(torch.randn(layout.numel))
         kept = data.draw(
             st.sampled_from([None, bases.kept, set()]), "asked for: nothing, the loaded, the newest values"
