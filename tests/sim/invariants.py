@@ -31,6 +31,8 @@ LAG_MOST = 1.3
 
 def said(process: Process, message: Message) -> None:
     """Check that a peer signs nothing that contradicts what it signed before in this life: others would expel it."""
+    about: tuple[object, ...]
+    says: object
     match message:
         case Ready(fragment=fragment, id=id, root=root) if message.weight:
             about, says = (Ready, fragment, id), root
