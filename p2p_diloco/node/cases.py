@@ -14,7 +14,7 @@ from p2p_diloco.core.messages import Choice, Ready
 from p2p_diloco.core.version import Version
 from p2p_diloco.node.wire import OfMean
 
-KEPT_BYTES = 256 * 2**20
+KEPT_BYTES = 64 * 2**20
 """The bytes of contributions to its own means above which a peer drops the oldest, except those of each fragment's last
 commit. Other peers rely on half of this only."""
 CASES_MAX = 8192

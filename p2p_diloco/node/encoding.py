@@ -34,7 +34,7 @@ class Encoding:
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
         """Encode a shard's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
-        If `delta` is in the codec's form already, the result shares its memory, without a copy.
+        The result shares no memory with `delta`, which is written again for the next exchange.
 
         With error feedback the rounding error is added to the next contribution, unless `weighs` is False.
         """
@@ -66,6 +66,7 @@ class Encoding:
         rounding."""
         codec, _ = self._run.codecs(shard)
         if self._run.config.rounding == "nearest" or codec == running.CODEC:
-            return codecs.encode(values, codec)
+            payload = codecs.encode(values, codec)
+            return memoryview(bytes(payload)) if codecs.shares(values, codec) else payload
         drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
         return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))

@@ -237,7 +237,7 @@ class Node:
         replicated = self.replica.logs[fragment]
         if replicated.phase is not Phase.APPLYING or replicated.round.working is not effect:
             return None
-        if (damaged := self.work.damaged(fragment)) is not None:
+        if (damaged := self.work.damaged(fragment, self.work.unseen(fragment))) is not None:
             self.events.post(damaged)
         await self._trainer.not_reading()
         self._at_rest.clear()

@@ -9,6 +9,8 @@ Fetched slices are staged beside the present ones, which only `accept` replaces.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -42,6 +44,9 @@ from p2p_diloco.tensors.mean import Given, weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
 from p2p_diloco.tensors.threads import ALONE, Threads
 
+LOOK_AGAIN_S = 10.0
+"""Seconds after which a slice's memory is compared with its digest again. A comparison reads all of it."""
+
 SealMean = Callable[[int, Version, str, int, str], bytes]
 """Signs the mean of (fragment, base, key, number, hash)."""
 
@@ -69,6 +74,7 @@ class SliceWork:
         self._places = [[place.index for place in run.layout.shards_of(f)] for f in range(len(run.layout.fragments))]
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
+        self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
         self._changes = [0] * len(self._places)  # how often each fragment's tensors were changed
         encoding = Encoding(run, self._neutral)
         self.encode, self.merge = encoding.encode, encoding.merge
@@ -179,6 +185,7 @@ class SliceWork:
             if self._changes[fragment] != changes:
                 return None
         self._digests[fragment] = version, tuple(found)
+        self._looked[fragment] = [time.monotonic()] * len(found)
         return Digested(fragment, version, tuple(found))
 
     def damaged(self, fragment: int, numbers: Sequence[int] | None = None) -> Damaged | None:
@@ -190,7 +197,14 @@ class SliceWork:
         places = self._places[fragment]
         looked = range(len(places)) if numbers is None else numbers
         wrong = tuple(n for n in looked if self.state.slices[places[n]].digest() != digests[n])
+        for number in set(looked) - set(wrong):
+            self._looked[fragment][number] = time.monotonic()
         return Damaged(fragment, version, wrong) if wrong else None
+
+    def unseen(self, fragment: int) -> list[int]:
+        """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""
+        looked = self._looked.get(fragment) or [-math.inf] * len(self._places[fragment])
+        return [number for number, at in enumerate(looked) if time.monotonic() - at >= LOOK_AGAIN_S]
 
     def known_digests(self, fragment: int) -> tuple[str, ...]:
         """The digests of a fragment's slices after their last step; empty if they are not computed yet."""

@@ -134,7 +134,7 @@ class TrainerSide:
         if due is None:
             return
         places, found = self._run.rules.fragments[due], list[int]()
-        for number in (number for number, shard in enumerate(places) if shard in self._bases.read):
+        for number in (number for number in self._work.unseen(due) if places[number] in self._bases.read):
             if (damaged := self._work.damaged(due, (number,))) is not None:
                 found.append(number)
                 await self._events.feed(damaged)
@@ -411,9 +411,7 @@ async def contribution(
         id = ContributionId(own.incarnation, own.sequence + 1)
         payloads = ()
         for shard in run.rules.fragments[fragment]:
-            payload = work.encode(shard, values(shard), id, weighs=weight > WEIGHT_MIN)
-            # a copy, because the vector is written again for the next exchange, and these are sent until the commit
-            payloads = *payloads, memoryview(bytes(payload))
+            payloads = *payloads, work.encode(shard, values(shard), id, weighs=weight > WEIGHT_MIN)
             await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
     hashes = tuple(map(hash_of, payloads))
     return e.Contribute(fragment, weight, samples, hashes, payloads, uses, oldest)  # type: ignore[arg-type]

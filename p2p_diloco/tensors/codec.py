@@ -75,10 +75,16 @@ def feeds_back(codec: str) -> bool:
 
 def encode(flat: Tensor, codec: str) -> memoryview:
     """Return the bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). If the vector has the
-    codec's own dtype, the bytes are the vector's own memory: send them before the vector changes."""
+    codec's own dtype, the bytes are the vector's own memory (`shares`): send them before the vector changes."""
     row = _codec(codec)
     _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
     return row.encode(flat)
+
+
+def shares(flat: Tensor, codec: str) -> bool:
+    """Return whether `encode` returns the vector's own memory."""
+    row = _codec(codec)
+    return isinstance(row, Cast) and flat.dtype == row.dtype
 
 
 def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.node import joining, restart, shared
+from p2p_diloco.node import joining, restart, shared, slice_work
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.entry import take_part
@@ -30,6 +30,12 @@ QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", 
 
 def specs(*sizes: int) -> tuple[ParamSpec, ...]:
     return tuple(ParamSpec(f"p{index}", (size,), "float32") for index, size in enumerate(sizes))
+
+
+@pytest.fixture
+def memory_is_always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are compared with their digests each time, however short the rounds are."""
+    monkeypatch.setattr(slice_work, "LOOK_AGAIN_S", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -203,6 +203,7 @@ def test_one_that_was_killed_comes_back() -> None:
     run(play())
 
 
+@pytest.mark.usefixtures("memory_is_always_looked_at")
 @pytest.mark.parametrize("number", [0, 3])
 def test_damaged_memory_is_fetched_again(number: int) -> None:
     """It is noticed before the next step, and repaired after it."""

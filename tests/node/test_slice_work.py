@@ -15,9 +15,10 @@ from p2p_diloco.core.leases import WEIGHT_MIN, DataSet, Use
 from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Part, Ready, Slice
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.node import slice_work
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
-from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.slice_work import LOOK_AGAIN_S, SliceWork
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running
 from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec
@@ -280,6 +281,20 @@ def test_memory_is_compared_with_its_digest() -> None:
     assert made.damaged(0) is None
     assert isinstance(made.digest(0), Digested)
     assert made.damaged(0) is None
+
+
+def test_memory_is_not_compared_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In short rounds this would take as long as a step."""
+    made, now = work(), 100.0
+    monkeypatch.setattr(slice_work.time, "monotonic", lambda: now)
+    assert made.unseen(0) == list(range(SLICES))
+    made.digest(0)
+    assert made.unseen(0) == []
+    now += LOOK_AGAIN_S
+    assert made.unseen(0) == list(range(SLICES))
+    made.state.slices[2].theta[0] += 1.0
+    assert made.damaged(0) == Damaged(0, at(0), (2,))
+    assert made.unseen(0) == [2]
 
 
 def test_damage_that_nobody_can_repair_is_kept_and_said(caplog: pytest.LogCaptureFixture) -> None:
