@@ -134,7 +134,7 @@ class TrainerSide:
         if due is None:
             return
         places, found = self._run.rules.fragments[due], list[int]()
-        for number in (number for number in self._work.unseen(due) if places[number] in self._bases.read):
+        for number in (number for number, shard in enumerate(places) if shard in self._bases.read):
             if (damaged := self._work.damaged(due, (number,))) is not None:
                 found.append(number)
                 await self._events.feed(damaged)

@@ -73,10 +73,10 @@ class NodeMemory:
         """The address of an element of θ."""
         return self._shared + _HEADER_BYTES + WORD * element
 
-    def runs_of(self, value: np.float32) -> list[int]:
-        """The addresses on its heap at which `numel` elements of this value stand in a row: momentum, or freed memory
-        of an earlier one."""
-        needle, found = np.full(self.numel, value, np.float32).tobytes(), []
+    def runs_of(self, value: np.float32, numel: int) -> list[int]:
+        """The addresses on its heap at which `numel` elements of this value stand in a row: the momentum of a slice, or
+        freed memory of an earlier one."""
+        needle, found = np.full(numel, value, np.float32).tobytes(), []
         for start, stop, name in self._maps():
             if name not in ("", "[heap]"):
                 continue

@@ -19,6 +19,8 @@ from p2p_diloco.tensors.outer import OuterOptimizer
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 NUMEL, STEPS = 60_000, 4
+SLICE = 10_000
+"""The model is cut into slices of this many elements."""
 DELTAS = {"a": 1.0, "b": 2.0, "c": 3.5}
 ETA, MU = 0.5, 0.9
 CONFIG = {
@@ -124,8 +126,8 @@ def test_every_role_and_place_is_struck() -> None:
 
 
 def complaints(member: Member) -> int:
-    """How many log lines report a damaged state."""
-    return member.log().count("mismatch: ")
+    """How many log lines report that damage is repaired."""
+    return member.log().count(" are fetched again")
 
 
 def strike(memory: NodeMemory, what: str, bit: int, epoch: int, by_arithmetic: Arithmetic) -> None:
@@ -134,10 +136,10 @@ def strike(memory: NodeMemory, what: str, bit: int, epoch: int, by_arithmetic: A
     with memory.stopped():
         assert memory.epoch() == epoch, "too slow: the round has ended"
         assert (memory.theta() == theta).all()
-        places = [memory.theta_at(0)] if what == "theta" else memory.runs_of(m)
+        places = [memory.theta_at(0)] if what == "theta" else memory.runs_of(m, SLICE)
         assert places, f"no momentum of {m} is on the heap"
         for place in places:  # besides the momentum, freed memory is flipped, which is not read
-            memory.flip(place + 4 * (NUMEL // 3), bit)
+            memory.flip(place + 4 * (SLICE // 3), bit)
 
 
 def sound(memory: dict[str, NodeMemory], by_arithmetic: Arithmetic) -> None:
@@ -146,7 +148,10 @@ def sound(memory: dict[str, NodeMemory], by_arithmetic: Arithmetic) -> None:
     def is_sound(one: NodeMemory) -> bool:
         with one.stopped():
             theta, m = by_arithmetic.at(one.epoch())
-            return one.theta().tobytes() == np.full(NUMEL, theta).tobytes() and bool(one.runs_of(m))
+            return (
+                one.theta().tobytes() == np.full(NUMEL, theta).tobytes()
+                and len(one.runs_of(m, SLICE)) >= NUMEL // SLICE
+            )
 
     for peer, one in memory.items():
-        until(lambda one=one: is_sound(one), 5.0, f"a sound state of {peer}")  # a commit may be arriving
+        until(lambda one=one: is_sound(one), 20.0, f"a sound state of {peer}")  # a commit may be arriving
