@@ -11,6 +11,6 @@ imports Hivemind.
     direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back, greeting     whether other peers can dial this peer
-    dht, daemon, probing, records, storage, identity, signing, hivemind_library     libp2p and the DHT
-    membership, hello, grants, invitation, invitation_used, invited, issued, sealed     private runs
+    dht, daemon, probing, records, storage, signing, private_files, hivemind_library     libp2p and the DHT
+    certificates, membership, hello, invitation, invitation_used, invited     private runs
 """

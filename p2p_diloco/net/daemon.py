@@ -59,7 +59,7 @@ class Daemon:
         self.peer_id = str(p2p.peer_id)
         self.addresses: list[str] = []
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
-        self.certificate: bytes | None = None
+        self.chain: bytes | None = None
         """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
         self._known: dict[str, dict[str, Multiaddr]] = {}  # by peer, and by the address as text
         self._unproven = Unproven()

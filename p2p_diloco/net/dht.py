@@ -22,15 +22,14 @@ from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht_requests import bound_requests
 from p2p_diloco.net.hivemind_library import DHTNode, P2PDaemonError, PeerID
-from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
 from p2p_diloco.net.own_addresses import listens_at
+from p2p_diloco.net.private_files import IdentityFile
 from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
-from p2p_diloco.net.signing import SigningKey, signed_by
+from p2p_diloco.net.signing import SigningKey, as_text, from_text, signed_by
 from p2p_diloco.net.stale_sockets import check_writable
-from p2p_diloco.net.statements import as_text, from_text
 from p2p_diloco.net.storage import CappedStorage, NoCache
 from p2p_diloco.net.streams import stop
 

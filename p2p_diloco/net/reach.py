@@ -86,7 +86,7 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
     pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=within_s)
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
-        frames.write(asking(request, daemon.certificate))
+        frames.write(asking(request, daemon.chain))
         return await frames.answer(within_s)
     finally:
         pipe.abort()

@@ -15,8 +15,7 @@ import msgpack
 
 from p2p_diloco.net.hivemind_library import DHTProtocol, DHTRecord
 from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, KEY_BYTES_MAX, TTL_S_MAX, VALUE_BYTES_MAX
-from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, signed_by
-from p2p_diloco.net.statements import octets, pack
+from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, octets, pack, signed_by
 
 log = logging.getLogger(__name__)
 
