@@ -21,8 +21,7 @@ from p2p_diloco.addresses import peer_of
 from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.certificates import Stranger
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.framing import FrameError, FrameStream, Message, Refused
 from p2p_diloco.net.hello import Hellos, Pending, Serve
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,13 +19,45 @@ from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.net import stale_sockets
 from p2p_diloco.net.attempts import within
-from p2p_diloco.net.daemon_requests import closed_on_failure, noted
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import another_answers, dial_inconclusive, dial_refused, last_line, likely_reason
 from p2p_diloco.net.streams import stop
 from p2p_diloco.net.unproven import Unproven
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_opened: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_opened", default=None)
+
+
+def noted(opens: Callable[[], Awaitable[Connection]]) -> Callable[[], Awaitable[Connection]]:
+    """Wrap the function that opens connections, so that `closed_on_failure` knows them."""
+
+    async def open_and_note() -> Connection:
+        reader, writer = await opens()
+        if (opened := _opened.get()) is not None:
+            opened.append(writer)
+        return reader, writer
+
+    return open_and_note
+
+
+@contextlib.contextmanager
+def closed_on_failure() -> Iterator[None]:
+    """Close the connections that were opened in this block if the block raises. Otherwise the garbage collector would
+    close them in the thread in which it happens to run, but only the event loop's own thread may do that."""
+    opened: list[asyncio.StreamWriter] = []
+    token = _opened.set(opened)
+    try:
+        yield
+    except BaseException:
+        for writer in opened:
+            writer.close()
+        raise
+    finally:
+        _opened.reset(token)
+
 
 log = logging.getLogger(__name__)
 

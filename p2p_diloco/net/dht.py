@@ -27,10 +27,9 @@ from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.private_files import IdentityFile
 from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
-from p2p_diloco.net.records import SignedRecords, newest_records
+from p2p_diloco.net.records import CappedStorage, NoCache, SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey, as_text, from_text, signed_by
 from p2p_diloco.net.stale_sockets import check_writable
-from p2p_diloco.net.storage import CappedStorage, NoCache
 from p2p_diloco.net.streams import stop
 
 log = logging.getLogger(__name__)

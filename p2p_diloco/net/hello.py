@@ -18,8 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 
 from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Grant, Stranger, admit_chain
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.framing import FrameError, FrameStream, Message, Refused
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.membership import Membership
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled

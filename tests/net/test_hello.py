@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.net import hello as module
 from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Stranger
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Bulk, Frame, Message, Refused, encode
+from p2p_diloco.net.framing import Bulk, Frame, FrameStream, Message, Refused, encode
 from p2p_diloco.net.hello import (
     HELLO_S,
     PENDING_MAX,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net import relay as module
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Message, Refused
+from p2p_diloco.net.framing import FrameStream, Message, Refused
 from p2p_diloco.net.hello import RunOf, any_run, only
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation import Invitation

@@ -19,8 +19,7 @@ from nodes import RUN_ID, SHARDS, Field, RealNode
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Told, Vote
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Bulk, Message, encode
+from p2p_diloco.net.framing import Bulk, FrameStream, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.allowance import FETCH_EVERY_S, FETCHES_AT_ONCE
