@@ -8,7 +8,7 @@ imports Hivemind.
     exchange, sending, receiving, streams      messages over streams
     links                          small messages, one stream to each peer
     payload_stream, framing, pipe      one stream each, from messages down to bytes
-    direct, way, listener, offer, tls, tcp, pacing     direct connections for payloads
+    direct, way, listener, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
     reach, dial_back     whether other peers can dial this peer
     dht, daemon, probing, records, signing, private_files, hivemind_library     libp2p and the DHT

@@ -26,8 +26,7 @@ from p2p_diloco.net.attempts import first
 from p2p_diloco.net.dial_back import PortBudget
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
-from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, present
-from p2p_diloco.net.offer import Offer, OfferError
+from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, Offer, OfferError, present
 from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled

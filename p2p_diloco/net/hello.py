@@ -142,6 +142,8 @@ class Hellos:
         Raises:
             Stranger: the peer is not a member.
         """
+        if peer == self.membership.peer_id:  # a relay may send this peer's own stream and certificates back to it
+            raise Stranger
         member = self.membership.admit(peer, chain, self._clock())
         if peer not in self._known:
             theirs = [other for other, known in self._known.items() if known.id == member.id]

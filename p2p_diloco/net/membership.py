@@ -59,6 +59,7 @@ class Membership:
         """The run's identity: the run key's public half."""
         self.own = grant
         """The grant by which this peer is a member."""
+        self.peer_id = peer_id
         self.chain = chain_of(grant, invitation.seed, key_in(peer_id))
         """This peer's certificate below its grant's, which it shows to others."""
         self.banned: frozenset[bytes] = frozenset()

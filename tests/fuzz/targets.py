@@ -43,8 +43,8 @@ from p2p_diloco.net.hivemind_library import DHTRecord
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import Issued
+from p2p_diloco.net.listener import TICKET_BYTES, Offer, OfferError
 from p2p_diloco.net.membership import SealedRecords
-from p2p_diloco.net.offer import TICKET_BYTES, Offer, OfferError
 from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked

@@ -322,6 +322,14 @@ async def test_a_certificate_that_is_not_valid_ends_no_membership(start: Start) 
 
 
 @plays(run)
+async def test_a_peer_is_no_member_to_itself(start: Start) -> None:
+    """So its own certificates, reflected, open no stream."""
+    a = start(A)
+    with pytest.raises(Stranger):
+        a.hellos.run_of(A, a.hellos.membership.chain)
+
+
+@plays(run)
 async def test_a_revoked_member_is_cut_at_once_and_stays_out(start: Start) -> None:
     """Also where it was known; the others stay."""
     given_to_a, b, c = invitation(), start(B), start(C)
