@@ -252,8 +252,8 @@ def admit(leaf: bytes, run: bytes, peer: str, now: float, banned: frozenset[byte
         Stranger: the peer is not a member.
     """
     try:
-        key, grant = _read_leaf(leaf, run)
-        if peer_id_of(key) != peer or grant.peer not in (None, peer):
+        shown_by, grant = _read_leaf(leaf, run)
+        if shown_by != peer or grant.peer not in (None, peer):
             raise ValueError("the certificate is of another peer")
         if grant.expires <= now:
             raise ValueError("the certificate has expired")
@@ -312,12 +312,12 @@ def _verified(chain: bytes, runs: frozenset[bytes] | None) -> tuple[bytes, bytes
 
 
 @lru_cache(maxsize=1024)
-def _read_leaf(leaf: bytes, run: bytes) -> tuple[bytes, Grant]:
-    """The public key in a leaf, and the grant in its issuer. Raises exceptions of many kinds."""
+def _read_leaf(leaf: bytes, run: bytes) -> tuple[str, Grant]:
+    """The peer that a leaf is of, and the grant in its issuer. Raises exceptions of many kinds."""
     certificate = x509.load_der_x509_certificate(leaf)
     key, grant = _public_in(certificate), Grant.named(run, certificate.issuer)
     _check_form(leaf, grant.leaf(key, _ANYBODY))
-    return key, grant
+    return peer_id_of(key), grant
 
 
 def _check_form(der: bytes, made: x509.Certificate) -> None:

@@ -240,8 +240,11 @@ def context(side: int, folder: Path, shown: bytes, key: Ed25519PrivateKey) -> ss
     made.verify_flags = ssl.VERIFY_X509_STRICT
     made.load_verify_locations(cadata=der(authority(KEY.public)))
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for one in reversed(split(shown)):
-        pem += ssl.DER_cert_to_PEM_cert(one).encode()
+    above = b""
+    while shown:  # the leaf comes first in the file
+        one, shown = split(shown)
+        above = ssl.DER_cert_to_PEM_cert(one).encode() + above
+    pem += above
     file, path = tempfile.mkstemp(dir=folder)
     os.write(file, pem)
     os.close(file)
@@ -302,27 +305,36 @@ def test_tls_may_take_an_issuer_in_another_case_and_we_do_not(tmp_path: Path, sh
         admit(shown, KEY.public, EVE, NOW)
 
 
-def below_another(granted: Grant, seed: bytes) -> bytes:
-    """A leaf below a grant that this grant has signed: grant, grant, leaf."""
-    below = replace(granted, id=b"12345678", der=b"")
+def below_a_grant() -> bytes:
+    """Grant, grant, leaf: the holder of the first has signed the second."""
+    below = replace(LIVE, id=b"12345678", der=b"")
     made = certificates._certificate(
-        (granted.subject, granted.id), below.subject, public_of(b"s" * 32), below.expires, private_key(seed),
+        (LIVE.subject, LIVE.id), below.subject, public_of(b"s" * 32), below.expires, private_key(LIVE_SEED),
         ca=(below.id, 0),
     )  # fmt: skip
-    return der(made) + der(below.leaf(key_in(EVE), private_key(b"s" * 32)))
+    return LIVE.der + chained(made, below.leaf(key_in(EVE), private_key(b"s" * 32)))
+
+
+def below_a_leaf_in_tls() -> bytes:
+    """Grant, leaf, leaf: bob has signed eve's with his identity key."""
+    bobs = LIVE.leaf(key_in(BOB), private_key(LIVE_SEED))
+    eve = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "eve")])
+    eves = certificates._certificate((bobs.subject, b"bob"), eve, key_in(EVE), LIVE.expires, private_key_of("bob"))
+    return LIVE.der + chained(bobs, eves)
 
 
 @SIDES
 @pytest.mark.parametrize(
-    "shown",
+    ("shown", "why"),
     [
-        pytest.param(lambda: chain_of(*OTHER.grant("worker", "eve", 4e9), key_in(EVE)), id="of another run"),
-        pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", 1e9), key_in(EVE)), id="expired"),
-        pytest.param(lambda: below_another(LIVE, LIVE_SEED), id="granted by a grant"),
-        pytest.param(lambda: chain_of(LIVE, b"x" * 32, key_in(EVE)), id="not signed with the grant's key"),
+        pytest.param(lambda: chain_of(*OTHER.grant("worker", "eve", 4e9), key_in(EVE)), "issuer", id="of another run"),
+        pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", 1e9), key_in(EVE)), "expired", id="expired"),
+        pytest.param(below_a_grant, "path length", id="granted by a grant"),
+        pytest.param(below_a_leaf_in_tls, "invalid CA", id="signed by a leaf"),
+        pytest.param(lambda: chain_of(LIVE, b"x" * 32, key_in(EVE)), "signature", id="not signed with the grant's key"),
     ],
 )
-def test_tls_refuses_what_we_refuse(tmp_path: Path, shown: Callable[[], bytes], shows: int) -> None:
+def test_tls_refuses_what_we_refuse(tmp_path: Path, shown: Callable[[], bytes], why: str, shows: int) -> None:
     """Before our own check comes."""
-    with pytest.raises(OSError):
+    with pytest.raises(ssl.SSLError, match=why):
         leaf_in_tls(tmp_path, shown(), private_key_of("eve"), shows)
