@@ -14,7 +14,6 @@ import pytest
 from p2p_diloco.net import dial_back as module
 from p2p_diloco.net.dial_back import (
     ADDRESSES_MAX,
-    GREETING,
     HOSTS_MAX,
     NAMES_MAX,
     PORTS_MAX,
@@ -22,9 +21,9 @@ from p2p_diloco.net.dial_back import (
     Place,
     PortBudget,
     dial_back,
-    no_answer,
     place_of,
 )
+from p2p_diloco.net.reasons import GREETING, no_answer
 from tests.net.patience import awaited
 from tests.net.swarm import STRANGER
 
