@@ -107,6 +107,7 @@ class Grant:
         return grant
 
     @classmethod
+    @lru_cache(maxsize=256)  # many peers may have one invitation
     def read(cls, der: bytes, runs: frozenset[bytes] | None = None) -> Grant:
         """Read a grant's certificate. `runs`: the run keys of which one must have signed it; None: any run key may.
 
