@@ -79,10 +79,9 @@ def _controls(peer: PeerConfig, founder: Path | None, key: Path | None) -> Contr
         ConfigError: a key can't be read.
     """
     from p2p_diloco.cli.invite import put_out
-    from p2p_diloco.net.identity import read_key
-    from p2p_diloco.net.invited import founders_own, read_invitation
-    from p2p_diloco.net.issued import Issued
-    from p2p_diloco.net.membership import RunKey
+    from p2p_diloco.net.certificates import RunKey
+    from p2p_diloco.net.invited import Issued, founders_own, read_invitation
+    from p2p_diloco.net.private_files import read_key
     from p2p_diloco.observe.look import observer
     from p2p_diloco.observe.revise import Asker
 

@@ -22,9 +22,10 @@ from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, UsageError
-from p2p_diloco.net.invited import read_invitation
-from p2p_diloco.net.issued import Entry, Issued
-from p2p_diloco.net.membership import Invitation, Membership, RunKey, is_run_key
+from p2p_diloco.net.certificates import RunKey, is_run_key
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.invited import Entry, Issued, read_invitation
+from p2p_diloco.net.membership import Membership
 from p2p_diloco.net.private_files import write_new
 
 if TYPE_CHECKING:

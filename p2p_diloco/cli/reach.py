@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from p2p_diloco.cli.loop import run
 from p2p_diloco.errors import ConfigError, reason
-from p2p_diloco.net.greeting import no_answer
-from p2p_diloco.net.reasons import none_reached
+from p2p_diloco.net.reasons import no_answer, none_reached
 
 PROBE_S = 5.0
 """Deadline for an initial peer's answer."""

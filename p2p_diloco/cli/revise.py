@@ -19,8 +19,8 @@ from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import founders_own, key_of, read_invitation
-from p2p_diloco.net.membership import Invitation
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def to_change_with(peer: PeerConfig, invitation: Invitation | None) -> Invitatio
 def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:
     """Who may change the run with these settings: the owner of the identity file, or else of the run key beside the
     `invitation`; None: nobody."""
-    from p2p_diloco.net.identity import read_key
+    from p2p_diloco.net.private_files import read_key
     from p2p_diloco.observe.revise import Asker
 
     run_key = b"" if invitation is None else invitation.grant.run

@@ -7,10 +7,10 @@ imports Hivemind.
     hivemind                    the adapter: joins the parts below
     exchange, sending, receiving, streams      messages over streams
     links                          small messages, one stream to each peer
-    payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
-    direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
+    payload_stream, framing, pipe      one stream each, from messages down to bytes
+    direct, way, listener, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
-    reach, dial_back, greeting     whether other peers can dial this peer
-    dht, daemon, probing, records, storage, identity, signing, hivemind_library     libp2p and the DHT
-    membership, hello, grants, invitation, invitation_used, invited, issued, sealed     private runs
+    reach, dial_back     whether other peers can dial this peer
+    dht, daemon, probing, records, signing, private_files, hivemind_library     libp2p and the DHT
+    certificates, membership, hello, invitation, invitation_used, invited     private runs
 """

@@ -19,12 +19,11 @@ import msgpack
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.net.attempts import first, within
+from p2p_diloco.net.certificates import Stranger
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.framing import FrameError, FrameStream, Message, Refused
 from p2p_diloco.net.hello import Hellos, Pending, Serve
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, asking, unpacked
 from p2p_diloco.net.signing import SigningKey, signed_by
@@ -152,7 +151,7 @@ class Circuits:
         pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         try:
-            frames.write(asking({"register": True}, self._daemon.certificate))
+            frames.write(asking({"register": True}, self._daemon.chain))
             while isinstance(frame := await frames.read(idle_s=PONG_S, frame_s=PONG_S), Message):
                 self.registered[relay] = found_at
                 with contextlib.suppress(PipeStalled):  # nothing comes unless the relay ends the stream
@@ -207,7 +206,7 @@ class Circuits:
             raise Unreachable(f"the relay {error}") from None
         try:
             frames = FrameStream(pipe, relay, Limits(), self.traffic)
-            frames.write(asking({"open": peer}, self._daemon.certificate))
+            frames.write(asking({"open": peer}, self._daemon.chain))
             frames.write(Message(self._hello))
             await frames.answer(OPEN_S)  # the relay has reached the peer
             theirs = _certificate_of(peer, await frames.answer(OPEN_S))
@@ -274,7 +273,7 @@ class Circuits:
         if self._hellos is not None:
             self._hellos.run_of(peer, hello if isinstance(hello, bytes) else None)
             self._pending.remove(frames.pipe)
-            frames.write(Message(self._hellos.membership.hello))
+            frames.write(Message(self._hellos.membership.chain))
 
 
 def abort_stream(opened: Opened) -> None:

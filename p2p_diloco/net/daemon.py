@@ -9,8 +9,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,13 +21,106 @@ from p2p_diloco.addresses import by_reach, leads_over_a_relay
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.net import stale_sockets
 from p2p_diloco.net.attempts import within
-from p2p_diloco.net.daemon_requests import closed_on_failure, noted
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import another_answers, dial_inconclusive, dial_refused, last_line, likely_reason
 from p2p_diloco.net.streams import stop
-from p2p_diloco.net.unproven import Unproven
+
+DIALS_MAX, DIALS_S = 64, 60.0
+"""The most dials to one host in so many seconds that have not found the peer in whose name the host was given."""
+HOSTS_MAX, PROVEN_MAX = 4096, 4096
+"""The most hosts whose dials are counted, and the most pairs of peer and host that are known to be right."""
+
+
+class Unproven:
+    """Bounds the dials to hosts at which no peer has proven its id yet. A record names the addresses at which its peer
+    is dialled, and it may name another host's: a few invented records would have every member of a run dial that host
+    again and again. A peer that was reached at a host is dialled there without limit, so many peers may share the
+    address of a router. `clock` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._dials: dict[str, list[tuple[float, str]]] = {}  # by host: when, and in which peer's name
+        self._proven: dict[tuple[str, str], None] = {}  # peer and host, oldest first
+
+    def proven(self, peer: str, addresses: Iterable[str]) -> bool:
+        """Whether the peer was reached at the hosts of all these multiaddrs."""
+        return all((peer, _host(address)) in self._proven for address in addresses)
+
+    def admit(self, peer: str, addresses: Iterable[str]) -> list[str]:
+        """Those of a peer's multiaddrs that may be dialled now. They are counted as dialled."""
+        return [address for address in addresses if self._spend(peer, _host(address))]
+
+    def prove(self, peer: str, address: str) -> None:
+        """The peer was reached at this multiaddr: its dials to that host don't count any more."""
+        if leads_over_a_relay(address):
+            return  # the host is the relay's
+        host = _host(address)
+        self._proven.pop((peer, host), None)
+        self._proven[peer, host] = None
+        if len(self._proven) > PROVEN_MAX:
+            del self._proven[next(iter(self._proven))]
+        if host in self._dials:
+            self._dials[host] = [dial for dial in self._dials[host] if dial[1] != peer]
+
+    def _spend(self, peer: str, host: str) -> bool:
+        if (peer, host) in self._proven:
+            return True
+        now = self._clock()
+        lately = [dial for dial in self._dials.pop(host, []) if now - dial[0] < DIALS_S]
+        self._dials[host] = lately
+        if len(self._dials) > HOSTS_MAX:
+            del self._dials[next(iter(self._dials))]
+        if len(lately) >= DIALS_MAX:
+            return False
+        lately.append((now, peer))
+        return True
+
+
+def _host(address: str) -> str:
+    """The IP address in a multiaddr. All names count as one host, because many names may lead to one."""
+    match address.split("/"):
+        case ["", "ip4" | "ip6", text, *_]:
+            with contextlib.suppress(ValueError):
+                ip = ip_address(text)
+                return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return ""
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_opened: ContextVar[list[asyncio.StreamWriter] | None] = ContextVar("_opened", default=None)
+
+
+def noted(opens: Callable[[], Awaitable[Connection]]) -> Callable[[], Awaitable[Connection]]:
+    """Wrap the function that opens connections, so that `closed_on_failure` knows them."""
+
+    async def open_and_note() -> Connection:
+        reader, writer = await opens()
+        if (opened := _opened.get()) is not None:
+            opened.append(writer)
+        return reader, writer
+
+    return open_and_note
+
+
+@contextlib.contextmanager
+def closed_on_failure() -> Iterator[None]:
+    """Close the connections to the daemon that were opened in this block if the block raises: Hivemind leaves them open
+    then. Otherwise the garbage collector would
+    close them in the thread in which it happens to run, but only the event loop's own thread may do that."""
+    opened: list[asyncio.StreamWriter] = []
+    token = _opened.set(opened)
+    try:
+        yield
+    except BaseException:
+        for writer in opened:
+            writer.close()
+        raise
+    finally:
+        _opened.reset(token)
+
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +155,7 @@ class Daemon:
         self.peer_id = str(p2p.peer_id)
         self.addresses: list[str] = []
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
-        self.certificate: bytes | None = None
+        self.chain: bytes | None = None
         """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
         self._known: dict[str, dict[str, Multiaddr]] = {}  # by peer, and by the address as text
         self._unproven = Unproven()

@@ -14,8 +14,8 @@ from ipaddress import ip_address
 
 from p2p_diloco.addresses import ip_protocol, leads_over_a_relay
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.net.greeting import no_answer
 from p2p_diloco.net.probing import visiting
+from p2p_diloco.net.reasons import no_answer
 
 DIAL_S = 2.0
 """Deadline for a plain dial."""

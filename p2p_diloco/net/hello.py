@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Grant, Stranger, admit_chain
+from p2p_diloco.net.framing import FrameError, FrameStream, Message, Refused
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
-from p2p_diloco.net.membership import HELLO_BYTES_MAX, Member, Membership, Stranger, member_of
+from p2p_diloco.net.membership import Membership
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.shares import has_room
 
@@ -47,7 +47,7 @@ SWEEP_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
 """Seconds between two log lines with the number of strangers turned away."""
 
-_LIMITS = Limits(header_bytes_max=1 + HELLO_BYTES_MAX)
+_LIMITS = Limits(header_bytes_max=1 + CHAIN_BYTES_MAX)
 _ASKS, _KNOWS = b"?", b"!"
 _FAILURES = (Stranger, FrameError, PipeBroken, PipeStalled, asyncio.TimeoutError)
 
@@ -57,30 +57,21 @@ RunOf = Callable[[str, bytes | None], bytes | None]
 """A function that returns the run of a peer, by the certificate that the peer shows to a relay; see `any_run`."""
 
 
-def any_run(peer: str, hello: bytes | None) -> bytes | None:
-    """The public key of the peer's private run, taken from the certificate that the peer shows; None if it shows no
-    certificate, and so is in an open run.
+def any_run(peer: str, chain: bytes | None) -> bytes | None:
+    """The public key of the peer's private run, taken from the chain that the peer shows; None if it shows none, and so
+    is in an open run.
 
     Raises:
-        Stranger: the certificate is not valid.
+        Stranger: the chain is not valid.
     """
-    if hello is None:
-        return None
-    try:
-        return member_of(peer, hello, time.time()).run
-    except ValueError as error:
-        log.debug("%s shows a certificate that is not valid: %s", peer, error)
-        raise Stranger from None
+    return None if chain is None else admit_chain(chain, peer, time.time()).run
 
 
 def only(runs: Collection[bytes]) -> RunOf:
     """A function like `any_run` that accepts only members of these private runs, given by their public run keys."""
 
-    def run_of(peer: str, hello: bytes | None) -> bytes:
-        run = any_run(peer, hello)
-        if run not in runs or run is None:
-            raise Stranger
-        return run
+    def run_of(peer: str, chain: bytes | None) -> bytes:
+        return admit_chain(chain or b"", peer, time.time(), frozenset(runs)).run
 
     return run_of
 
@@ -128,7 +119,7 @@ class Hellos:
     ) -> None:
         self.membership = membership
         self._cut, self._clock = cut, clock
-        self._known: dict[str, tuple[Member, bytes]] = {}
+        self._known: dict[str, Grant] = {}
         self._pending = Pending()
         self._serving = Counter[str]()
         self._refused_by = set[str]()
@@ -145,29 +136,28 @@ class Hellos:
 
     # -- who is a member
 
-    def admit(self, peer: str, hello: bytes) -> Member:
-        """Check the certificate that a peer shows, and know the peer as a member from now on.
+    def admit(self, peer: str, chain: bytes) -> Grant:
+        """Check the chain that a peer shows, and know the peer as a member from now on.
 
         Raises:
             Stranger: the peer is not a member.
         """
-        known = self._known.get(peer)
-        if known is not None and known[1] == hello and self._valid(known[0]):
-            self._known[peer] = self._known.pop(peer)  # now the last
-            return known[0]
-        member = self.membership.admit(peer, hello, self._clock())
-        theirs = [other for other, (m, _) in self._known.items() if m.grant_id == member.grant_id]
-        if known is None and len(theirs) >= PEERS_PER_GRANT_MAX:
-            del self._known[theirs[0]]
-            self._cut(theirs[0])
+        if peer == self.membership.peer_id:  # a relay may send this peer's own stream and certificates back to it
+            raise Stranger
+        member = self.membership.admit(peer, chain, self._clock())
+        if peer not in self._known:
+            theirs = [other for other, known in self._known.items() if known.id == member.id]
+            if len(theirs) >= PEERS_PER_GRANT_MAX:
+                del self._known[theirs[0]]
+                self._cut(theirs[0])
         self._known.pop(peer, None)
-        self._known[peer] = member, hello
+        self._known[peer] = member  # now the last
         return member
 
-    def member(self, peer: str) -> Member | None:
-        """What is known of a member; None for any other peer."""
+    def member(self, peer: str) -> Grant | None:
+        """The grant by which a peer is a member; None for any other peer."""
         known = self._known.get(peer)
-        return known[0] if known is not None and self._valid(known[0]) else None
+        return known if known is not None and self._valid(known) else None
 
     def admits(self, peer: str) -> bool:
         """Whether the peer is known as a member."""
@@ -176,7 +166,7 @@ class Hellos:
     def grant_of(self, peer: str) -> Hashable:
         """The grant by which a member was admitted; the peer itself if it is no member."""
         known = self._known.get(peer)
-        return peer if known is None else known[0].grant_id
+        return peer if known is None else known.id
 
     def revoke(self, packed: bytes) -> bool:
         """As `Membership.revoke`; the connections of peers whose grants are revoked end at once."""
@@ -189,24 +179,22 @@ class Hellos:
         """Forget the peers that are no longer members, and end their connections. Also forget how many streams of each
         peer were turned away, so that its next streams are answered again."""
         self._strangers.clear()
-        for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
-            member, _ = self._known.pop(peer)
+        for peer in [peer for peer, member in self._known.items() if not self._valid(member)]:
+            member = self._known.pop(peer)
             log.info("%s (%s) is no longer a member: its invitation was revoked or has expired", peer, member.name)
             self._cut(peer)
 
-    def _valid(self, member: Member) -> bool:
-        return member.expires > self._clock() and member.grant_id not in self.membership.banned
+    def _valid(self, member: Grant) -> bool:
+        return member.expires > self._clock() and member.id not in self.membership.banned
 
     async def _sweep_often(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             self.sweep()
 
-    def run_of(self, peer: str, hello: bytes | None) -> bytes:
-        """The public key of this run. Raises Stranger if the peer shows no certificate of a member of this run."""
-        if hello is None:
-            raise Stranger
-        return self.admit(peer, hello).run
+    def run_of(self, peer: str, chain: bytes | None) -> bytes:
+        """The public key of this run. Raises Stranger if the peer shows no chain of a member of this run."""
+        return self.admit(peer, chain or b"").run
 
     # -- streams that this peer opens
 
@@ -220,13 +208,13 @@ class Hellos:
         pipe, _ = opened
         frames = FrameStream(pipe, peer, _LIMITS, Traffic())
         known = self.admits(peer)
-        frames.write(Message((_KNOWS if known else _ASKS) + self.membership.hello))
+        frames.write(Message((_KNOWS if known else _ASKS) + self.membership.chain))
         if known:
             return opened
         try:
             match await asyncio.wait_for(frames.read(idle_s=within_s, frame_s=within_s), within_s):
-                case Message(hello):
-                    self.admit(peer, hello)
+                case Message(chain):
+                    self.admit(peer, chain)
                     return opened
                 case Refused(reason):
                     self._refused(peer)
@@ -283,7 +271,7 @@ class Hellos:
                 await self._turn_away(frames, error)
                 return False
             if frame.header.startswith(_ASKS):
-                frames.write(Message(self.membership.hello))
+                frames.write(Message(self.membership.chain))
             return True
         finally:
             self._pending.remove(pipe)

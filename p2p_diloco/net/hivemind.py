@@ -12,6 +12,7 @@ from functools import partial
 
 from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
 from p2p_diloco.config import PeerConfig
+from p2p_diloco.net.certificates import Grant
 from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht import DhtPeer
@@ -20,13 +21,13 @@ from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
 from p2p_diloco.net.hello import Hellos, Serve, any_run
 from p2p_diloco.net.interface import Inbox, Limits, Reach, Records, Traffic, Written, unnoticed
-from p2p_diloco.net.membership import Invitation, Member, Membership
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.net.own_addresses import listens_at
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import Relay
-from p2p_diloco.net.sealed import SealedRecords
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class HivemindTransport:
             nonlocal membership
             if invitation is not None and membership is None:
                 membership = Membership(invitation, daemon.peer_id, time.time())
-                daemon.certificate = membership.hello
+                daemon.chain = membership.chain
 
         def daemon_died(why: str) -> None:
             """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
@@ -229,8 +230,8 @@ class HivemindTransport:
     def signed_by(self, peer: str, proof: str, kind: bytes, statement: bytes) -> bool:
         return self._dht.signed_by(peer, proof, kind, statement)
 
-    def member(self, peer: str) -> Member | None:
-        """What is known of a member of this private run; None for any other peer, and in an open run."""
+    def member(self, peer: str) -> Grant | None:
+        """The grant by which a peer is a member of this private run; None for any other peer, and in an open run."""
         return None if self._hellos is None else self._hellos.member(peer)
 
     def role_of(self, peer: str) -> str | None:

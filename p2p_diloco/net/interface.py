@@ -14,14 +14,14 @@ from typing import Protocol
 from p2p_diloco.errors import printable
 from p2p_diloco.net.bandwidth import Bandwidth
 
-VALUE_BYTES_MAX = 1536
+VALUE_BYTES_MAX = 2048
 """The largest value that one DHT record holds. The signature and the owner's id add 124 bytes. All records
 under one key travel in one message, and a message of 4 MiB would cut the peer that receives it off from the DHT for
 good."""
 
-CONTENT_BYTES_MAX = VALUE_BYTES_MAX - 616
+CONTENT_BYTES_MAX = VALUE_BYTES_MAX - 1128
 """The longest content of a record before it is signed, sealed for the members of a private run, and given the
-certificate of the member that stores it."""
+certificates of the member that stores it."""
 
 KEY_BYTES_MAX = 256
 """The longest key or subkey of a DHT record, in UTF-8."""

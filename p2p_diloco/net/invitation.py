@@ -11,11 +11,11 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 
 from p2p_diloco.addresses import check_peer_address
-from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.net.grants import NAME, Grant
-from p2p_diloco.net.statements import as_text, from_text, public_of
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.certificates import NAME, Grant
+from p2p_diloco.net.signing import as_text, from_text, public_of
 
-_KIND, _VERSION = "p2p_diloco invitation", 1
+_KIND, _VERSION = "p2p_diloco invitation", 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class Invitation:
             "name": grant.name,
             "role": grant.role,
             "addresses": list(self.addresses),
-            "grant": as_text(grant.statement),
-            "signature": as_text(grant.signature),
+            "grant": as_text(grant.der),
             "seed": as_text(self.seed),
             "secret": as_text(self.secret),
         }
@@ -68,10 +67,12 @@ class Invitation:
             raise ConfigError("is no invitation", key="invite", value=_short(text), mend=mend) from None
         if content.get("version") != _VERSION:
             mend = "use the version of p2p_diloco that made it"
+            if content.get("version") == 1:
+                mend = "ask the run's founder for a new one: an earlier version of p2p_diloco made it"
             raise ConfigError("is of another version", key="invite", value=content.get("version"), mend=mend)
         try:
             return cls._checked(content)
-        except (KeyError, ValueError, UsageError, ConfigError) as error:
+        except Exception as error:  # the parsers raise exceptions of many kinds
             wrong = f"is damaged or was changed ({error})"
             raise ConfigError(wrong, key="invite", value=_short(text), mend="ask for the file again") from None
 
@@ -80,7 +81,7 @@ class Invitation:
         run_id, addresses = content["run_id"], content["addresses"]
         if not isinstance(run_id, str) or not NAME.fullmatch(run_id) or not isinstance(addresses, list):
             raise ValueError("its run or addresses can't be used")
-        grant = Grant.read(from_text(content["grant"]), from_text(content["signature"], 64))
+        grant = Grant.read(from_text(content["grant"]))
         seed, secret = from_text(content["seed"], 32), from_text(content["secret"], 32)
         if public_of(seed) != grant.public:
             raise ValueError("its key is not the grant's")

@@ -54,7 +54,7 @@ def invitation_here() -> Path | None:
     that the founder of a run wrote. None: there is none, or a choice."""
     found = sorted(Path().glob("*.invite"))
     if len(found) > 1:
-        from p2p_diloco.net.membership import is_run_key
+        from p2p_diloco.net.certificates import is_run_key
 
         found = [path for path in found if is_run_key(path.with_suffix(".key"))]
     return found[0] if len(found) == 1 else None

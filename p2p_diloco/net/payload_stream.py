@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Bulk, FrameError, Progress, Refused
+from p2p_diloco.net.framing import Accepted, Bulk, FrameError, FrameStream, Progress, Refused
 from p2p_diloco.net.interface import Limits, Unreachable
 from p2p_diloco.net.pipe import PipeStalled
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.hivemind_library import DHTProtocol, PeerID, dht_pb2
-from p2p_diloco.net.identity import IdentityFile
 from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.private_files import IdentityFile
 from p2p_diloco.net.reasons import likely_reason
 
 PADDING_BYTES_MAX = 3 << 20

@@ -18,8 +18,7 @@ from p2p_diloco.errors import printable
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import place_of
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import FrameError
+from p2p_diloco.net.framing import FrameError, FrameStream
 from p2p_diloco.net.interface import Limits, Reach, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import PipeBroken, PipeStalled
 from p2p_diloco.net.relay import RELAY, asking, unpacked
@@ -86,7 +85,7 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
     pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=within_s)
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
-        frames.write(asking(request, daemon.certificate))
+        frames.write(asking(request, daemon.chain))
         return await frames.answer(within_s)
     finally:
         pipe.abort()

@@ -1,15 +1,18 @@
-"""Translates the libp2p daemon's errors into words for users.
+"""Says in words for users why a peer isn't reached: what the libp2p daemon's errors mean, and what a plain TCP
+connection to an address finds there.
 
-Law: turns the text of an error into a few words or a verdict. go-libp2p's messages carry no codes, so they are searched
-for known phrases.
+Law: needs neither Hivemind nor the daemon. go-libp2p's messages carry no codes, so they are searched for known phrases.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import re
+import socket
 from collections.abc import Mapping
 
-from p2p_diloco.errors import NoBootstrapReached
+from p2p_diloco.errors import NoBootstrapReached, reason
 
 _TIMED_OUT = "timed out: a firewall, or no such machine"
 _UNKNOWN = "its address isn't known"
@@ -78,3 +81,37 @@ def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
     told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
     mend = "look whether a bootstrap runs there, and take the address from its join line"
     return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)
+
+
+GREETING = b"\x13/multistream/1.0.0\n"
+"""The first bytes that a libp2p listener sends over TCP."""
+
+_UNREACHED = {errno.EHOSTUNREACH: "no route to host", errno.ENETUNREACH: "network is unreachable"}
+"""The phrases for those errors of a dial for which asyncio has no text."""
+
+
+async def no_answer(host: str, port: int, within_s: float) -> str | None:
+    """Check whether a libp2p listener answers at an address; returns None if it does, else the reason why not."""
+    try:
+        return await asyncio.wait_for(_greeted(host, port, within_s), within_s)
+    except asyncio.TimeoutError:
+        return f"timed out after {within_s:g} s: a firewall, or no such machine"
+    except ConnectionRefusedError:
+        return "connection refused: nothing listens there"
+    except socket.gaierror:
+        return "no machine of that name"
+    except OSError as error:
+        return _MEANINGS.get(_UNREACHED.get(error.errno or 0, "")) or reason(error)
+
+
+async def _greeted(host: str, port: int, within_s: float) -> str | None:
+    """Connect by TCP and read the greeting of a libp2p listener; returns None if the greeting is right, else what is
+    wrong."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        said = await asyncio.wait_for(reader.read(len(GREETING)), within_s / 2)
+    except asyncio.TimeoutError:
+        return "something listens there but sends nothing: no p2p-diloco, or one that hangs"
+    finally:
+        writer.close()
+    return None if said and GREETING.startswith(said) else "something else answers there, no p2p-diloco"

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
+from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, FrameStream, Message, Progress, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, check_announced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.shares import Slots

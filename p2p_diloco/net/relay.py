@@ -25,13 +25,12 @@ from typing import Any
 
 import msgpack
 
+from p2p_diloco.net.certificates import Stranger
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import PortBudget, dial_back
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import VERSION, FrameError, Message, Refused
+from p2p_diloco.net.framing import VERSION, FrameError, FrameStream, Message, Refused
 from p2p_diloco.net.hello import PENDING_MAX, Pending, RunOf, any_run
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import start, stop
 

@@ -13,12 +13,10 @@ from weakref import WeakValueDictionary
 
 from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.direct import DirectChannel
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Refused
+from p2p_diloco.net.framing import FrameStream, Refused
 from p2p_diloco.net.interface import Refusal, Unreachable, Written, check_outgoing, unnoticed
-from p2p_diloco.net.links import Dial, Links
+from p2p_diloco.net.links import Dial, Links, OnePerPeer
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
-from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.streams import Streams
 
 STREAM_LIFE_S = 60.0

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from weakref import WeakKeyDictionary
 
-from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import FrameStream
 from p2p_diloco.net.interface import Inbox, Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.shares import Groups, no_groups

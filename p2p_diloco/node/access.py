@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p_diloco.net.membership import Membership, RunKey
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.membership import Membership
 from p2p_diloco.node.run_record import RunRecord, signature_of
 
 _KIND = b"run record"

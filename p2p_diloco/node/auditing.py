@@ -28,7 +28,7 @@ from p2p_diloco.core.messages import Choice, Mean
 from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.net.statements import octets, pack, unpack
+from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases

@@ -19,7 +19,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Transport
-from p2p_diloco.net.statements import pack
+from p2p_diloco.net.signing import pack
 from p2p_diloco.node import unowned
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding

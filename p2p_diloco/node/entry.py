@@ -18,8 +18,10 @@ import torch
 from p2p_diloco.addresses import is_loopback
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, NoBootstrapReached, NodeDied, P2PDilocoError
+from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport, Unreachable
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invitation_used import on_this_machine
 from p2p_diloco.net.invited import (
     check_role,
@@ -30,7 +32,6 @@ from p2p_diloco.net.invited import (
     revocations_of,
     write_files,
 )
-from p2p_diloco.net.membership import Invitation, RunKey
 from p2p_diloco.node import ends, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
@@ -231,7 +232,7 @@ async def take_part(
         numel = run.layout.numel  # the memory is longer if the run keeps buffers local
         theta, base = shared.theta[:numel], shared.base[:numel]
     work = SliceWork(run, theta, Signatures(transport.peer_id, transport, run.token).of_mean, base, threads)
-    grant = "" if access is None else access.member.own.grant_id.hex()
+    grant = "" if access is None else access.member.own.id.hex()
     common = Common(setup.local, joined, transport, shared, work, inbox.refusals, grant)
     await Participation(common, joined, saved, channel, inbox).live(messages)
 

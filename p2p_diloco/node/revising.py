@@ -18,7 +18,7 @@ from random import sample
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Records, Unreachable
-from p2p_diloco.net.statements import from_text, pack, signed
+from p2p_diloco.net.signing import from_text, pack, signed
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run_record import RunRecord
 

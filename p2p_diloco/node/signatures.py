@@ -16,7 +16,7 @@ from blake3 import blake3
 from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Records
-from p2p_diloco.net.statements import as_text, from_text, pack
+from p2p_diloco.net.signing import as_text, from_text, pack
 
 READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Records, Unreachable
-from p2p_diloco.net.membership import Invitation, Membership
-from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node import unowned
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import read_peers

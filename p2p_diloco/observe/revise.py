@@ -20,7 +20,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import CHANGEABLE, NEVER, STOPS, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Records
-from p2p_diloco.net.statements import as_text
+from p2p_diloco.net.signing import as_text
 from p2p_diloco.node import revising
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.status import PeerStatus
@@ -28,7 +28,7 @@ from p2p_diloco.observe.look import look, run_record
 from p2p_diloco.observe.snapshot import Snapshot, weighed
 
 if TYPE_CHECKING:
-    from p2p_diloco.net.membership import RunKey
+    from p2p_diloco.net.certificates import RunKey
     from p2p_diloco.net.signing import SigningKey
 
 T = TypeVar("T")

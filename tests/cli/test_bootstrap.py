@@ -150,7 +150,7 @@ def test_a_bootstrap_with_run_keys_relays_for_these_runs_only(start: Start) -> N
     async def test() -> list[Frame]:
         async with attacker(SimpleNamespace(peer_id=printed["peer_id"], addresses=lambda: addresses)) as peer:
             me, answers = peer.daemon.peer_id, list[Frame]()
-            shown = [membership(me).hello, membership(me, invitation(key=OTHER_KEY)).hello, None]
+            shown = [membership(me).chain, membership(me, invitation(key=OTHER_KEY)).chain, None]
             for certificate in shown:
                 pipe, frames = await peer.stream(RELAY, asking({"register": True}, certificate))
                 answer = await frames.read(idle_s=20.0, frame_s=20.0)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from p2p_diloco.cli.app import app
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, UsageError
-from p2p_diloco.net.membership import RunKey
+from p2p_diloco.net.certificates import RunKey
 
 PEER = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 HERE, FAR = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}", f"/ip4/192.0.2.1/tcp/1/p2p/{PEER}"
@@ -38,7 +38,7 @@ def test_data_for_other_machines_needs_an_invitation(text: str) -> None:
 def test_an_invitation_must_let_its_holder_train(text: str, tmp_path: Path) -> None:
     key = RunKey(b"k" * 32)
     grant, seed = key.grant("observer", "eve", 2**33)
-    from p2p_diloco.net.membership import Invitation
+    from p2p_diloco.net.invitation import Invitation
 
     (tmp_path / "eve.invite").write_text(Invitation("main", (FAR,), grant, seed, key.secret).pack())
     (tmp_path / "eve.invite").chmod(0o600)

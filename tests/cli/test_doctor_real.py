@@ -20,7 +20,8 @@ from examples.benchmarks.network import NoNetwork
 from p2p_diloco.cli.doctor.examination import Wish, examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.net.membership import Invitation, RunKey
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
 from tests.cli.routed import INSIDE, NOBODY, OUTSIDE, ROUTER, Routed
 
 pytestmark = pytest.mark.real

@@ -17,9 +17,8 @@ from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.revise import asker_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
-from p2p_diloco.net.invited import read_invitation, write_files
-from p2p_diloco.net.issued import Issued
-from p2p_diloco.net.membership import RunKey
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invited import Issued, read_invitation, write_files
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.snapshot import Snapshot, snapshot

@@ -36,20 +36,19 @@ from p2p_diloco.history.check import check
 from p2p_diloco.history.order import ordered
 from p2p_diloco.history.reading import naming, read
 from p2p_diloco.history.story import Story
+from p2p_diloco.net.certificates import Stranger
 from p2p_diloco.net.framing import Bulk, FrameDecoder, FrameError, Message, Refused, encode
 from p2p_diloco.net.hello import any_run
 from p2p_diloco.net.hivemind_library import DHTRecord
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.invitation import Invitation
-from p2p_diloco.net.issued import Issued
-from p2p_diloco.net.membership import Stranger
-from p2p_diloco.net.offer import TICKET_BYTES, Offer, OfferError
+from p2p_diloco.net.invited import Issued
+from p2p_diloco.net.listener import TICKET_BYTES, Offer, OfferError
+from p2p_diloco.net.membership import SealedRecords
 from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
-from p2p_diloco.net.sealed import SealedRecords
-from p2p_diloco.net.signing import SigningKey, signed_by
-from p2p_diloco.net.statements import from_text
+from p2p_diloco.net.signing import SigningKey, from_text, signed_by
 from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking, unowned, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
@@ -153,7 +152,7 @@ def _network() -> Iterator[Target]:
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))
     member = membership(ME.peer_id)
-    hello = membership(OTHER.peer_id).hello
+    hello = membership(OTHER.peer_id).chain
     yield Target("hello", [hello], lambda case: member.admit(OTHER.peer_id, case, time.time()), (Stranger,))
     yield Target("hello at a relay", [hello], lambda case: any_run(OTHER.peer_id, case), (Stranger,))
     offer = Offer(((4, 4001), (6, 4002)), b"certificate", bytes(TICKET_BYTES))
@@ -224,8 +223,8 @@ def _settings(case: bytes) -> None:
 def _opened(case: bytes) -> None:
     """A record that a member has sealed: what strangers can't write, and members can."""
     member = membership(ME.peer_id, invitation())
-    place, hello = member.hidden("key"), member.hello
-    for value in (case, len(hello).to_bytes(2, "big") + hello + case):
+    place, hello = member.hidden("key"), member.chain
+    for value in (case, hello + case):
         name = f"{ME.peer_id}/~x"
         sealed = member.seal(f"{place}/{name}".encode(), value)
         for stored in (value, sealed):

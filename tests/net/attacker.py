@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Frame, encode
+from p2p_diloco.net.framing import Frame, FrameStream, encode
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from tests.net.swarm import LISTEN

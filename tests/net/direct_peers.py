@@ -15,8 +15,7 @@ import psutil
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.listener import I_SEND, WELCOME
-from p2p_diloco.net.offer import Offer
+from p2p_diloco.net.listener import I_SEND, WELCOME, Offer
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Connection, connect

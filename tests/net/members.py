@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from hashlib import sha256
 
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership
+from p2p_diloco.net.signing import SigningKey
 
 KEY, OTHER_KEY = RunKey(b"k" * 32), RunKey(b"o" * 32)
 ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
@@ -25,3 +29,13 @@ def membership(peer: str, invited: Invitation | None = None) -> Membership:
 def revocation(*invited: Invitation, number: int = 1, key: RunKey = KEY) -> bytes:
     """The signed revocation of these invitations."""
     return key.sign_revocations(number, [one.grant.id for one in invited])
+
+
+def id_of(name: str) -> str:
+    """The id of the peer that a test calls by this name: it holds a public key, as every id does."""
+    return key_of(name).peer_id
+
+
+def key_of(name: str) -> SigningKey:
+    """The identity of the peer that a test calls by this name."""
+    return SigningKey(sha256(name.encode()).digest())

@@ -26,7 +26,7 @@ from p2p_diloco.net.interface import (
     check_record,
     unnoticed,
 )
-from p2p_diloco.net.statements import as_text
+from p2p_diloco.net.signing import as_text
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import uvloop
 from p2p_diloco.net.circuits import Circuits
 from p2p_diloco.net.hello import Hellos, RunOf, any_run
 from p2p_diloco.net.interface import Unreachable
-from p2p_diloco.net.membership import Invitation
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.signing import SigningKey
@@ -41,7 +41,7 @@ class FakeDaemon:
         self.world, self.peer_id, self.private = world, name, private
         self.addresses = [f"/ip4/127.0.0.1/tcp/{4000 + len(world.daemons)}/p2p/{name}"]
         self.known: dict[str, list[str]] = {}
-        self.certificate: bytes | None = None
+        self.chain: bytes | None = None
         self.serves: dict[str, Callable[[str, Pipe, str], Awaitable[None]]] = {}
         self.opened = 0
         world.daemons[name] = self
@@ -99,7 +99,7 @@ class World:
         daemon, hellos = self.daemon(KEYS[number].peer_id, private=True), None
         if invited is not None:
             hellos = Hellos(membership(daemon.peer_id, invited), lambda peer: None)
-            daemon.certificate = hellos.membership.hello
+            daemon.chain = hellos.membership.chain
             self.hellos.append(hellos)
         circuits = Circuits(daemon, KEYS[number], hellos)
         self.circuits.append(circuits)

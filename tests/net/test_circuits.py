@@ -13,8 +13,7 @@ import pytest
 
 from p2p_diloco.net import circuits as module
 from p2p_diloco.net.circuits import RELAYS_MAX, Circuits
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Message, Refused, encode
+from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe, PipeBroken
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay

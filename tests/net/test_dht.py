@@ -12,8 +12,8 @@ import pytest
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import AddressError, ConfigError, NoBootstrapReached, Refused
-from p2p_diloco.net.identity import read_key
 from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.private_files import read_key
 from tests.net.patience import awaited
 from tests.net.swarm import STRANGER, Awake, join
 

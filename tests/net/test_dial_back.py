@@ -23,7 +23,7 @@ from p2p_diloco.net.dial_back import (
     dial_back,
     place_of,
 )
-from p2p_diloco.net.greeting import GREETING, no_answer
+from p2p_diloco.net.reasons import GREETING, no_answer
 from tests.net.patience import awaited
 from tests.net.swarm import STRANGER
 

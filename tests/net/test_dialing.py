@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net.dialing import places_of
-from p2p_diloco.net.direct import DIALLED_BACK_MAX
+from p2p_diloco.net.direct import DIALLED_BACK_MAX, places_of
 from p2p_diloco.net.framing import Accepted, encode
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.listener import Listener

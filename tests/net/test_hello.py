@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.net import hello as module
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Bulk, Frame, Message, Refused, encode
+from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Stranger
+from p2p_diloco.net.framing import Bulk, Frame, FrameStream, Message, Refused, encode
 from p2p_diloco.net.hello import (
     HELLO_S,
     PENDING_MAX,
@@ -26,15 +26,17 @@ from p2p_diloco.net.hello import (
     only,
 )
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
-from p2p_diloco.net.membership import HELLO_BYTES_MAX, Invitation, Stranger
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import pair
-from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
+from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership, revocation
 from tests.net.patience import plays, until
 
 REFUSED = Refused("not a member of this run")
 WITHIN_S = 30.0
+A, B, C, S, ME, OTHER = (id_of(name) for name in ("a", "b", "c", "s", "me", "other"))
+PEERS = P0, P1, P2, P3 = tuple(id_of(f"p{number}") for number in range(4))
 
 
 @pytest.fixture(autouse=True)
@@ -110,26 +112,26 @@ async def answer(pipe: Pipe) -> Frame | None:
 @plays(run)
 async def test_two_members_get_to_know_each_other(start: Start) -> None:
     """The stream reaches the handler with what was written after the certificate, and each knows the other's role."""
-    a, b = start("a"), start("b", invitation("observer", "bob"))
+    a, b = start(A), start(B, invitation("observer", "bob"))
     pipe = await a.greets(b)
     pipe.write(b"first")
     await until(lambda: b.served and b.served[0][1].unread)
-    assert (b.served[0][0], bytes(b.served[0][1].unread)) == ("a", b"first")
-    known = a.hellos.member("b"), b.hellos.member("a")
+    assert (b.served[0][0], bytes(b.served[0][1].unread)) == (A, b"first")
+    known = a.hellos.member(B), b.hellos.member(A)
     assert [(m.role, m.name) for m in known if m is not None] == [("observer", "bob"), ("worker", "alice")]
 
 
 @plays(run)
 async def test_a_known_member_is_not_waited_for(start: Start) -> None:
     """The second stream's certificate travels with its first bytes, and nothing comes back: no round trip."""
-    a, b = start("a"), start("b")
+    a, b = start(A), start(B)
     await a.greets(b)
     near, far = await pair()
-    opened = a.hellos.greet("b", (near, ""), WITHIN_S)
+    opened = a.hellos.greet(B, (near, ""), WITHIN_S)
     with pytest.raises(StopIteration):
         opened.send(None)
     near.write(b"at once")
-    serving = asyncio.ensure_future(b.hellos.guarded(b.serve)("a", far, ""))
+    serving = asyncio.ensure_future(b.hellos.guarded(b.serve)(A, far, ""))
     await until(lambda: len(b.served) == 2 and b.served[1][1].unread == b"at once")
     assert near.quiet
     near.abort()
@@ -139,23 +141,23 @@ async def test_a_known_member_is_not_waited_for(start: Start) -> None:
 @plays(run)
 async def test_a_restarted_peer_gets_to_know_its_members_again(start: Start) -> None:
     """Its members go on as if they were known; every stream begins with their certificate."""
-    a, b = start("a"), start("b")
+    a, b = start(A), start(B)
     await a.greets(b)
-    restarted = start("b")
+    restarted = start(B)
     await a.greets(restarted)
     await until(lambda: restarted.served)
-    assert restarted.hellos.admits("a")
+    assert restarted.hellos.admits(A)
 
 
 def strangers(me: End) -> dict[str, bytes]:
     """First messages of peers that are no members, by what is wrong with them."""
-    valid = membership("s").hello
+    valid = membership(S).chain
     return {
-        "another peer's": membership("a").hello,
-        "another run's": membership("s", invitation(key=OTHER_KEY)).hello,
+        "another peer's": membership(A).chain,
+        "another run's": membership(S, invitation(key=OTHER_KEY)).chain,
         "changed": valid[:-1] + bytes([valid[-1] ^ 1]),
         "nothing": b"",
-        "too long": bytes(HELLO_BYTES_MAX),
+        "too long": bytes(CHAIN_BYTES_MAX),
     }
 
 
@@ -164,14 +166,14 @@ def strangers(me: End) -> dict[str, bytes]:
 @plays(run)
 async def test_a_stranger_is_told_one_text(start: Start, kind: str, mark: bytes) -> None:
     """Whatever is wrong; what it has written behind it is not read, and the stream ends."""
-    me = start("me")
-    pipe = await me.opened_by("s")
+    me = start(ME)
+    pipe = await me.opened_by(S)
     pipe.write(encode(Message(mark + strangers(me)[kind])) + encode(Message(b"payload of an attack")))
     assert await answer(pipe) == REFUSED
     assert not await pipe.more(WITHIN_S)
     assert not me.served
     assert me.hellos.turned_away == 1
-    assert not me.hellos.admits("s")
+    assert not me.hellos.admits(S)
 
 
 def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +181,10 @@ def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 1000.0)
 
     async def test(start: Start) -> None:
-        me, a = start("me"), start("a")
+        me, a = start(ME), start(A)
 
         async def told() -> Frame | None:
-            pipe = await me.opened_by("s")
+            pipe = await me.opened_by(S)
             pipe.write(encode(Message(b"?" + strangers(me)["changed"])))
             return await answer(pipe)
 
@@ -196,12 +198,12 @@ def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.Monkey
     run(test)
 
 
-@pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(HELLO_BYTES_MAX + 2)), Refused("x")], ids=repr)
+@pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(CHAIN_BYTES_MAX + 2)), Refused("x")], ids=repr)
 @plays(run)
 async def test_a_frame_that_is_no_certificate_is_refused(start: Start, frame: Frame) -> None:
     """A longer one as soon as its length is read."""
-    me = start("me")
-    pipe = await me.opened_by("s")
+    me = start(ME)
+    pipe = await me.opened_by(S)
     pipe.write(encode(frame)[:50])
     if not isinstance(frame, Message):
         pipe.write(encode(frame)[50:])
@@ -215,8 +217,8 @@ def test_any_bytes_end_the_stream_with_the_text(said: bytes) -> None:
     """No bytes lead to another answer, an error or a served stream."""
 
     async def test(start: Start) -> None:
-        me = start("me")
-        pipe = await me.opened_by("s")
+        me = start(ME)
+        pipe = await me.opened_by(S)
         pipe.write(said)
         pipe.transport.write_eof()  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):
@@ -231,8 +233,8 @@ def test_any_bytes_end_the_stream_with_the_text(said: bytes) -> None:
 async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) -> None:
     """Also if its bytes trickle in."""
     with by_hand() as clock:
-        me = start("me")
-        pipe = await me.opened_by("s")
+        me = start(ME)
+        pipe = await me.opened_by(S)
         pipe.write(encode(Message(b"?"))[:4])
         await clock.passes(0.9 * HELLO_S)
         assert me.hellos._pending
@@ -245,11 +247,11 @@ def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.
     """The oldest pending stream makes room, of the same peer first. One line in the log counts them."""
 
     async def test(start: Start) -> None:
-        me, a = start("me"), start("a")
-        mine = [await me.opened_by("s") for _ in range(PENDING_PER_PEER_MAX + 1)]
+        me, a = start(ME), start(A)
+        mine = [await me.opened_by(S) for _ in range(PENDING_PER_PEER_MAX + 1)]
         await until(lambda: mine[0].ended)
         assert [pipe.ended is None for pipe in mine] == [False] + [True] * PENDING_PER_PEER_MAX
-        others = [await me.opened_by(f"s{index}") for index in range(2 * PENDING_MAX)]
+        others = [await me.opened_by(id_of(f"s{index}")) for index in range(2 * PENDING_MAX)]
         assert len(me.hellos._pending) == PENDING_MAX
         await a.greets(me)
         assert len(me.hellos._pending) <= PENDING_MAX
@@ -264,15 +266,15 @@ def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.
 @plays(run)
 async def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate(start: Start) -> None:
     """The dialler finds it out first, and takes the peer for dead: no other process can have its id."""
-    a, stranger = start("a"), start("s", invitation(key=OTHER_KEY))
+    a, stranger = start(A), start(S, invitation(key=OTHER_KEY))
     near, far = await pair()
-    far.write(encode(Message(stranger.hellos.membership.hello)))
+    far.write(encode(Message(stranger.hellos.membership.chain)))
     with pytest.raises(Unreachable, match="not a member") as error:
-        await a.hellos.greet("s", (near, ""), WITHIN_S)
+        await a.hellos.greet(S, (near, ""), WITHIN_S)
     assert error.value.refused
     assert near.ended
     await until(lambda: far.ended)
-    assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.hello))
+    assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.chain))
     far.abort()
 
 
@@ -280,14 +282,14 @@ async def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate(
 @plays(run)
 async def test_a_listener_that_shows_no_certificate_is_unreachable(start: Start, frame: Frame | None) -> None:
     """Whether it closes the stream or says something else."""
-    a = start("a")
+    a = start(A)
     near, far = await pair()
     if frame is not None:
         far.write(encode(frame))
     else:
         far.close()
     with pytest.raises(Unreachable):
-        await a.hellos.greet("s", (near, ""), WITHIN_S)
+        await a.hellos.greet(S, (near, ""), WITHIN_S)
     assert near.ended
     far.abort()
 
@@ -297,7 +299,7 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
 
     async def test(start: Start) -> None:
         given_to_a = invitation()
-        a, b = start("a", given_to_a), start("b")
+        a, b = start(A, given_to_a), start(B)
         assert b.hellos.revoke(revocation(given_to_a))
         for _ in range(2):
             with pytest.raises(Unreachable, match="not a member") as error:
@@ -311,26 +313,34 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
 @plays(run)
 async def test_a_certificate_that_is_not_valid_ends_no_membership(start: Start) -> None:
     """A stream with wrong bytes is refused, and the peer stays known, so that a revocation still cuts it."""
-    a, b = start("a"), start("b")
+    a, b = start(A), start(B)
     await a.greets(b)
     await until(lambda: b.served)
     with pytest.raises(Stranger):
-        b.hellos.admit("a", b"wrong")
-    assert b.hellos.admits("a")
+        b.hellos.admit(A, b"wrong")
+    assert b.hellos.admits(A)
+
+
+@plays(run)
+async def test_a_peer_is_no_member_to_itself(start: Start) -> None:
+    """So its own certificates, reflected, open no stream."""
+    a = start(A)
+    with pytest.raises(Stranger):
+        a.hellos.run_of(A, a.hellos.membership.chain)
 
 
 @plays(run)
 async def test_a_revoked_member_is_cut_at_once_and_stays_out(start: Start) -> None:
     """Also where it was known; the others stay."""
-    given_to_a, b, c = invitation(), start("b"), start("c")
-    a = start("a", given_to_a)
+    given_to_a, b, c = invitation(), start(B), start(C)
+    a = start(A, given_to_a)
     await a.greets(b)
     await c.greets(b)
     assert not b.hellos.revoke(revocation(given_to_a, key=OTHER_KEY))
-    assert b.hellos.admits("a")
+    assert b.hellos.admits(A)
     assert b.hellos.revoke(revocation(given_to_a))
-    assert b.cut == ["a"]
-    assert (b.hellos.admits("a"), b.hellos.admits("c")) == (False, True)
+    assert b.cut == [A]
+    assert (b.hellos.admits(A), b.hellos.admits(C)) == (False, True)
     pipe = await a.greets(b)  # a knows b, so it doesn't wait
     assert await answer(pipe) == REFUSED
     with pytest.raises(Unreachable, match="not a member"):
@@ -341,18 +351,18 @@ async def test_a_revoked_member_is_cut_at_once_and_stays_out(start: Start) -> No
 async def test_an_expired_member_is_cut_by_the_next_look(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """No message of its need come."""
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.01)
-    a, b = start("a", invitation(life_s=1000.0)), start("b")
+    a, b = start(A, invitation(life_s=1000.0)), start(B)
     await a.greets(b)
     await asyncio.sleep(0.05)
     assert b.cut == []
     b.clock = lambda: time.time() + 1001.0
-    await until(lambda: b.cut == ["a"])
+    await until(lambda: b.cut == [A])
 
 
 @plays(run)
 async def test_a_member_may_open_only_so_many_streams(start: Start) -> None:
     """More are closed; once some have ended, further ones are served."""
-    a, b, c = start("a"), start("b"), start("c")
+    a, b, c = start(A), start(B), start(C)
     pipes = [await a.greets(b) for _ in range(STREAMS_PER_PEER_MAX)]
     await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX)
     more = await a.greets(b)
@@ -369,28 +379,28 @@ async def test_a_grant_is_good_for_so_many_peers_at_a_time(start: Start, monkeyp
     """An invitation that names no peer can be used by many, also by a peer that has a new id at each start. The one
     that opened a stream longest ago is cut, and may come again; members by other grants stay."""
     monkeypatch.setattr(module, "PEERS_PER_GRANT_MAX", 3)
-    shared, me = invitation(), start("me")
+    shared, me = invitation(), start(ME)
 
     def comes(name: str) -> None:
         me.hellos.admit(name, shown[name])
 
-    shown = {name: membership(name, shared).hello for name in ("p0", "p1", "p2", "p3")}
-    me.hellos.admit("other", membership("other").hello)
-    for name in ("p0", "p1", "p2", "p0"):
+    shown = {name: membership(name, shared).chain for name in PEERS}
+    me.hellos.admit(OTHER, membership(OTHER).chain)
+    for name in (P0, P1, P2, P0):
         comes(name)
     assert me.cut == []
-    comes("p3")
-    assert me.cut == ["p1"]
-    comes("p1")
-    assert me.cut == ["p1", "p2"]
-    assert [me.hellos.admits(name) for name in ("other", *shown)] == [True, True, True, False, True]
+    comes(P3)
+    assert me.cut == [P1]
+    comes(P1)
+    assert me.cut == [P1, P2]
+    assert [me.hellos.admits(name) for name in (OTHER, *shown)] == [True, True, True, False, True]
 
 
 def test_a_relay_tells_runs_by_their_certificates() -> None:
     """Without a certificate the run is open; a bootstrap may be restricted to some runs."""
-    mine, theirs = membership("a").hello, membership("a", invitation(key=OTHER_KEY)).hello
-    assert [any_run("a", shown) for shown in (None, mine, theirs)] == [None, KEY.public, OTHER_KEY.public]
-    assert only([KEY.public])("a", mine) == KEY.public
-    for peer, shown, of in (("b", mine, any_run), ("a", theirs, only([KEY.public])), ("a", None, only([KEY.public]))):
+    mine, theirs = membership(A).chain, membership(A, invitation(key=OTHER_KEY)).chain
+    assert [any_run(A, shown) for shown in (None, mine, theirs)] == [None, KEY.public, OTHER_KEY.public]
+    assert only([KEY.public])(A, mine) == KEY.public
+    for peer, shown, of in ((B, mine, any_run), (A, theirs, only([KEY.public])), (A, None, only([KEY.public]))):
         with pytest.raises(Stranger):
             of(peer, shown)

@@ -10,7 +10,7 @@ from threading import Barrier, Thread
 import pytest
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.identity import IdentityFile, read_key
+from p2p_diloco.net.private_files import IdentityFile, read_key
 
 RSA = b"\x08\x00\x12\xa8\x09" + bytes(1192)
 """As an identity file of earlier versions begins, and as long as one."""

@@ -12,9 +12,13 @@ import pytest
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invitation_used import SHARED_NAME, on_this_machine, with_invitation
 from p2p_diloco.net.invited import (
     FOUNDER,
+    UNKNOWN,
+    Issued,
     check_role,
     founders_key,
     founders_own,
@@ -23,8 +27,8 @@ from p2p_diloco.net.invited import (
     revocations_of,
     write_files,
 )
-from p2p_diloco.net.issued import UNKNOWN, Issued
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.membership import Membership
+from tests.net.members import id_of
 
 FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
 FAR_TOO = "/ip4/192.0.2.2/tcp/4001/p2p/12D3KooW" + "B" * 44
@@ -136,10 +140,10 @@ def test_the_key_lies_beside_the_invitation(
 def test_a_revoked_shared_invitation_leaves_the_founder_in(key: RunKey) -> None:
     """The founder's process has a grant of its own, which no file lists."""
     now = time.time()
-    founder = Membership(founders_own("r", key), "founder", now)
-    other = Membership(read_invitation(PeerConfig(invite="r.invite")), "other", now)
+    founder = Membership(founders_own("r", key), id_of("founder"), now)
+    other = Membership(read_invitation(PeerConfig(invite="r.invite")), id_of("other"), now)
     assert (founder.own.name, other.own.name) == (FOUNDER, SHARED_NAME)
-    packed = key.sign_revocations(1, [other.own.grant_id])
+    packed = key.sign_revocations(1, [other.own.id])
     for member in (founder, other):
         member.revoke(packed)
     assert not founder.revoked
@@ -207,7 +211,7 @@ def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Pat
     assert again.ids_of(UNKNOWN) == [b"12345678"]
     made = again.revocations(key, [b"earlier!"], now)
     assert made is not None
-    member = Membership(founders_own("r", key), "me", now)
+    member = Membership(founders_own("r", key), id_of("me"), now)
     assert member.revoke(made[1])
     assert (made[0], member.banned) == (8, {alice.id, late.id, b"12345678", b"earlier!"})
     assert again.revocations(key, (), now + 61) == (8, key.sign_revocations(8, [b"12345678"]))

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net import links
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Message
+from p2p_diloco.net.framing import Accepted, FrameStream, Message
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.links import Links
 from p2p_diloco.net.pipe import Pipe

@@ -12,8 +12,7 @@ import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Message, Progress, Refused, encode
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.listener import I_SEND, WELCOME, Listener
-from p2p_diloco.net.offer import TICKET_BYTES, Offer
+from p2p_diloco.net.listener import I_SEND, TICKET_BYTES, WELCOME, Listener, Offer
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.offer import (
+from p2p_diloco.net.listener import (
     CERTIFICATE_BYTES_MAX,
     PORTS_MAX,
     TICKET_BYTES,

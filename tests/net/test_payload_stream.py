@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Frame, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from tests.net.clocks import by_hand

@@ -16,7 +16,7 @@ import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Refusal, Unreachable
-from p2p_diloco.net.per_peer import OnePerPeer
+from p2p_diloco.net.links import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
 from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand

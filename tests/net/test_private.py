@@ -12,10 +12,10 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.framing import VERSION, Bulk, Message, Refused
 from p2p_diloco.net.hivemind import DIRECT
 from p2p_diloco.net.interface import Unreachable
-from p2p_diloco.net.membership import Invitation
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED
 from tests.net.attacker import attacker
-from tests.net.members import OTHER_KEY, invitation, membership, revocation
+from tests.net.members import OTHER_KEY, id_of, invitation, membership, revocation
 from tests.net.patience import awaited, until
 from tests.net.swarm import Box, join
 
@@ -78,8 +78,8 @@ async def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing(other:
 
 def hello_of(victim: Any) -> list[bytes]:
     """Certificates that a stranger may have: none, stolen ones, one of another run."""
-    stolen, other = membership("12D3KooW").hello, membership("12D3KooW", invitation(key=OTHER_KEY)).hello
-    return [b"", b"?" + stolen, b"!" + stolen, b"?" + other, b"!" + victim.membership.hello]
+    stolen, other = membership(id_of("x")).chain, membership(id_of("x"), invitation(key=OTHER_KEY)).chain
+    return [b"", b"?" + stolen, b"!" + stolen, b"?" + other, b"!" + victim.membership.chain]
 
 
 @awaited
@@ -99,7 +99,7 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
         requests = [{"open": me}, {"register": True}, {"ping": True}, {"check": ["/ip4/127.0.0.1/tcp/22"]}]
         for request in (*requests, *({**r, "member": s[1:]} for r in requests for s in hello_of(victim))):
             assert await stranger.told(RELAY, Message(msgpack.packb(request))) == [REFUSED]
-        for shown in (None, membership("x").hello):
+        for shown in (None, membership(id_of("x")).chain):
             told = {"from": "x"} if shown is None else {"from": me, "member": shown}
             assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
     assert box.headers.empty()

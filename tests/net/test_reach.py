@@ -124,7 +124,7 @@ class Asker:
 
     def __init__(self, *frames: Frame | None, addresses: list[str] | None = None) -> None:
         self.peer_id, self.addresses = ME, OWN if addresses is None else addresses
-        self.certificate: bytes | None = None
+        self.chain: bytes | None = None
         self.frames, self.far, self.near = frames, list[Any](), list[Any]()
 
     async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> Any:

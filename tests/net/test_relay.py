@@ -10,8 +10,7 @@ import msgpack
 import pytest
 
 from p2p_diloco.net import relay as module
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Accepted, Frame, Message, Refused, encode
+from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Rate, Relay

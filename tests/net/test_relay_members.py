@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net import relay as module
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Message, Refused
+from p2p_diloco.net.framing import FrameStream, Message, Refused
 from p2p_diloco.net.hello import RunOf, any_run, only
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
-from p2p_diloco.net.membership import Invitation
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED, asking
-from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
+from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership, revocation
 from tests.net.patience import plays, until
 from tests.net.relays import ECHO, KEYS, World, heard, run
 
@@ -76,8 +75,8 @@ async def test_a_peer_of_a_private_run_hears_only_members_through_any_relay(worl
     from the peer: neither an answer nor a handshake."""
     await world.peer(1, MINE)
     evil = world.daemon("relay")
-    for told in ({"from": A}, {"from": A, "member": membership(A, THEIRS).hello}, {"from": A, "member": b""},
-                 {"from": A, "member": membership("c").hello}, {"from": A, "member": 1}):  # fmt: skip
+    for told in ({"from": A}, {"from": A, "member": membership(A, THEIRS).chain}, {"from": A, "member": b""},
+                 {"from": A, "member": membership(id_of("c")).chain}, {"from": A, "member": 1}):  # fmt: skip
         pipe, _ = await evil.open_stream(B, RELAYED, timeout_s=5.0)
         frames = FrameStream(pipe, B, Limits(), Traffic())
         frames.write(asking(told, None))
@@ -86,7 +85,7 @@ async def test_a_peer_of_a_private_run_hears_only_members_through_any_relay(worl
 
 
 @pytest.mark.parametrize("content", [{"open": B}, {"register": True}, {"check": []}, {"ping": True}])
-@pytest.mark.parametrize("shown", [None, membership(A, THEIRS).hello, membership("c").hello, b"x", 7])
+@pytest.mark.parametrize("shown", [None, membership(A, THEIRS).chain, membership(id_of("c")).chain, b"x", 7])
 @plays(run)
 async def test_a_restricted_relay_serves_strangers_with_nothing(
     world: World, content: dict[str, Any], shown: Any

@@ -10,15 +10,18 @@ from collections.abc import Callable
 import pytest
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, VALUE_BYTES_MAX
-from p2p_diloco.net.membership import SEAL_BYTES, Invitation, Membership, RunKey
-from p2p_diloco.net.sealed import COPIES, SealedRecords
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import COPIES, SEAL_BYTES, Membership, SealedRecords
+from tests.net.members import id_of
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
 
 KEY = RunKey(b"k" * 32)
 NOW = time.time()
-VICTIM = "12D3KooW" + "A" * 44
+ALICE, BOB, OTHER, MALLORY, LATE, EVE = map(id_of, ("alice", "bob", "other", "mallory", "late", "eve"))
+VICTIM = id_of("victim")
 
 
 class Swarm:
@@ -50,8 +53,8 @@ class Swarm:
 async def test_members_read_what_a_member_stored(owned: bool) -> None:
     """Under the same key and name, as in an open run; members of another run find nothing."""
     swarm = Swarm()
-    alice, bob, other = swarm.member("alice"), swarm.member("bob"), swarm.member("other", RunKey(b"o" * 32))
-    subkey = "alice" if owned else "hash"
+    alice, bob, other = swarm.member(ALICE), swarm.member(BOB), swarm.member(OTHER, RunKey(b"o" * 32))
+    subkey = ALICE if owned else "hash"
     assert await alice.store("main/peers/0", subkey, b"value", 30.0, owned=owned)
     assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {subkey: b"value"}
     assert not await other.fetch("main/peers/0")
@@ -61,9 +64,9 @@ async def test_members_read_what_a_member_stored(owned: bool) -> None:
 async def test_the_dht_shows_neither_keys_nor_values() -> None:
     """A stranger that stores the records for others reads neither the run's name nor any content."""
     swarm = Swarm()
-    alice = swarm.member("alice")
+    alice = swarm.member(ALICE)
     await alice.store("main/config", "hash", b"settings", 30.0, owned=False)
-    await alice.store("main/peers/0", "alice", b"address", 30.0)
+    await alice.store("main/peers/0", ALICE, b"address", 30.0)
     for key, _, value in swarm.stored():
         assert "main" not in key
         assert b"settings" not in value
@@ -74,9 +77,9 @@ async def test_the_dht_shows_neither_keys_nor_values() -> None:
 async def test_what_strangers_store_is_left_out() -> None:
     """Even under the members' keys, under a member's name, with a later expiration, or copied from elsewhere."""
     swarm = Swarm()
-    alice, bob, eve = swarm.member("alice"), swarm.member("bob"), swarm.stranger()
+    alice, bob, eve = swarm.member(ALICE), swarm.member(BOB), swarm.stranger()
     await alice.store("main/config", "hash", b"true", 30.0, owned=False)
-    await alice.store("main/peers/0", "alice", b"true", 30.0)
+    await alice.store("main/peers/0", ALICE, b"true", 30.0)
     stored = swarm.stored()
     for key, subkey, value in stored:
         for owned in (True, False):
@@ -87,14 +90,14 @@ async def test_what_strangers_store_is_left_out() -> None:
             for other, *_ in stored:
                 await eve.store(other, subkey, value, 3000.0, owned=owned)
     assert [value for value, _ in (await bob.fetch("main/config")).values()] == [b"true"]
-    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {"alice": b"true"}
+    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {ALICE: b"true"}
 
 
 @awaited
 async def test_a_record_without_owner_is_kept_by_a_few_members() -> None:
     """However many renew it: so a large run doesn't fill the record's key."""
     swarm = Swarm()
-    members = [swarm.member(f"peer{number}") for number in range(2 * COPIES)]
+    members = [swarm.member(id_of(f"peer{number}")) for number in range(2 * COPIES)]
     for member in members:
         assert await member.store("main/config", "hash", b"value", 30.0, owned=False)
     assert len(swarm.stored()) == COPIES
@@ -106,8 +109,8 @@ async def test_a_record_is_stored_again_before_its_copies_expire() -> None:
     """Copies with less than half of their time left don't count."""
     swarm = Swarm()
     for number in range(COPIES):
-        await swarm.member(f"peer{number}").store("main/config", "hash", b"value", 14.0, owned=False)
-    await swarm.member("late").store("main/config", "hash", b"value", 30.0, owned=False)
+        await swarm.member(id_of(f"peer{number}")).store("main/config", "hash", b"value", 14.0, owned=False)
+    await swarm.member(LATE).store("main/config", "hash", b"value", 30.0, owned=False)
     assert len(swarm.stored()) == COPIES + 1
 
 
@@ -115,20 +118,20 @@ async def test_a_record_is_stored_again_before_its_copies_expire() -> None:
 async def test_a_value_has_room_for_its_seal() -> None:
     """The longest content and its seal fit into one record; more is refused."""
     swarm = Swarm()
-    alice = swarm.member("alice")
-    longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES - 2 - len(swarm.memberships["alice"].hello))
+    alice = swarm.member(ALICE)
+    longest = os.urandom(VALUE_BYTES_MAX - SEAL_BYTES - len(swarm.memberships[ALICE].chain))
     assert len(longest) > CONTENT_BYTES_MAX
-    assert await alice.store("key", "alice", longest, 30.0)
-    assert (await alice.fetch("key"))["alice"][0] == longest
+    assert await alice.store("key", ALICE, longest, 30.0)
+    assert (await alice.fetch("key"))[ALICE][0] == longest
     with pytest.raises(ValueError, match="no room for its certificate and its seal"):
-        await alice.store("key", "alice", longest + b"x", 30.0)
+        await alice.store("key", ALICE, longest + b"x", 30.0)
 
 
 @awaited
 async def test_no_member_stores_a_copy_of_a_peers_own_record() -> None:
     """Such a copy would say in that peer's name whatever the member likes, for instance that it has left."""
     swarm = Swarm()
-    victim, bob, mallory = swarm.member(VICTIM), swarm.member("bob"), swarm.member("mallory")
+    victim, bob, mallory = swarm.member(VICTIM), swarm.member(BOB), swarm.member(MALLORY)
     await victim.store("main/peers/0", VICTIM, b"true", 30.0)
     for subkey in (VICTIM, f"{VICTIM}/data"):
         await mallory.store("main/peers/0", subkey, b"false", 3000.0, owned=False)
@@ -141,11 +144,11 @@ async def test_no_member_stores_a_copy_of_a_peers_own_record() -> None:
 async def test_records_of_a_revoked_member_are_left_out(owned: bool) -> None:
     """It still has the members' secret. Its copies don't count as kept, either."""
     swarm = Swarm()
-    alice, mallory = swarm.member("alice"), swarm.member("mallory")
-    key, subkey = "main/peers/0", "mallory" if owned else "hash"
+    alice, mallory = swarm.member(ALICE), swarm.member(MALLORY)
+    key, subkey = "main/peers/0", MALLORY if owned else "hash"
     await mallory.store(key, subkey, b"value", 30.0, owned=owned)
     assert set(await alice.fetch(key)) == {subkey}
-    swarm.memberships["alice"].revoke(KEY.sign_revocations(1, [swarm.memberships["mallory"].own.grant_id]))
+    swarm.memberships[ALICE].revoke(KEY.sign_revocations(1, [swarm.memberships[MALLORY].own.id]))
     assert not await alice.fetch(key)
 
 
@@ -153,9 +156,9 @@ async def test_records_of_a_revoked_member_are_left_out(owned: bool) -> None:
 async def test_records_of_a_member_whose_grant_has_expired_are_left_out() -> None:
     swarm = Swarm()
     now = NOW
-    alice, mallory = swarm.member("alice", clock=lambda: now), swarm.member("mallory")
-    await mallory.store("key", "mallory", b"value", 30.0)
-    assert set(await alice.fetch("key")) == {"mallory"}
+    alice, mallory = swarm.member(ALICE, clock=lambda: now), swarm.member(MALLORY)
+    await mallory.store("key", MALLORY, b"value", 30.0)
+    assert set(await alice.fetch("key")) == {MALLORY}
     now = NOW + 3601
     assert not await alice.fetch("key")
 
@@ -164,18 +167,18 @@ async def test_records_of_a_member_whose_grant_has_expired_are_left_out() -> Non
 async def test_an_observer_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its invitation allows only to read. What it stores by a client of its own is left out."""
     swarm = Swarm()
-    alice, eve = swarm.member("alice"), swarm.member("eve", role="observer")
+    alice, eve = swarm.member(ALICE), swarm.member(EVE, role="observer")
     with pytest.raises(ConfigError, match="invite=a-grant allows to read the run, and to change nothing"):
-        await eve.store("key", "eve", b"value", 30.0)
-    mine = swarm.memberships["eve"]
+        await eve.store("key", EVE, b"value", 30.0)
+    mine = swarm.memberships[EVE]
     monkeypatch.setattr(mine, "own", dataclasses.replace(mine.own, role="worker"))
-    for owned, subkey in ((True, "eve"), (False, "hash")):
+    for owned, subkey in ((True, EVE), (False, "hash")):
         assert await eve.store("key", subkey, b"value", 30.0, owned=owned)
     assert not await alice.fetch("key")
 
 
 def test_members_sign_as_before() -> None:
     """Signatures are the peer's own."""
-    alice = Swarm().member("alice")
-    assert alice.signed_by("alice", alice.sign(b"kind", b"yes"), b"kind", b"yes")
-    assert not alice.signed_by("bob", alice.sign(b"kind", b"yes"), b"kind", b"yes")
+    alice = Swarm().member(ALICE)
+    assert alice.signed_by(ALICE, alice.sign(b"kind", b"yes"), b"kind", b"yes")
+    assert not alice.signed_by(BOB, alice.sign(b"kind", b"yes"), b"kind", b"yes")

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, signed_by
-from p2p_diloco.net.statements import sign
+from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, sign, signed_by
 
 KEY, OTHER = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 SPECIFIED = bytes.fromhex(

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.real  # it imports Hivemind
 
 
 def storage() -> Any:
-    from p2p_diloco.net.storage import CappedStorage
+    from p2p_diloco.net.records import CappedStorage
 
     return CappedStorage()
 
@@ -30,7 +30,7 @@ def names(stored: Any, number: int) -> set[Any]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, limit in (("RECORDS_PER_KEY_MAX", 64), ("RECORDS_MAX", 512), ("GHOSTS_MAX", 16)):
-        monkeypatch.setattr(f"p2p_diloco.net.storage.{name}", limit)
+        monkeypatch.setattr(f"p2p_diloco.net.records.{name}", limit)
 
 
 def test_junk_under_a_key_leaves_its_short_lived_records() -> None:
@@ -83,7 +83,7 @@ def test_records_expire_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_records_with_a_name_are_stored_and_no_cache_hides_them() -> None:
     """A value without a name would replace all records under its key; a cached one would be found in their place."""
-    from p2p_diloco.net.storage import NoCache
+    from p2p_diloco.net.records import NoCache
 
     stored, cache, later = storage(), NoCache(), time.time() + 60
     assert not stored.store(key(1), b"value", later)

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from p2p_diloco.net import unproven
+from p2p_diloco.net import daemon
+from p2p_diloco.net.daemon import DIALS_MAX, DIALS_S, HOSTS_MAX, PROVEN_MAX, Unproven
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.net.unproven import DIALS_MAX, DIALS_S, HOSTS_MAX, PROVEN_MAX, Unproven
 from tests.net.patience import awaited
 from tests.net.swarm import join
 
@@ -67,7 +67,7 @@ def test_what_is_counted_is_bounded() -> None:
 @awaited
 async def test_invented_records_have_a_third_host_dialled_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over libp2p. A real peer that names that host too is reached at its own address."""
-    monkeypatch.setattr(unproven, "DIALS_MAX", 8)
+    monkeypatch.setattr(daemon, "DIALS_MAX", 8)
     came = 0
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,7 +17,7 @@ import pytest
 from p2p_diloco.core.messages import Close
 from p2p_diloco.core.state import key_of, rooted
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.net.statements import pack
+from p2p_diloco.net.signing import pack
 from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.cases import Case

@@ -12,11 +12,13 @@ import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import Refused
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
-from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node import privacy, revoking
 from p2p_diloco.node.joining import store_record
 from p2p_diloco.node.setup import Setup
+from tests.net.members import id_of
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
 from tests.node.conftest import specs
@@ -126,14 +128,14 @@ def member(dht: MemoryTransport, name: str, role: str = "worker") -> tuple[Membe
 async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
     """The others refuse its certificate from then on."""
     network = MemoryNetwork()
-    (alice, a), (bob, b), (_, c) = (member(join(network, name), name) for name in ("alice", "bob", "carol"))
+    (alice, a), (bob, b), (_, c) = (member(join(network, id_of(name)), name) for name in ("alice", "bob", "carol"))
     watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in watching)
-    await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.grant_id]))
+    await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.id]))
     with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
         await asyncio.wait_for(watching[1], 5)
-    await until(lambda: alice.banned == {bob.own.grant_id})
+    await until(lambda: alice.banned == {bob.own.id})
     assert not watching[0].done()
     watching[0].cancel()
 
@@ -143,8 +145,8 @@ async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogC
     """Its invitation allows only to read, so it doesn't try; nothing is warned of."""
     network = MemoryNetwork()
     (eve, watching), (_, carol) = (
-        member(join(network, "eve"), "eve", "observer"),
-        member(join(network, "carol"), "carol"),
+        member(join(network, id_of("eve")), "eve", "observer"),
+        member(join(network, id_of("carol")), "carol"),
     )
     await revoking.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
     task = asyncio.create_task(revoking.watch(watching, "r", eve))
@@ -157,9 +159,9 @@ async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogC
 @awaited
 async def test_a_peer_ends_when_its_invitation_expires() -> None:
     """It says why; the others would only turn it away."""
-    dht = join(MemoryNetwork(), "alice")
+    dht = join(MemoryNetwork(), id_of("alice"))
     granted, seed = KEY.grant("worker", "alice", time.time() + 2)
-    alice = Membership(Invitation("r", (), granted, seed, KEY.secret), "alice", time.time())
+    alice = Membership(Invitation("r", (), granted, seed, KEY.secret), id_of("alice"), time.time())
     with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
         await revoking.watch(SealedRecords(dht, alice), "r", alice)
 
@@ -169,12 +171,12 @@ async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch)
     """A member that comes when all copies were lost finds it; a forged one is ignored."""
     monkeypatch.setattr(revoking, "KEEP_EVERY_S", 60.0)
     network = MemoryNetwork()
-    (alice, a), (bob, b) = (member(join(network, name), name) for name in ("alice", "bob"))
+    (alice, a), (bob, b) = (member(join(network, id_of(name)), name) for name in ("alice", "bob"))
     alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
     watching = asyncio.create_task(revoking.watch(a, "r", alice))
     await until(lambda: bool(network.records))
     network.records.clear()
-    await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.grant_id]))
+    await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
     while not await revoking.read(b, "r", bob):
         await asyncio.sleep(0.01)
     assert bob.banned == {b"12345678"}

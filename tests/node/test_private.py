@@ -12,8 +12,9 @@ import pytest
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import GaveUpWaiting, Refused
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
-from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.net.membership import Membership, SealedRecords
 from p2p_diloco.node import entry, records, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.inbox import Inbox
@@ -22,6 +23,7 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.node.unowned import store
 from p2p_diloco.tensors.layout import Layout
+from tests.net.members import id_of
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 from tests.node.conftest import QUICK, MemoryPeer, specs
@@ -29,9 +31,9 @@ from tests.node.conftest import QUICK, MemoryPeer, specs
 KEY = RunKey(b"k" * 32)
 
 
-def member(peer: str, key: RunKey = KEY) -> Membership:
-    granted, seed = key.grant("worker", peer, time.time() + 3600)
-    return Membership(Invitation("r", (), granted, seed, key.secret), peer, time.time())
+def member(name: str, key: RunKey = KEY) -> Membership:
+    granted, seed = key.grant("worker", name, time.time() + 3600)
+    return Membership(Invitation("r", (), granted, seed, key.secret), id_of(name), time.time())
 
 
 GRANTS: dict[str, bytes] = {}
@@ -42,13 +44,14 @@ class PrivatePeer(MemoryPeer):
     """A node with an invitation; `founds`: it has the run key, too."""
 
     def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
-        super().__init__(network, name, dict(QUICK), **options)
+        peer = id_of(name)
+        super().__init__(network, peer, dict(QUICK), **options)
         self.access = Access(member(name), KEY if founds else None)
-        GRANTS[name] = self.access.member.own.grant_id
+        GRANTS[peer] = self.access.member.own.id
         self.inbox.grant_of = lambda peer: GRANTS.get(peer, peer)
         plain = self.transport
         dht = SimpleNamespace(
-            peer_id=name, store=plain.store, fetch=plain.fetch, sign=plain.sign, signed_by=plain.signed_by
+            peer_id=peer, store=plain.store, fetch=plain.fetch, sign=plain.sign, signed_by=plain.signed_by
         )
         sealed = SealedRecords(dht, self.access.member)
         plain.store, plain.fetch = sealed.store, sealed.fetch  # type: ignore[method-assign]
@@ -95,7 +98,7 @@ async def test_a_member_cannot_replace_the_runs_record() -> None:
     layout = Layout.build(specs(4), 1, "contiguous", None)
     for outer_lr in (0.1, 0.2, 0.3, 0.4, 0.5):  # five names: one of them is probably the lowest
         run = Run("r", RunConfig(**{**QUICK, "outer_lr": outer_lr}), layout)
-        await store_record(mallory.transport, "r", RunRecord.founding(run, "mallory", 0.0).pack())
+        await store_record(mallory.transport, "r", RunRecord.founding(run, id_of("mallory"), 0.0).pack())
     a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
     await a.enter()
     await b.enter()
@@ -159,7 +162,7 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
     access = reader.access
     assert access is not None
     await entry._refuse_if_out(reader.transport, "r", access)
-    revoked = KEY.sign_revocations(1, [access.member.own.grant_id])
+    revoked = KEY.sign_revocations(1, [access.member.own.id])
     assert await revoking.store(a.transport, "r", revoked)
     with pytest.raises(Refused, match="invite=reader was revoked"):
         await entry._refuse_if_out(reader.transport, "r", access)

@@ -14,8 +14,8 @@ import torch
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.net.membership import RunKey
-from p2p_diloco.net.statements import as_text
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.signing import as_text
 from p2p_diloco.node import ends, revising
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.plain import to_plain

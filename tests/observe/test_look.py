@@ -7,14 +7,14 @@ import time
 from dataclasses import replace
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.net.membership import SealedRecords
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe.look import look
-from tests.net.members import KEY, membership
+from tests.net.members import KEY, id_of, membership
 from tests.net.memory import DeafInbox, MemoryNetwork
 
 ALICE = PeerStatus(
@@ -90,8 +90,9 @@ def test_in_a_private_run_the_run_key_signs_the_runs_record() -> None:
     """A member's record that it didn't sign is passed over, though its name may be lower."""
 
     async def test() -> None:
-        network, members = MemoryNetwork(), [membership(name) for name in ("alice", "eyes")]
-        alice, eyes = (SealedRecords(network.join(m.own.peer, DeafInbox()), m) for m in members)
+        network, names = MemoryNetwork(), [id_of("alice"), id_of("eyes")]
+        members = [membership(name) for name in names]
+        alice, eyes = (SealedRecords(network.join(n, DeafInbox()), m) for n, m in zip(names, members, strict=True))
         true = Access(members[0], KEY).signed("main", RUN)
         forged = [replace(RUN, config=RunConfig(sync_every=every).to_wire()).pack() for every in range(20, 40)]
         for value in (true, *forged):

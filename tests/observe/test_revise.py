@@ -13,7 +13,7 @@ import pytest
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
-from p2p_diloco.net.statements import from_text
+from p2p_diloco.net.signing import from_text
 from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding

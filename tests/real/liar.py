@@ -23,7 +23,7 @@ from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.state import State, append, key_of, rooted
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.net.membership import Invitation
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
 from p2p_diloco.node.entry import LIMITS
 from p2p_diloco.node.forms import About
@@ -281,7 +281,7 @@ class Liar:
     def contribution(self, **changes: Any) -> m.Ready:
         """A contribution on the newest version that it knows."""
         id, hashes = self.new_id(), (hash_of(self.gradient()),) * SHARDS
-        grant = "" if self.invited is None else self.transport.membership.own.grant_id.hex()
+        grant = "" if self.invited is None else self.transport.membership.own.id.hex()
         size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
         return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
 

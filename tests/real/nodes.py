@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.net.membership import Invitation
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import records
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message

@@ -17,7 +17,8 @@ from blake3 import blake3
 from once import Once
 from swarm import ROOT, Member, Swarm, until
 
-from p2p_diloco.net.membership import Invitation, RunKey
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invitation import Invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 

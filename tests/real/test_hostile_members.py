@@ -19,8 +19,7 @@ from nodes import RUN_ID, SHARDS, Field, RealNode
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Told, Vote
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.net.frame_stream import FrameStream
-from p2p_diloco.net.framing import Bulk, Message, encode
+from p2p_diloco.net.framing import Bulk, FrameStream, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.allowance import FETCH_EVERY_S, FETCHES_AT_ONCE
@@ -316,7 +315,7 @@ def test_a_member_has_no_other_host_dialled_back(field: Field) -> None:
         server = await asyncio.start_server(lambda *_: dialled.append("dialled"), "127.0.0.3", 0)
         address = f"/ip4/127.0.0.3/tcp/{server.sockets[0].getsockname()[1]}"
         async with liar(field, "caller") as member:
-            asked = {"check": [address], "member": member.transport.membership.hello}
+            asked = {"check": [address], "member": member.transport.membership.chain}
             for node in field.nodes:
                 pipe, _ = await member.transport._dht.daemon.open_stream(node.id, RELAY, timeout_s=20.0)
                 pipe.write(encode(Message(msgpack.packb(asked))))

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from swarm import ROOT, Swarm, until
 
+from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invited import write_files
-from p2p_diloco.net.membership import RunKey
 from p2p_diloco.node.curves import LOOK_EVERY_S
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -1,0 +1,340 @@
+"""The chain run key, grant, leaf: what our check takes, and what TLS with OpenSSL takes of it. Bytes of strangers lead
+to `Stranger`, with one text, never to another error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.net import certificates
+from p2p_diloco.net.certificates import (
+    CHAIN_BYTES_MAX,
+    Grant,
+    RunKey,
+    Stranger,
+    admit,
+    admit_chain,
+    authority,
+    chain_of,
+    split,
+)  # fmt: skip
+from p2p_diloco.net.interface import CONTENT_BYTES_MAX, VALUE_BYTES_MAX
+from p2p_diloco.net.membership import SEAL_BYTES
+from p2p_diloco.net.signing import key_in, private_key, public_of
+from tests.net.members import id_of, key_of
+
+NOW = 1_800_000_000.0
+DAY = 86_400
+ALICE, BOB, EVE = map(id_of, ("alice", "bob", "eve"))
+KEY, OTHER = RunKey(b"k" * 32), RunKey(b"o" * 32)
+RUNS = frozenset([KEY.public])
+GRANT, SEED = KEY.grant("worker", "alice", NOW + DAY)
+CHAIN = chain_of(GRANT, SEED, key_in(BOB))
+RUN_SIGNER, SIGNER = Ed25519PrivateKey.from_private_bytes(b"k" * 32), private_key(SEED)
+
+
+def der(made: x509.Certificate) -> bytes:
+    return made.public_bytes(Encoding.DER)
+
+
+def test_a_member_is_admitted_by_what_its_grant_says() -> None:
+    """By the whole chain, or by a leaf that TLS has verified."""
+    assert admit_chain(CHAIN, BOB, NOW, RUNS) == replace(GRANT, der=b"")
+    assert admit_chain(CHAIN, BOB, NOW) == admit(split(CHAIN)[1], KEY.public, BOB, NOW) == replace(GRANT, der=b"")
+    assert Grant.read(GRANT.der) == GRANT
+
+
+def test_the_longest_chain_leaves_room_in_a_record() -> None:
+    """With the longest role, name and time, for one peer."""
+    granted, seed = KEY.grant("aggregator", "n" * 64, 253_402_214_399, peer=ALICE)
+    assert len(chain_of(granted, seed, key_in(ALICE))) <= CHAIN_BYTES_MAX
+    assert CHAIN_BYTES_MAX + SEAL_BYTES + CONTENT_BYTES_MAX <= VALUE_BYTES_MAX
+
+
+@given(st.binary(max_size=CHAIN_BYTES_MAX + 10))
+def test_any_bytes_of_a_stranger_are_refused(shown: bytes) -> None:
+    for check in (lambda: admit_chain(shown, BOB, NOW), lambda: admit(shown, KEY.public, BOB, NOW)):
+        with pytest.raises(Stranger, match=r"^not a member of this run$"):
+            check()
+
+
+def test_every_flipped_bit_of_a_chain_is_refused() -> None:
+    """No bit is without meaning, so there is no second form of a chain."""
+    for at in range(8 * len(CHAIN)):
+        changed = bytearray(CHAIN)
+        changed[at // 8] ^= 1 << at % 8
+        with pytest.raises(Stranger):
+            admit_chain(bytes(changed), BOB, NOW)
+
+
+def chained(granted: x509.Certificate | bytes, leaf: x509.Certificate) -> bytes:
+    return (granted if isinstance(granted, bytes) else der(granted)) + der(leaf)
+
+
+def spelt(name: x509.Name) -> Grant:
+    """This run's grant under another subject."""
+
+    class Spelt(Grant):
+        subject = name  # type: ignore[assignment]
+
+    return Spelt(GRANT.run, GRANT.id, GRANT.role, GRANT.name, GRANT.expires)
+
+
+def changed(old: str, new: str) -> Grant:
+    parts = [x509.NameAttribute(p.oid, str(p.value).replace(old, new), _type=p._type) for p in GRANT.subject]
+    return spelt(x509.Name(parts))
+
+
+def other_case() -> list[Grant]:
+    """The grant's subject with each letter in the other case."""
+    made = []
+    for place, part in enumerate(GRANT.subject):
+        for at, letter in enumerate(str(part.value)):
+            if letter.isalpha():
+                text = str(part.value)
+                parts = list(GRANT.subject)
+                parts[place] = x509.NameAttribute(
+                    part.oid, text[:at] + letter.swapcase() + text[at + 1 :], _type=part._type
+                )
+                made.append(spelt(x509.Name(parts)))
+    return made
+
+
+def in_another_form() -> list[Grant]:
+    """In another order, with one attribute more, twice or less, in another type of string, as one set."""
+    parts = list(GRANT.subject)
+    more = x509.NameAttribute(NameOID.LOCALITY_NAME, "here")
+    printable = [x509.NameAttribute(p.oid, str(p.value), _type=x509.name._ASN1Type.PrintableString) for p in parts]
+    names = [parts[::-1], [*parts, more], [*parts, parts[0]], parts[1:], parts[:-1], printable]
+    one_set = x509.Name([x509.RelativeDistinguishedName(parts)])
+    return [*(spelt(x509.Name(name)) for name in names), spelt(one_set)]
+
+
+@pytest.mark.parametrize(
+    "grant",
+    [*other_case(), *in_another_form(), changed("worker", "king"), changed("alice", "a b"), changed("1800", "1900")],
+    ids=lambda grant: grant.subject.rfc4514_string()[-60:],
+)
+def test_a_grant_has_one_spelling(grant: Grant) -> None:
+    """OpenSSL takes names for equal that differ in case or spaces; the sum fits one alone. Neither below the true
+    grant, nor below a grant of that spelling, is a leaf taken."""
+    leaf = grant.leaf(key_in(BOB), SIGNER)
+    for shown in (chained(GRANT.der, leaf), chained(grant.certificate(GRANT.public, RUN_SIGNER), leaf)):
+        with pytest.raises(Stranger):
+            admit_chain(shown, BOB, NOW)
+    with pytest.raises(Stranger):
+        admit(der(leaf), KEY.public, BOB, NOW)
+
+
+def below_a_leaf() -> bytes:
+    """A grant that a member signs with its own identity, as if it were the run."""
+    false = RunKey(key_of("bob")._seed)
+    granted, seed = false.grant("worker", "eve", NOW + DAY)
+    return chain_of(granted, seed, key_in(EVE))
+
+
+def a_grant_below_a_grant() -> bytes:
+    granted = Grant(KEY.public, b"12345678", "worker", "eve", int(NOW + DAY))
+    below = certificates._certificate(
+        (GRANT.subject, GRANT.id), granted.subject, public_of(b"s" * 32), granted.expires, SIGNER, ca=(granted.id, 0)
+    )
+    return chained(below, granted.leaf(key_in(EVE), private_key(b"s" * 32)))
+
+
+def by_another_run_key() -> bytes:
+    granted = GRANT.certificate(GRANT.public, Ed25519PrivateKey.from_private_bytes(b"o" * 32))
+    return chained(granted, GRANT.leaf(key_in(EVE), SIGNER))
+
+
+def later() -> bytes:
+    """A leaf that says another expiry than its grant, by the grant's holder."""
+    return chained(GRANT.der, replace(GRANT, expires=int(NOW + 9 * DAY)).leaf(key_in(EVE), SIGNER))
+
+
+def longer() -> bytes:
+    """The names of the grant, and a later end."""
+    leaf = certificates._certificate(
+        (GRANT.subject, GRANT.id), certificates._PEER, key_in(EVE), int(NOW + 9 * DAY), SIGNER
+    )
+    return chained(GRANT.der, leaf)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(lambda: CHAIN, id="of another peer"),
+        pytest.param(lambda: chain_of(*OTHER.grant("worker", "eve", NOW + DAY), key_in(EVE)), id="of another run"),
+        pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", NOW), key_in(EVE)), id="expired"),
+        pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", NOW + DAY, ALICE), key_in(EVE)), id="for another"),
+        pytest.param(lambda: chain_of(GRANT, b"x" * 32, key_in(EVE)), id="not signed with the grant's key"),
+        pytest.param(lambda: chained(GRANT.der, GRANT.leaf(key_in(EVE), RUN_SIGNER)), id="signed with the run key"),
+        pytest.param(by_another_run_key, id="granted by another key"),
+        pytest.param(below_a_leaf, id="granted by a member"),
+        pytest.param(a_grant_below_a_grant, id="granted by a grant"),
+        pytest.param(lambda: chained(GRANT.der, GRANT.certificate(key_in(EVE), SIGNER)), id="a grant as a leaf"),
+        pytest.param(later, id="a later expiry in the issuer"),
+        pytest.param(longer, id="a later end"),
+        pytest.param(lambda: chain_of(GRANT, SEED, key_in(EVE)) + b"\0", id="longer"),
+        pytest.param(lambda: chain_of(GRANT, SEED, key_in(EVE))[:-1], id="shorter"),
+        pytest.param(lambda: split(CHAIN)[1] + GRANT.der, id="turned round"),
+        pytest.param(lambda: GRANT.der, id="without a leaf"),
+        pytest.param(lambda: b"", id="empty"),
+    ],
+)
+def test_a_chain_that_is_not_valid_here_is_refused(
+    shown: Callable[[], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text is the same for every reason; the reason is in this peer's log."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(Stranger, match=r"^not a member of this run$"):
+        admit_chain(shown(), EVE, NOW, RUNS)
+    assert EVE in caplog.text
+
+
+def test_a_revoked_or_expired_grant_is_refused() -> None:
+    """With the leaf alone, too."""
+    leaf = split(CHAIN)[1]
+    assert admit(leaf, KEY.public, BOB, NOW, frozenset([b"12345678"]))
+    for now, banned in ((NOW, frozenset([GRANT.id])), (NOW + DAY, frozenset[bytes]())):
+        with pytest.raises(Stranger):
+            admit_chain(CHAIN, BOB, now, RUNS, banned)
+        with pytest.raises(Stranger):
+            admit(leaf, KEY.public, BOB, now, banned)
+
+
+@pytest.mark.parametrize(
+    ("role", "name", "peer", "key"),
+    [("king", "alice", None, "role"), ("worker", "a b", None, "name"), ("worker", "alice", "bob", "peer")],
+)
+def test_a_grant_has_a_known_role_a_usable_name_and_a_peer_id(role: str, name: str, peer: str | None, key: str) -> None:
+    """Otherwise the error names the key."""
+    with pytest.raises(ConfigError) as caught:
+        KEY.grant(role, name, NOW, peer)
+    assert caught.value.key == key
+
+
+# -- the same in TLS: bare contexts of Python's ssl, which trust the run's certificate alone
+
+
+def context(side: int, folder: Path, shown: bytes, key: Ed25519PrivateKey) -> ssl.SSLContext:
+    made = ssl.SSLContext(side)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.check_hostname, made.verify_mode = False, ssl.CERT_REQUIRED
+    made.verify_flags = ssl.VERIFY_X509_STRICT
+    made.load_verify_locations(cadata=der(authority(KEY.public)))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    above = b""
+    while shown:  # the leaf comes first in the file
+        one, shown = split(shown)
+        above = ssl.DER_cert_to_PEM_cert(one).encode() + above
+    pem += above
+    file, path = tempfile.mkstemp(dir=folder)
+    os.write(file, pem)
+    os.close(file)
+    made.load_cert_chain(path)
+    return made
+
+
+def leaf_in_tls(folder: Path, shown: bytes, key: Ed25519PrivateKey, shows: int) -> bytes:
+    """What the other end of a TLS connection gets to read as this end's leaf. Raises OSError if TLS refuses it."""
+    other = ssl.PROTOCOL_TLS_CLIENT if shows == ssl.PROTOCOL_TLS_SERVER else ssl.PROTOCOL_TLS_SERVER
+    mine, theirs = socket.socketpair()
+    honest = context(other, folder, chain_of(*KEY.grant("worker", "bob", 4e9), key_in(BOB)), private_key_of("bob"))
+
+    def show() -> None:
+        with mine, contextlib.suppress(OSError):
+            made = context(shows, folder, shown, key).wrap_socket(mine, server_side=shows == ssl.PROTOCOL_TLS_SERVER)
+            with made:
+                made.recv(1)
+
+    showing = threading.Thread(target=show)
+    showing.start()
+    try:
+        with theirs, honest.wrap_socket(theirs, server_side=other == ssl.PROTOCOL_TLS_SERVER) as reading:
+            return reading.getpeercert(True) or b""
+    finally:
+        showing.join()
+
+
+def private_key_of(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(key_of(name)._seed)
+
+
+SIDES = pytest.mark.parametrize("shows", [ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT], ids=["server", "client"])
+LIVE, LIVE_SEED = KEY.grant("worker", "eve", 4e9)
+
+
+@SIDES
+def test_tls_takes_the_chain_and_shows_the_leaf(tmp_path: Path, shows: int) -> None:
+    """With OpenSSL's strict checks, from either end; the trusted certificate is computed from the run key."""
+    leaf = leaf_in_tls(tmp_path, chain_of(LIVE, LIVE_SEED, key_in(EVE)), private_key_of("eve"), shows)
+    assert admit(leaf, KEY.public, EVE, NOW).id == LIVE.id
+
+
+@SIDES
+def test_tls_may_take_an_issuer_in_another_case_and_we_do_not(tmp_path: Path, shows: int) -> None:
+    """OpenSSL finds the grant by its name without case."""
+
+    class Spelt(Grant):
+        subject = x509.Name(
+            x509.NameAttribute(part.oid, str(part.value).replace("worker", "Worker").replace("eve", "Eve"), part._type)
+            for part in LIVE.subject
+        )  # type: ignore[assignment]
+
+    leaf = Spelt(LIVE.run, LIVE.id, "", "", LIVE.expires).leaf(key_in(EVE), private_key(LIVE_SEED))
+    shown = leaf_in_tls(tmp_path, LIVE.der + der(leaf), private_key_of("eve"), shows)
+    assert shown == der(leaf), "OpenSSL has become stricter: the sum in serialNumber could go"
+    with pytest.raises(Stranger):
+        admit(shown, KEY.public, EVE, NOW)
+
+
+def below_a_grant() -> bytes:
+    """Grant, grant, leaf: the holder of the first has signed the second."""
+    below = replace(LIVE, id=b"12345678", der=b"")
+    made = certificates._certificate(
+        (LIVE.subject, LIVE.id), below.subject, public_of(b"s" * 32), below.expires, private_key(LIVE_SEED),
+        ca=(below.id, 0),
+    )  # fmt: skip
+    return LIVE.der + chained(made, below.leaf(key_in(EVE), private_key(b"s" * 32)))
+
+
+def below_a_leaf_in_tls() -> bytes:
+    """Grant, leaf, leaf: bob has signed eve's with his identity key."""
+    bobs = LIVE.leaf(key_in(BOB), private_key(LIVE_SEED))
+    eve = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "eve")])
+    eves = certificates._certificate((bobs.subject, b"bob"), eve, key_in(EVE), LIVE.expires, private_key_of("bob"))
+    return LIVE.der + chained(bobs, eves)
+
+
+@SIDES
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        pytest.param(lambda: chain_of(*OTHER.grant("worker", "eve", 4e9), key_in(EVE)), "issuer", id="of another run"),
+        pytest.param(lambda: chain_of(*KEY.grant("worker", "eve", 1e9), key_in(EVE)), "expired", id="expired"),
+        pytest.param(below_a_grant, "path length", id="granted by a grant"),
+        pytest.param(below_a_leaf_in_tls, "invalid CA", id="signed by a leaf"),
+        pytest.param(lambda: chain_of(LIVE, b"x" * 32, key_in(EVE)), "signature", id="not signed with the grant's key"),
+    ],
+)
+def test_tls_refuses_what_we_refuse(tmp_path: Path, shown: Callable[[], bytes], why: str, shows: int) -> None:
+    """Before our own check comes."""
+    with pytest.raises(ssl.SSLError, match=why):
+        leaf_in_tls(tmp_path, shown(), private_key_of("eve"), shows)
