@@ -268,7 +268,7 @@ def doctor(
     The exit code is 1 if something must be mended.
     """
     set_up_logs(logs, debug=debug, quiet=True)
-    from p2p_diloco.cli.doctor.command import examine_this_machine
+    from p2p_diloco.cli.doctor.examination import doctor as examine
 
     flags = {
         "initial_peers": initial_peers,
@@ -280,15 +280,15 @@ def doctor(
         "client_mode": client_mode,
         "checkpoint_dir": checkpoint_dir,
     }
-    raise typer.Exit(examine_this_machine(given(PeerConfig, flags), config, params, as_json=as_json))
+    raise typer.Exit(examine(given(PeerConfig, flags), config, params, as_json=as_json))
 
 
 @app.command()
 def env() -> None:
     """Print versions, machine and settings from the environment, for a bug report."""
-    from p2p_diloco.cli.doctor.env import lines
+    from p2p_diloco.cli.doctor.machine import described
 
-    for line in lines():
+    for line in described():
         typer.echo(line)
 
 
