@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
-from p2p_diloco.history.causes import CRASHED
 from p2p_diloco.history.entry import Entry
-from p2p_diloco.history.rounds import Epochs, Round, is_slow, rounds, usual
+from p2p_diloco.history.rounds import CRASHED, Epochs, Round, is_slow, rounds, usual
 
 LINES_MAX = 28
 FRAGMENT = re.compile(r"^fragment \d+: ")
@@ -224,15 +223,11 @@ class Story:
     def text(self, named: Callable[[str], str], width: int, most: int = LINES_MAX) -> Iterator[str]:
         """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
         wrapped = [(line, _wrapped(named(f"{line.time:8.2f}  {line}"), width)) for line in self.lines]
-        weights = sorted({line.weight for line, _ in wrapped})
         left_out = 0
-        while sum(len(rows) for _, rows in wrapped) > most - bool(left_out) and wrapped:
-            lowest = weights[0]
-            of_it = [pair for pair in wrapped if pair[0].weight == lowest]
-            if not of_it:
-                weights.pop(0)
-                continue
-            wrapped.remove(of_it[-1])
+        for pair in sorted(wrapped[::-1], key=lambda pair: pair[0].weight):
+            if sum(len(rows) for _, rows in wrapped) <= most - bool(left_out):
+                break
+            wrapped.remove(pair)
             left_out += 1
         for _, rows in wrapped:
             yield from rows
