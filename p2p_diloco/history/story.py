@@ -224,7 +224,7 @@ class Story:
         """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
         wrapped = [(line, _wrapped(named(f"{line.time:8.2f}  {line}"), width)) for line in self.lines]
         left_out = 0
-        for pair in sorted(wrapped[::-1], key=lambda pair: pair[0].weight):
+        for pair in sorted(wrapped, key=lambda pair: (pair[0].weight, -pair[0].time)):
             if sum(len(rows) for _, rows in wrapped) <= most - bool(left_out):
                 break
             wrapped.remove(pair)

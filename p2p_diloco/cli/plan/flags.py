@@ -61,7 +61,6 @@ def plan(
     run_id: str | None = Option(None, help="The run to take figures from.", show_default="main", metavar="NAME"),
     invite: str | None = INVITE,
     png: Path | None = Option(None, help="Draw utilisation against bandwidth into this file, too.", metavar="FILE"),
-    paper_check: bool = Option(False, "--paper-check", help="Print the tables of DiLoCo papers beside computed ones."),
     as_json: bool = Option(False, "--json", help="Print the figures as one JSON object (docs/planning.md)."),
     config: Path | None = CONFIG,
     logs: str = LOGS,
@@ -74,10 +73,9 @@ def plan(
     Nothing is sent. With --initial-peers or --invite, what no flag gives is read from the run's records.
     """
     set_up_logs(logs, debug=debug)
-    from p2p_diloco.cli.plan import command
+    from p2p_diloco.cli.plan.inputs import Asked
+    from p2p_diloco.cli.plan.view import answer
 
-    if paper_check:
-        raise typer.Exit(command.check_papers(as_json=as_json))
     flags = {**ctx.params, "command": (ctx.obj or []) if measure or ctx.obj else None}
-    asked = command.Asked(**{name: flags[name] for name in command.Asked.__dataclass_fields__})
-    command.plan(asked, {**given(RunConfig, flags), **given(PeerConfig, flags)}, config, png, as_json=as_json)
+    asked = Asked(**{name: flags[name] for name in Asked.__dataclass_fields__})
+    answer(asked, {**given(RunConfig, flags), **given(PeerConfig, flags)}, config, png, as_json=as_json)
