@@ -115,8 +115,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
 
     from p2p_diloco.cli.keys import keys
     from p2p_diloco.observe.browsing import Browsing
-    from p2p_diloco.observe.trend import Trend
-    from p2p_diloco.observe.view import Drawing
+    from p2p_diloco.observe.view import Trend, page
 
     trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
     browsing = Browsing() if sys.stdin.isatty() else None
@@ -124,7 +123,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
     with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
-            live.update(Drawing(newest[-1], trend, browsing, live.console.height), refresh=True)
+            live.update(page(newest[-1], trend, browsing, live.console.height), refresh=True)
 
         def saw(seen: Snapshot) -> None:
             newest[:] = [told(seen)]
