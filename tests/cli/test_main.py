@@ -64,8 +64,8 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["set", "--outer-lr", "0.5"], 2, "--initial-peers names no address"),
         (["set", "--initial-peers", ADDRESS], 2, "there is nothing to set; give e.g. --outer-lr"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "0.5"], 2, "--identity-path names no key to sign with"),
-        (["set", "--initial-peers", ADDRESS, "--outer-lr", "-1"], 3, "--outer-lr=-1.0 must be at least 0"),
-        (["set", "--initial-peers", ADDRESS, "--outer-momentum", "1"], 3, "--outer-momentum=1.0 must be less than 1"),
+        (["set", "--initial-peers", ADDRESS, "--outer-lr", "-1"], 3, "--outer-lr=-1 must be at least 0"),
+        (["set", "--initial-peers", ADDRESS, "--outer-momentum", "1"], 3, "--outer-momentum=1 must be less than 1"),
         (
             ["set", "--initial-peers", ADDRESS, "--outer-lr", "1", "--identity-path", "/no/such/key"],
             3,
