@@ -63,7 +63,7 @@ def start(ctx: typer.Context, version: bool = Option(False, "--version", help="P
 def bootstrap(
     flags: dict[str, Any],
     host: str = Option("127.0.0.1", help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP"),
-    port: int = Option(0, help="TCP port to listen on; 0 lets the system choose.", metavar="N"),
+    port: int = Option(0, min=0, max=65535, help="TCP port to listen on; 0 lets the system choose.", metavar="N"),
     run_key: list[str] | None = Option(
         None,
         help="Relay for the private runs with these public keys only; unset: for every run.",
@@ -109,9 +109,12 @@ def status(
         False, "--check", help="Look once, and print what is wrong; the exit code is 1 if anything is."
     ),
     stall_rounds: float = Option(
-        5.0, help="For --check: a run without a commit for X times a round's usual length is stalled.", metavar="X"
+        5.0,
+        min=0.01,
+        help="For --check: a run without a commit for X times a round's usual length is stalled.",
+        metavar="X",
     ),
-    interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
+    interval: float = Option(2.0, min=0.01, help="Seconds between two looks.", metavar="X"),
     baseline: Path | None = BASELINE,
     baseline_bound: float = BASELINE_BOUND,
     tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
@@ -138,7 +141,7 @@ def dashboard(
     config: Path | None,
     host: str = Option("127.0.0.1", help="Address of this machine that browsers can reach.", metavar="ADDR"),
     port: int = Option(9465, min=0, max=65535, help="TCP port; 0: any.", metavar="N"),
-    interval: float = Option(1.0, help="Seconds between two looks.", metavar="X"),
+    interval: float = Option(1.0, min=0.01, help="Seconds between two looks.", metavar="X"),
     baseline: Path | None = BASELINE,
     baseline_bound: float = BASELINE_BOUND,
     tokens_per_sample: float | None = TOKENS_PER_SAMPLE,

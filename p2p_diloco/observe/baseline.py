@@ -50,8 +50,6 @@ class Baseline:
             ConfigError: the file can't be read, or has no baseline. UsageError: `bound` or `tokens_per_sample`
                 can't be used.
         """
-        if not 0 <= bound < math.inf:
-            raise UsageError("must be 0 or more", key="--baseline-bound", value=bound, mend="choose 0.05 for 5 %")
         if tokens_per_sample is not None and not 0 < tokens_per_sample < math.inf:
             mend = "give the tokens that your trainer reports as one sample"
             raise UsageError("must be more than 0", key="--tokens-per-sample", value=tokens_per_sample, mend=mend)

@@ -17,8 +17,8 @@ from p2p_diloco.cli.options import A_RUN, TOLD
 _MACHINES, _WORK = "Machines and links", "The work"
 
 
-def _work(help_: str, metavar: str, default: Any = None) -> Any:
-    return Option(default, help=help_, metavar=metavar, rich_help_panel=_WORK)
+def _work(help_: str, metavar: str, default: Any = None, **more: Any) -> Any:
+    return Option(default, help=help_, metavar=metavar, rich_help_panel=_WORK, **more)
 
 
 def _machine(help_: str, metavar: str, **more: Any) -> Any:
@@ -48,8 +48,8 @@ def plan(
     model: Path | None = _work("Instead of --params: a run's checkpoint, or a Transformers config.json.", "PATH"),
     tokens_per_step: str | None = _work("Tokens of an inner step of one peer: 16k.", "N"),
     tokens: str | None = _work("Tokens to train on, of all peers together: 10B.", "N"),
-    utilisation: float = _work("The fraction of the time that should be training.", "X", 0.95),
-    peers: int | None = _machine("Number of peers; unset: as many as a list below has values.", "K", min=1),
+    utilisation: float = _work("The fraction of the time that should be training.", "X", 0.95, min=0.01, max=0.9999),
+    peers: int | None = _machine("Number of peers; unset: as many as a list below has values.", "K", min=1, max=1000),
     bandwidth: str | None = _machine("Speed of a link's slower direction: 50mbit; or one for each.", "RATE[,...]"),
     latency: str | None = _machine("Round trip between two peers: 60ms; or one for each peer.", "TIME[,...]"),
     step_time: str | None = _machine("Time of an inner step: 0.5; or one for each peer.", "X[,...]"),
