@@ -32,7 +32,7 @@ ALL = "p2p_diloco.help_all"
 
 def with_settings(
     keys: Sequence[str] | Mapping[str, Sequence[str]],
-    told: Mapping[str, str] | None = None,
+    helps: Mapping[str, str] | None = None,
     *,
     config: bool = True,
     quiet: bool = False,
@@ -41,17 +41,17 @@ def with_settings(
     mapping), and `--config`, `--logs` and `--debug`. When it is called, logging is set up, and it gets the settings
     that the user gave as `flags`, by key, and with `config` the file as `config`.
 
-    `told`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
+    `helps`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
     """
     panels = keys if isinstance(keys, Mapping) else {"": keys}
-    made = [_parameter(key, panel, (told or {}).get(key)) for panel, of in panels.items() for key in of]
+    made = [_parameter(key, panel, (helps or {}).get(key)) for panel, of in panels.items() for key in of]
     common = [("config", CONFIG, Path | None)] * config + [("logs", LOGS, str), ("debug", DEBUG, bool)]
 
     def give(command: Callable[..., Any]) -> Callable[..., None]:
         def called(*, logs: str, debug: bool, **values: Any) -> None:
             set_up_logs(logs, debug=debug, quiet=quiet)
-            flags = {one.name: values.pop(one.name) for one in made}
-            command(**values, flags={key: value for key, value in flags.items() if value not in (None, [], ())})
+            told = {one.name: values.pop(one.name) for one in made}
+            command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         kind = inspect.Parameter.KEYWORD_ONLY
@@ -69,8 +69,8 @@ def with_settings(
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The values of the flags that the user gave, by field. Only fields of `model` are included."""
-    return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [], ())}
+    """Those of the settings that are fields of `model`."""
+    return {key: flags[key] for key in model.model_fields if key in flags}
 
 
 def as_flag(key: str) -> str:

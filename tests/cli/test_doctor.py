@@ -494,8 +494,8 @@ def test_checks_that_take_too_long_or_fail_hide_no_other(monkeypatch: pytest.Mon
     told = {found.text: found.mend for _, found in report.findings}
     assert "can listen" in told
     assert told["x=y can't be used"] == "choose z"
-    assert any("the network were cut off" in text for text in told)
-    assert any("the p2pd were cut off" in text for text in told)
+    assert any("the check network was cut off" in text for text in told)
+    assert any("the check p2pd was cut off" in text for text in told)
     assert any("ZeroDivisionError: oh" in text for text in told)
 
 

@@ -125,7 +125,7 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
     findings, troubles = list[tuple[str, Found]](), list[Found]()
     for name, task in tasks.items():
         if task in late:
-            text = f"the checks of the {name} were cut off after {limit_s:g} s, so some are missing"
+            text = f"the check {name} was cut off after {limit_s:g} s, so something is missing"
             mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
             troubles.append(Found("warn", text, mend))
         elif (error := task.exception()) is not None:
@@ -146,11 +146,11 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
 
 def _fault(name: str, error: BaseException) -> Found:
     """What is told of an error that ended a check."""
-    log.debug("the checks of the %s broke off", name, exc_info=error)
+    log.debug("the check %s broke off", name, exc_info=error)
     if isinstance(error, P2PDilocoError):
         text = error.sentence.removesuffix(f"; {error.mend}")
         return Found("bad", text, error.mend or "mend the other findings, then run doctor again")
-    text = f"the checks of the {name} failed: {type(error).__name__}: {error}"
+    text = f"the check {name} failed: {type(error).__name__}: {error}"
     return Found("warn", text, "a fault in p2p-diloco itself: report it; --debug shows where")
 
 
@@ -166,8 +166,11 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
     seen.own = frozenset(own_addresses.own_hosts())
     seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
     addresses = [address for address, why in seen.answers.items() if why is None]
-    if not addresses or any(found.verdict == "bad" for found in await asyncio.shield(p2pd)):
-        return []  # no daemon would start, and the check of p2pd has the mend
+    if not addresses:
+        return []
+    await asyncio.wait({p2pd})
+    if p2pd.exception() is None and any(found.verdict == "bad" for found in p2pd.result()):
+        return []  # no daemon would start, and that finding has the mend
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
