@@ -85,7 +85,7 @@ def test_a_script_without_torch_is_told_how_to_get_it() -> None:
 def test_another_missing_module_is_a_fault_as_before() -> None:
     """The sentence names only what the small install leaves out."""
     code = (
-        "import sys, p2p_diloco; sys.modules['p2p_diloco.cli.doctor.env'] = None\n"
+        "import sys, p2p_diloco; sys.modules['p2p_diloco.cli.doctor.machine'] = None\n"
         "from p2p_diloco.cli import main; main(['env'])"
     )
     told = run("-c", code)

@@ -60,7 +60,7 @@ def show(
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
-    peer = watched(flags, config_file, interval_s)
+    peer = watched(flags, config_file)
     founder = peer.identity_path if "identity_path" in flags else None  # one from a config file is that of a peer
     controls = _controls(peer, founder, key)
     if controls.offered and host not in LOOPBACK:

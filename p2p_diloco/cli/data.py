@@ -10,69 +10,56 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import typer
 from typer import Option
 
-from p2p_diloco.cli.flags import given
-from p2p_diloco.cli.logs import set_up_logs
-from p2p_diloco.cli.options import CONFIG, DEBUG, INITIAL_PEERS, INVITE, LOGS
+from p2p_diloco.cli.flags import with_settings
+from p2p_diloco.cli.options import A_RUN, TOLD
 from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.settings import check_paths, flag
 
+SETTINGS = (*A_RUN, "open", "name", "host_maddrs", "announce_maddrs", "identity_path", "direct_port")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 log = logging.getLogger("p2p_diloco.data")
 
 
+@with_settings(
+    SETTINGS,
+    {
+        **TOLD,
+        "run_id": "The run whose peers may read; unset: main.",
+        "open": "Serve to every peer that knows an address of the run.",
+        "name": "This data node's name in logs; unset: the host's name.",
+        "identity_path": "File that keeps the data node's identity across restarts; unset: a new one.",
+    },
+)
 def data(
+    flags: dict[str, Any],
+    config: Path | None,
     paths: list[Path] = typer.Argument(..., help="Files to serve, or folders of them.", metavar="PATH"),
     data_set: str | None = Option(
         None, "--as", help="Name under which peers find the data; unset: that of the first path.", metavar="NAME"
     ),
     slice_bytes: str = Option("8M", help="Approximate bytes of a slice.", metavar="N"),
-    initial_peers: list[str] | None = INITIAL_PEERS,
-    run_id: str | None = Option(None, help="The run whose peers may read.", show_default="main", metavar="NAME"),
-    invite: str | None = INVITE,
-    open: bool | None = Option(None, "--open", help="Serve to every peer that knows an address of the run."),
-    name: str | None = Option(None, help="This data node's name in logs; unset: the host's name.", metavar="NAME"),
-    host_maddrs: list[str] | None = Option(None, help="Addresses to listen on.", metavar="ADDR..."),
-    announce_maddrs: list[str] | None = Option(None, help="Addresses that peers are told to dial.", metavar="ADDR..."),
-    identity_path: Path | None = Option(
-        None, help="File that keeps the data node's identity across restarts; unset: a new one.", metavar="PATH"
-    ),
-    direct_port: int | None = Option(None, help="TCP port for direct connections; unset: any.", metavar="N"),
-    config: Path | None = CONFIG,
-    logs: str = LOGS,
-    debug: bool = DEBUG,
 ) -> None:
     """Serve files to those peers of a run that don't have them ([bold]peer.slices[/bold]). Takes no part in the run.
 
     Text, .safetensors or .tar files are cut into slices, each with a hash, and are read anew at each start.
     Several data nodes may serve the same files. Prints one line of JSON once peers find it.
     """
-    set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.join import settings_of
     from p2p_diloco.cli.loop import run
     from p2p_diloco.cli.reach import check_free, check_initial_peers
     from p2p_diloco.data.files import cut_files
     from p2p_diloco.data.manifest import SLICE_BYTES_MAX
 
-    flags = {
-        "initial_peers": initial_peers,
-        "run_id": run_id,
-        "invite": invite,
-        "open": open,
-        "name": name,
-        "host_maddrs": host_maddrs,
-        "announce_maddrs": announce_maddrs,
-        "identity_path": identity_path,
-        "direct_port": direct_port,
-    }
-    _, local = settings_of(given(PeerConfig, flags), config)
-    local = PeerConfig(**{key: value for key, value in local.given.items() if key in flags})
+    _, local = settings_of(flags, config)
+    local = PeerConfig(**{key: value for key, value in local.given.items() if key in SETTINGS})
     _check_access(local)
     check_paths(local)
     for address in local.host_maddrs:

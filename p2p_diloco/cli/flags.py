@@ -15,7 +15,8 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from p2p_diloco.cli.options import OFTEN_SET
+from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.cli.options import CONFIG, DEBUG, LOGS, OFTEN_SET
 from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
@@ -29,29 +30,47 @@ ALL = "p2p_diloco.help_all"
 """The context's mark that the whole help text is asked for."""
 
 
-def with_flags(panels: Mapping[str, Sequence[str]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command: give it a flag for each of these fields of `MODELS`, by the help text's panel that shows it.
+def with_settings(
+    keys: Sequence[str] | Mapping[str, Sequence[str]],
+    helps: Mapping[str, str] | None = None,
+    *,
+    config: bool = True,
+    quiet: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Decorate a command: give it a flag for each of these fields of `MODELS` (by the help text's panel, if `keys` is a
+    mapping), and `--config`, `--logs` and `--debug`. When it is called, logging is set up, and it gets the settings
+    that the user gave as `flags`, by key, and with `config` the file as `config`.
 
-    The command gets the flags' values as keyword arguments: None or an empty list for a flag that wasn't given.
+    `helps`: a setting's help text, where it means something else here than for a peer. `quiet`: as in `set_up_logs`.
     """
+    panels = keys if isinstance(keys, Mapping) else {"": keys}
+    made = [_parameter(key, panel, (helps or {}).get(key)) for panel, of in panels.items() for key in of]
+    common = [("config", CONFIG, Path | None)] * config + [("logs", LOGS, str), ("debug", DEBUG, bool)]
 
-    def give(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [
-            parameter
-            for parameter in inspect.signature(command, eval_str=True).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    def give(command: Callable[..., Any]) -> Callable[..., None]:
+        def called(*, logs: str, debug: bool, **values: Any) -> None:
+            set_up_logs(logs, debug=debug, quiet=quiet)
+            told = {one.name: values.pop(one.name) for one in made}
+            command(**values, flags={key: value for key, value in told.items() if value not in (None, [], ())})
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            *made,
+            *(one.replace(kind=kind) for one in own if one.name not in ("flags", "config")),
+            *(inspect.Parameter(name, kind, default=default, annotation=of) for name, default, of in common),
         ]
-        made = [_parameter(key, panel) for panel, keys in panels.items() for key in keys]
-        setattr(command, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - unknown to the types
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *made)}
-        return command
+        setattr(called, "__signature__", inspect.Signature(parameters))  # noqa: B010 - unknown to the types
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        called.__name__, called.__doc__ = command.__name__, command.__doc__
+        return called
 
     return give
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The values of the flags that the user gave, by field. Only fields of `model` are included."""
-    return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [], ())}
+    """Those of the settings that are fields of `model`."""
+    return {key: flags[key] for key in model.model_fields if key in flags}
 
 
 def as_flag(key: str) -> str:
@@ -126,7 +145,7 @@ def show_all(ctx: typer.Context, asked: bool) -> None:
         raise typer.Exit
 
 
-def _parameter(key: str, panel: str) -> inspect.Parameter:
+def _parameter(key: str, panel: str, text: str | None) -> inspect.Parameter:
     (field,) = (model.model_fields[key] for model in MODELS if key in model.model_fields)
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
@@ -134,10 +153,10 @@ def _parameter(key: str, panel: str) -> inspect.Parameter:
     told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
     option = typer.Option(
         *names,
-        help=f"{field.description}{told}",
+        help=text or f"{field.description}{told}",
         metavar=_metavar(field.annotation),
         show_default=False,
-        rich_help_panel=panel,
+        rich_help_panel=panel or None,
     )
     annotation: object = bool | None if kind is bool else list[str] | None if kind is tuple else str | None
     return inspect.Parameter(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from p2p_diloco.cli.openmp import sleeping_threads
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import check_command, run_command
 from p2p_diloco.config import PeerConfig, RunConfig
@@ -37,6 +36,9 @@ from p2p_diloco.wrapped import JOINED_FILE
 
 LOOK_EVERY_S = 0.2
 """Seconds between two checks of an aggregator whether the run has ended."""
+
+CHOSEN = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""The variables with which a user chooses how many threads there are, or how they wait."""
 
 log = logging.getLogger("p2p_diloco.join")
 
@@ -153,3 +155,15 @@ def _trainer_config(flags: Mapping[str, object]) -> TrainerConfig:
     if trainer.log_path is not None:
         make_writable_folder(trainer.log_path.parent, key=flag("log_path"), value=trainer.log_path)
     return trainer
+
+
+def sleeping_threads(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables to add for a process that trains; none if the user has chosen any of `CHOSEN`.
+
+    By default the threads that wait for each other keep their cores busy. Beside a node, or beside other peers on the
+    same machine, a thread that has work then waits for a core, and training takes many times as long.
+    """
+    if any(name in environment for name in CHOSEN):
+        return {}
+    log.info("torch's threads sleep while they wait (OMP_WAIT_POLICY=PASSIVE); set that or OMP_NUM_THREADS to choose")
+    return {"OMP_WAIT_POLICY": "PASSIVE"}

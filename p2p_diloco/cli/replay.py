@@ -15,10 +15,8 @@ from pathlib import Path
 import typer
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.history.check import check
 from p2p_diloco.history.order import Ordered, ordered
-from p2p_diloco.history.reading import Life, naming, read
-from p2p_diloco.history.rounds import gantt
+from p2p_diloco.history.reading import Life, check, naming, read
 from p2p_diloco.history.story import Story
 from p2p_diloco.remembered import state_folder
 
@@ -61,7 +59,7 @@ def replay(
     if as_json:
         typer.echo(named(json.dumps(_plain(lives, history, story))))
     elif epoch is not None:
-        _echo(_round(history, story, epoch, named, width))
+        _echo(_round(history, story, epoch, named))
     else:
         _echo([*_head(lives, history, named), *story.text(named, width)])
     return 0
@@ -115,7 +113,7 @@ def _events(history: Ordered, named: Callable[[str], str], peer: str | None) -> 
         raise UsageError("has no history here", key="--peer", value=peer, mend=f"choose {names}")
 
 
-def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], str], width: int) -> Iterator[str]:
+def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], str]) -> Iterator[str]:
     found = [one for one in story.rounds if one.epoch == epoch]
     if not found:
         last = max((one.epoch for one in story.rounds), default=0)
@@ -123,15 +121,10 @@ def _round(history: Ordered, story: Story, epoch: int, named: Callable[[str], st
     for one in found:
         yield f"{story.name(one)} took {one.took:.2f} s, usually {story.usually(one):.2f} s"
         yield f"from {one.began:.2f} s to {one.ended:.2f} s after {_utc(history.began)}"
-        yield ""
-        peers = sorted({entry.peer for entry in history.entries}, key=named)
-        yield from gantt(history.entries, one, peers, named, width)
-        yield ""
         yield "what led to it, from its beginning to its end:"
         for hop in one.why:
             yield named(f"{hop.since - one.began:8.2f} to {hop.until - one.began:.2f} s  {hop.text}")
         late = [f"{named(peer)} {when - one.ended:.2f} s" for peer, when in one.done.items() if when > one.ended]
-        yield ""
         yield f"the others had the result later: {', '.join(late) or 'none of them has it'}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,17 +42,15 @@ def set_values(
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises
         further errors.
     """
+    from p2p_diloco.observe.revise import revise
+
     if not values:
         raise UsageError("there is nothing to set", mend="give e.g. --outer-lr 0.5; `p2p-diloco set --help` lists all")
     given = RunConfig.model_validate(dict(values)).given
     checked = {key: given[key] for key in values}
-
-    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
-        from p2p_diloco.observe.revise import revise
-
-        return await revise(dht, run_id, asker, checked, wait_s)
-
-    run_id, outcome = _change(ask, flags, config_file, wait_s)
+    run_id, outcome = _change(
+        lambda dht, run_id, asker: revise(dht, run_id, asker, checked, wait_s), flags, config_file
+    )
     _tell(run_id, outcome, " ".join(_shown(key, outcome.settings[key]) for key in checked), as_json=as_json)
     if not outcome.news:
         log.info("the run has these values already: nothing was changed")
@@ -66,13 +64,9 @@ def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, w
     Raises:
         As `set_values`.
     """
+    from p2p_diloco.observe.revise import stop as end
 
-    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
-        from p2p_diloco.observe.revise import stop
-
-        return await stop(dht, run_id, asker, wait_s, save=save)
-
-    run_id, outcome = _change(ask, flags, config_file, wait_s)
+    run_id, outcome = _change(lambda dht, run_id, asker: end(dht, run_id, asker, wait_s, save=save), flags, config_file)
     _tell(run_id, outcome, f"ends for all peers at epoch {outcome.settings['stop_after_epochs']}", as_json=as_json)
     if not outcome.news:
         log.info("the run ends at this epoch already: nothing was changed")
@@ -84,23 +78,17 @@ def save(flags: Mapping[str, object], config_file: Path | None, *, wait_s: float
     Raises:
         As `set_values`.
     """
+    from p2p_diloco.observe.revise import save as keep
 
-    async def ask(dht: Records, run_id: str, asker: Asker) -> Outcome:
-        from p2p_diloco.observe.revise import save
-
-        return await save(dht, run_id, asker, wait_s)
-
-    run_id, outcome = _change(ask, flags, config_file, wait_s)
-    who = (
-        f"being saved by {', '.join(outcome.saved_by)}" if outcome.saved_by else "each peer saves after its next commit"
-    )
-    _tell(run_id, outcome, who, as_json=as_json)
+    run_id, outcome = _change(lambda dht, run_id, asker: keep(dht, run_id, asker, wait_s), flags, config_file)
+    saved = f"being saved by {', '.join(outcome.saved_by)}"
+    _tell(run_id, outcome, saved if outcome.saved_by else "each peer saves after its next commit", as_json=as_json)
 
 
-def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, wait_s: float) -> tuple[str, Outcome]:
+def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None) -> tuple[str, Outcome]:
     """Read the flags and the identity, and ask for the change. Returns the run's name and the outcome."""
-    if wait_s < 0:
-        raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
+    from p2p_diloco.observe.look import observer
+
     _, peer = settings_of(flags, config_file)
     invitation = None if peer.invite is None else read_invitation(peer)
     asker = asker_of(peer, invitation)
@@ -110,7 +98,12 @@ def _change(ask: Ask, flags: Mapping[str, object], config_file: Path | None, wai
             mend += f", or do this in the founder's folder, which has the run's key {invitation.run_id}.key"
         raise UsageError(wrong, key=flag("identity_path"), mend=mend)
     check_initial_peers(peer.initial_peers)
-    return peer.run_id, run(_ask(ask, peer, asker, to_change_with(peer, invitation)))
+
+    async def asked() -> Outcome:
+        async with observer(peer.initial_peers, to_change_with(peer, invitation)) as dht:
+            return await ask(dht, peer.run_id, asker)
+
+    return peer.run_id, run(asked())
 
 
 def to_change_with(peer: PeerConfig, invitation: Invitation | None) -> Invitation | None:
@@ -133,26 +126,15 @@ def asker_of(peer: PeerConfig, invitation: Invitation | None) -> Asker | None:
     return None if key is None else Asker(key, run_key)
 
 
-async def _ask(ask: Ask, peer: PeerConfig, asker: Asker, invitation: Invitation | None) -> Outcome:
-    from p2p_diloco.observe.look import observer
-
-    async with observer(peer.initial_peers, invitation) as dht:
-        return await ask(dht, peer.run_id, asker)
-
-
 def _tell(run_id: str, outcome: Outcome, text: str, *, as_json: bool) -> None:
     """Print the outcome: one line, or one JSON object."""
     number = outcome.revision.number
     if not as_json:
         typer.echo(f"run {run_id}, revision {number}: {text}")
         return
-    names: Mapping[str, Collection[str]] = {
-        "known_by": outcome.known_by,
-        "adopted_by": outcome.adopted_by,
-        "saved_by": outcome.saved_by,
-    }
+    peers = {"known_by": outcome.known_by, "adopted_by": outcome.adopted_by, "saved_by": outcome.saved_by}
     told = {"schema_version": 1, "run_id": run_id, "revision": number, **outcome.settings, "news": outcome.news}
-    typer.echo(json.dumps({**told, **{key: list(value) for key, value in names.items()}}))
+    typer.echo(json.dumps({**told, **peers}))
 
 
 def _shown(key: str, value: float | None) -> str:

@@ -21,7 +21,6 @@ from p2p_diloco.cli.logs import above
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import UsageError
 from p2p_diloco.observe.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def show(
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
-    peer = watched(flags, config_file, interval_s)
+    peer = watched(flags, config_file)
     from p2p_diloco.observe.view import lines
 
     with telling(peer, metrics, compare) as told:
@@ -71,9 +70,7 @@ def check_once(
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
-    if stall_rounds <= 0:
-        raise UsageError("must be more than 0", key="--stall-rounds", value=stall_rounds, mend="choose e.g. 5")
-    peer = watched(flags, config_file, 1.0)
+    peer = watched(flags, config_file)
     from p2p_diloco.observe.check import faults
 
     logging.getLogger("p2p_diloco.observe.baseline").setLevel(logging.ERROR)  # a fault says the same
@@ -96,14 +93,12 @@ def beside(path: Path | None, bound: float, tokens_per_sample: float | None) -> 
     return (lambda seen: seen) if path is None else Baseline.read(path, bound, tokens_per_sample).beside
 
 
-def watched(flags: Mapping[str, object], config_file: Path | None, interval_s: float) -> PeerConfig:
-    """The settings with which to look at a run every `interval_s` seconds.
+def watched(flags: Mapping[str, object], config_file: Path | None) -> PeerConfig:
+    """The settings with which to look at a run, some of whose peers answer.
 
     Raises:
-        UsageError, ConfigError: the flags can't be used.
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
-    if interval_s <= 0:
-        raise UsageError("must be more than 0", key="--interval", value=interval_s, mend="choose e.g. 2")
     _, peer = settings_of(flags, config_file)
     check_initial_peers(peer.initial_peers)
     return peer
@@ -115,8 +110,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
 
     from p2p_diloco.cli.keys import keys
     from p2p_diloco.observe.browsing import Browsing
-    from p2p_diloco.observe.trend import Trend
-    from p2p_diloco.observe.view import Drawing
+    from p2p_diloco.observe.view import Trend, page
 
     trend, newest, over = Trend(), list[Snapshot](), asyncio.Event()
     browsing = Browsing() if sys.stdin.isatty() else None
@@ -124,7 +118,7 @@ async def _browse(peer: PeerConfig, interval_s: float, told: Compare) -> None:
     with Live(auto_refresh=False) as live, above(live.console):
 
         def show() -> None:
-            live.update(Drawing(newest[-1], trend, browsing, live.console.height), refresh=True)
+            live.update(page(newest[-1], trend, browsing, live.console.height), refresh=True)
 
         def saw(seen: Snapshot) -> None:
             newest[:] = [told(seen)]

@@ -1,16 +1,20 @@
-"""One entry of a history: an event that a peer's replica was told, and the effects that the replica answered.
+"""One entry of a history: an event that a peer's replica was told, and the effects that it answered; and both in words.
 
 Law: plain data and its text. Histories of real peers and of simulated ones are lists of entries, so both are told by
-the same code.
+the same code. A version is written `epoch 3 (b6e5f6)`, with the first letters of its chain. A contribution is written
+`#0042.3`: the third of an incarnation whose last four digits are 0042.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from p2p_diloco.core.events import Effect, Event
-from p2p_diloco.history.words import tell
+from p2p_diloco.core import events as e
+from p2p_diloco.core import messages as m
+from p2p_diloco.core.leases import WEIGHT_MIN
+from p2p_diloco.core.version import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,8 @@ class Entry:
 
     time: float
     peer: str
-    what: Event | str
-    effects: tuple[Effect, ...] = ()
+    what: e.Event | str
+    effects: tuple[e.Effect, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """The entry as text: one line for the event, and one for each effect."""
@@ -34,3 +38,162 @@ class Entry:
 def lines(entries: Iterable[Entry]) -> list[str]:
     """All entries as text."""
     return [line for entry in entries for line in entry.lines()]
+
+
+def tell(what: e.Event | e.Effect | m.Message) -> str:
+    """One line of text about an event, an effect or a message."""
+    words = WORDS[type(what)]
+    return words.format_map(_Fields(what)) if isinstance(words, str) else words(what)
+
+
+class _Fields(dict[str, Any]):
+    """What a text of `WORDS` names: the fields of a value, or what `_MADE` makes of them."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self._what = what
+
+    def __missing__(self, name: str) -> Any:
+        return _MADE[name](self._what) if name in _MADE else getattr(self._what, name)
+
+
+WORDS: Mapping[type, str | Callable[[Any], str]] = {
+    # events
+    e.Received: "hears from {sender}: {told}",
+    e.Delivered: "{to} has received: {told}",
+    e.SendFailed: lambda it: (
+        f"{it.to} {'is gone' if it.gone else 'does not answer'}, not delivered: {tell(it.message)}"
+    ),
+    e.Closed: "loses its connection to {peer}",
+    e.Moving: "sees a transfer with {peer} go on",
+    e.Discovered: "finds {peer} in the DHT",
+    e.Granted: "learns by which invitation {peer} is in the run",
+    e.Measured: "measures a bandwidth of {bandwidth:.3g}",
+    e.Reachable: lambda it: f"finds that others {'can' if it.reachable else 'cannot'} dial it",
+    e.Stepped: "makes an inner step of {step_time_s:.2f} s",
+    e.Pause: lambda it: "pauses training" if it.paused else "resumes training",
+    e.Merge: "asks for newer states",
+    e.Contribute: "has made {steps} for fragment {fragment}",
+    e.Averaged: "has the mean of slice {number} on {at}",
+    e.Applied: "has made the outer step to {at}",
+    e.Filled: "has loaded slice {number} of {at}",
+    e.Rolled: "has brought slice {number} to {at}",
+    e.Digested: "has the digests of {at}",
+    e.Damaged: "finds {slices} of {at} damaged",
+    e.Found: "founds the run, generation {generation}",
+    e.Restore: lambda it: f"restores {', '.join(_at(state.fragment, state.version) for state in it.states)}",
+    e.Revised: "learns of {revision}",
+    e.Expelled: "expels {peer}: {reason}",
+    e.Depart: "leaves the run",
+    e.Wakeup: "wakes up",
+    # effects
+    e.Send: "sends {to} {told}",
+    e.Average: lambda it: (
+        f"averages slice {it.number} of {_names(part.author for _, part in it.slices)} on {_at(it.fragment, it.base)}"
+    ),
+    e.Apply: lambda it: f"applies the commit of {_at(it.commit.fragment, it.commit.version)}",
+    e.Fill: "loads slice {number} of {at}",
+    e.Roll: lambda it: f"brings slice {it.mean.number} to {_at(it.commit.fragment, it.commit.version)}",
+    e.Accept: lambda it: (
+        f"moves {', '.join(f'fragment {of} to {_version(version)}' for of, version in it.proposals)}"
+        if it.numbers is None
+        else f"repairs {_slices(it.numbers)} of {', '.join(_at(*one) for one in it.proposals)}"
+    ),
+    e.Keep: "keeps {slices} of fragment {fragment} as they are: nobody else has them",
+    e.Load: lambda it: (
+        f"merges {'; '.join(map(_loaded, it.fragments)) or 'nothing'}; "
+        f"due: {'nothing' if it.due is None else f'fragment {it.due}'}"
+    ),
+    e.Sent: "calls its contribution to fragment {fragment} {id}",
+    e.Release: lambda it: "ends the exchange" if it.sent else "breaks off the exchange: a base has changed",
+    e.Start: "holds all fragments: training may begin",
+    e.Changed: "has a newer state for its trainer",
+    e.Finished: "reaches the end of the run",
+    e.Note: "notes {kind}: {text}",
+    e.Died: "counts a death of {peer}: {cause}",
+    e.Complaint: "complains of {peer}: {why}",
+    # messages
+    m.Probe: lambda it: f"a probe, {_summary(it.summary)}",
+    m.ProbeAck: lambda it: f"an answer to a probe, {_summary(it.summary)}",
+    m.Leave: lambda it: "that its trainer has died" if it.died else "that it leaves",
+    m.Ready: lambda it: (
+        f"contribution {it.id}{f' with the progress since {it.oldest}' if it.oldest != it.id else ''} to "
+        f"{_at(it.fragment, it.base)}: {_steps(it.weight)}"
+    ),
+    m.Slice: "slice {number} of contribution {id} of {author} to {at}",
+    m.Close: lambda it: (
+        (f"its choice {_chosen(it.choice)}" if it.choice else f"the owners {_names(dict.fromkeys(it.owners))}")
+        + f" on {_at(it.fragment, it.base)}{_term(it.term)}"
+    ),
+    m.Mean: "the mean of slice {number} on {at}",
+    m.Lack: lambda it: (
+        f"that it lacks slices on {_at(it.fragment, it.base)}: "
+        f"{'; '.join(f'{number} of {_names(peers)}' for number, peers in it.missing) or 'none'}"
+    ),
+    m.Commit: lambda it: (
+        f"the commit of {_at(it.fragment, it.version)} on ({it.base.digest[:6]})"
+        f"{f' at revision {it.choice.revision.number}' if it.choice.revision.number else ''}{_term(it.term)}: "
+        f"{_chosen(it.choice)}"
+    ),
+    m.Want: lambda it: (
+        f"a request for {it.what.value}{f' {_slices(it.numbers)}' if it.numbers else ''} of {_at(it.fragment, it.base)}"
+    ),
+    m.Claim: "a claim on {at}, term {term}",
+    m.Vote: "its vote for {holder} on {at}, term {term}",
+    m.Held: "that it holds {at}",
+    m.Stale: "a refusal: {id} is too stale for {at}",
+    m.Ask: lambda it: (
+        "a question for its versions"
+        if it.fragment is None
+        else f"a request for {_slices(it.numbers) if it.numbers else 'the state'} of fragment {it.fragment}"
+    ),
+    m.Told: lambda it: f"its versions: {', '.join(f'{_version(one)} of {one.samples} samples' for one in it.versions)}",
+    m.Head: lambda it: f"the state of {_at(it.state.fragment, it.state.version)}",
+    m.Part: "slice {number} of {at}",
+}
+"""What is told of each kind of event, effect and message."""
+
+_MADE: Mapping[str, Callable[[Any], str]] = {
+    "at": lambda it: _at(it.fragment, it.version if hasattr(it, "version") else it.base),
+    "told": lambda it: tell(it.message),
+    "steps": lambda it: _steps(it.weight),
+    "slices": lambda it: _slices(it.numbers),
+}
+
+
+def _summary(summary: m.Summary) -> str:
+    epochs = f"at epoch {', '.join(map(str, summary.epochs))}" if summary.heads else "without a state"
+    return f"{epochs}{', idle' if summary.idle else ''}{'' if summary.eligible else ', private'}"
+
+
+def _chosen(choice: m.Choice) -> str:
+    return _names(f"{peer} {ready.id}" for peer, ready in choice.entries)
+
+
+def _loaded(loaded: e.Loaded) -> str:
+    counted = f", which counts {loaded.counted}" if loaded.counted else ""
+    return f"{_at(loaded.fragment, loaded.version)}{counted if loaded.kin else ', of another lineage'}"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _term(term: int) -> str:
+    return f", term {term}" if term else ""
+
+
+def _steps(weight: float) -> str:
+    return "no further step" if weight <= WEIGHT_MIN else f"{weight:g} step{'' if weight == 1 else 's'}"
+
+
+def _slices(numbers: tuple[int, ...]) -> str:
+    return f"slice{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _at(fragment: int, version: Version) -> str:
+    return f"fragment {fragment} {_version(version)}"
+
+
+def _version(version: Version) -> str:
+    return f"epoch {version.epoch} ({version.digest[:6]})"

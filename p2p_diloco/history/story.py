@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from p2p_diloco.core.events import Apply, Depart, Finished, Found, Note, Start
-from p2p_diloco.history.causes import CRASHED
 from p2p_diloco.history.entry import Entry
-from p2p_diloco.history.rounds import Epochs, Round, is_slow, rounds, usual
+from p2p_diloco.history.rounds import CRASHED, Epochs, Round, is_slow, rounds, usual
 
 LINES_MAX = 28
 FRAGMENT = re.compile(r"^fragment \d+: ")
@@ -58,7 +59,6 @@ class Story:
         self._made: dict[str, str] = {}  # by digest: which peer made the version, from whose contributions
         self._forked: set[int] = set()
         self._noticed: dict[tuple[str, str], float] = {}
-        self._taken = defaultdict[tuple[str, ...], list[str]](list)
         for entry in entries:
             self._read(entry)
         self._tell_rounds()
@@ -135,11 +135,13 @@ class Story:
 
     def _takeover(self, entry: Entry, fragment: str, epoch: str, why: str) -> None:
         """One line for all fragments in which a peer leads for one reason."""
-        key = ("takeover", entry.peer, why)
-        if key not in self._of or self._of[key].time < entry.time - AGAIN_S:
-            self._of[key], self._taken[key] = self._add(entry, "takeover", "", 8), []
-        self._taken[key].append(f"epoch {epoch}" + (f" of fragment {fragment}" if self.fragments > 1 else ""))
-        self._of[key].text = f"{entry.peer} leads {', '.join(dict.fromkeys(self._taken[key]))}, because {why}"
+        key, what = ("takeover", entry.peer, why), f"epoch {epoch}"
+        what += f" of fragment {fragment}" if self.fragments > 1 else ""
+        line = self._of.get(key)
+        if line is None or line.time < entry.time - AGAIN_S:
+            self._of[key] = self._add(entry, "takeover", f"{entry.peer} leads {what}, because {why}", 8)
+        elif f" {what}, " not in line.text:
+            line.text = f"{line.text.removesuffix(f', because {why}')}, {what}, because {why}"
 
     def _version(self, entry: Entry, fragment: int, epoch: int, digest: str) -> None:
         """A peer has this version of a fragment. Add a line if that shows a fork, unless one is told already."""
@@ -176,40 +178,37 @@ class Story:
     def _tell_rounds(self) -> None:
         cuts = sorted(line.time for line in self.lines if line.weight >= 6)
         deaths = [line.time for line in self.lines if line.kind == "death"]
-        calm: list[Round] = []
-        for number, one in enumerate(self.rounds):
-            usually, bereaved = self.usually(one), any(one.began <= death < one.ended for death in deaths)
-            slow = is_slow(one, usually)
-            told = number == 0 or bereaved or slow
-            if calm and (told or any(calm[-1].ended <= cut < one.ended for cut in cuts)):
-                self._tell_calm(calm)
-                calm = []
-            if told:
-                than = f", usually {usually:.2f} s" if number else ""
-                text = f"{self.name(one)} took {one.took:.2f} s{than}: {one.because() or 'no cause is recorded'}"
-                weight = (
-                    8 if bereaved and slow else 5 - usually / max(one.took, 1e-9)
-                )  # the slowest rounds stay longest
-                self.lines.append(Line(one.ended, "slow" if number else "first", text, weight if number else 4))
-            else:
-                calm.append(one)
-        if calm:
-            self._tell_calm(calm)
+
+        def part(numbered: tuple[int, Round]) -> int:
+            """A number that calm rounds have in common if nothing happened between them."""
+            number, one = numbered
+            bereaved = any(one.began <= death < one.ended for death in deaths)
+            told = not number or bereaved or is_slow(one, self.usually(one))
+            return ~number if told else bisect_left(cuts, one.ended)
+
+        for key, group in groupby(enumerate(self.rounds), part):
+            alike = [one for _, one in group]
+            self._tell_calm(alike) if key >= 0 else self._tell_one(alike[0], deaths, first=key == -1)
+
+    def _tell_one(self, one: Round, deaths: Sequence[float], *, first: bool) -> None:
+        usually, bereaved = self.usually(one), any(one.began <= death < one.ended for death in deaths)
+        than = "" if first else f", usually {usually:.2f} s"
+        text = f"{self.name(one)} took {one.took:.2f} s{than}: {one.because() or 'no cause is recorded'}"
+        weight = 5 - usually / max(one.took, 1e-9)  # the slowest rounds stay longest
+        weight = 4 if first else 8 if bereaved and is_slow(one, usually) else weight
+        self.lines.append(Line(one.ended, "first" if first else "slow", text, weight))
 
     def _tell_calm(self, calm: Sequence[Round]) -> None:
-        awaited = [one.awaited for one in calm]
+        awaited, took = [one.awaited for one in calm], sorted(one.took for one in calm)
+        first, end = calm[0], calm[-1]
         most = max(sorted(set(awaited)), key=awaited.count)
         often = awaited.count(most)
         last = f"; {most} was waited for in {often}" if most and len(calm) > 2 and often > len(calm) / 2 else ""
-        took = sorted(one.took for one in calm)
-        if len(calm) == 1:
-            text = f"{self.name(calm[0])} took {took[0]:.2f} s"
-        else:
-            first, *_, end = calm
-            several = self.fragments > 1
-            which = f"{self.name(first)} to {self.name(end)}" if several else f"epochs {first.epoch} to {end.epoch}"
-            text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
-        self.lines.append(Line(calm[0].ended, "rounds", text, 3))
+        which = f"epochs {first.epoch} to {end.epoch}"
+        which = f"{self.name(first)} to {self.name(end)}" if self.fragments > 1 else which
+        text = f"{which}: {took[len(took) // 2]:.2f} s each ({took[0]:.2f} to {took[-1]:.2f}){last}"
+        text = text if len(calm) > 1 else f"{self.name(first)} took {took[0]:.2f} s"
+        self.lines.append(Line(first.ended, "rounds", text, 3))
 
     def usually(self, one: Round) -> float:
         """The seconds that a round of the same fragment usually takes."""
@@ -224,15 +223,11 @@ class Story:
     def text(self, named: Callable[[str], str], width: int, most: int = LINES_MAX) -> Iterator[str]:
         """The story as text, in at most this many lines of this width. `named` puts names in place of ids."""
         wrapped = [(line, _wrapped(named(f"{line.time:8.2f}  {line}"), width)) for line in self.lines]
-        weights = sorted({line.weight for line, _ in wrapped})
         left_out = 0
-        while sum(len(rows) for _, rows in wrapped) > most - bool(left_out) and wrapped:
-            lowest = weights[0]
-            of_it = [pair for pair in wrapped if pair[0].weight == lowest]
-            if not of_it:
-                weights.pop(0)
-                continue
-            wrapped.remove(of_it[-1])
+        for pair in sorted(wrapped, key=lambda pair: (pair[0].weight, -pair[0].time)):
+            if sum(len(rows) for _, rows in wrapped) <= most - bool(left_out):
+                break
+            wrapped.remove(pair)
             left_out += 1
         for _, rows in wrapped:
             yield from rows

@@ -11,7 +11,6 @@ import csv
 import json
 import logging
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -21,6 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from p2p_diloco.errors import ConfigError, UsageError, reason
+from p2p_diloco.observe.plot import value_at
 from p2p_diloco.observe.snapshot import Compared, RunEvent, RunStatus, Snapshot
 
 BOUND = 0.05
@@ -50,8 +50,6 @@ class Baseline:
             ConfigError: the file can't be read, or has no baseline. UsageError: `bound` or `tokens_per_sample`
                 can't be used.
         """
-        if not 0 <= bound < math.inf:
-            raise UsageError("must be 0 or more", key="--baseline-bound", value=bound, mend="choose 0.05 for 5 %")
         if tokens_per_sample is not None and not 0 < tokens_per_sample < math.inf:
             mend = "give the tokens that your trainer reports as one sample"
             raise UsageError("must be more than 0", key="--tokens-per-sample", value=tokens_per_sample, mend=mend)
@@ -87,20 +85,11 @@ class Baseline:
             loss = getattr(run, name)
             if loss is None or run.samples is None or name not in self._curves:
                 continue
-            baseline = _at(self._curves[name], run.samples)
+            baseline = value_at(self._curves[name], run.samples)
             if baseline is not None:
                 excess = round(loss / baseline - 1, 6)  # exactly 5 % is not more than 5 %
                 return Compared(name, run.samples, loss, baseline, excess, self._bound, excess > self._bound)
         return None
-
-
-def _at(curve: Curve, samples: float) -> float | None:
-    """The curve's loss at `samples`, interpolated linearly; None before the first and after the last point."""
-    if not curve[0][0] <= samples <= curve[-1][0]:
-        return None
-    after = bisect_left(curve, samples, key=itemgetter(0))
-    (x0, y0), (x1, y1) = curve[max(0, after - 1)], curve[after]
-    return y1 if x1 == x0 else y0 + (y1 - y0) * (samples - x0) / (x1 - x0)
 
 
 def _rows(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

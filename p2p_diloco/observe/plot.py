@@ -6,9 +6,10 @@ a PNG.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 DPI = 150
@@ -76,10 +77,11 @@ def text_plot(
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
     """The curve's y at x, interpolated linearly. None if x is before the first or after the last point."""
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x0 <= x <= x1:
-            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return None
+    if not points or not points[0][0] <= x <= points[-1][0]:
+        return None
+    after = bisect_left(points, x, key=itemgetter(0))
+    (x0, y0), (x1, y1) = points[max(0, after - 1)], points[after]
+    return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def write_png(

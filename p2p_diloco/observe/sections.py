@@ -1,5 +1,4 @@
-"""How the peers' statuses are shown: as tables, with titles and the columns that a narrow screen leaves out, and as
-sentences.
+"""How the peers' statuses are shown: as tables, each narrow enough for a screen of 80 columns, and as sentences.
 
 Law: a field of `PeerStatus` is shown by one line in `SECTIONS`, or by a sentence in `told_of`, on the terminal and in
 the browser. Cells are texts; nothing here draws.
@@ -14,9 +13,9 @@ from p2p_diloco.node.status import SHARES, DataProgress, PeerStatus
 from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure, seconds
 from p2p_diloco.observe.snapshot import Snapshot
 
-NAMES = ("peer", "host")
-"""Columns whose texts may be cut."""
-TEXTS = (*NAMES, "state", "role", "reach", "behind", "data")
+WRAPPED = ("peer", "host", "behind", "data", "used", "of", "leased")
+"""Columns whose texts may be wrapped."""
+TEXTS = ("peer", "host", "behind", "data", "state", "role", "reach")
 """Columns that are aligned to the left."""
 SHARDS_SHOWN = 4
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
@@ -32,8 +31,6 @@ class Section:
     title: str
     shown: Callable[[PeerStatus], bool]
     columns: Mapping[str, Cell]
-    dropped: tuple[str, ...] = ()
-    """The columns that drop out on a narrow screen, the least important one first."""
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -56,19 +53,24 @@ SECTIONS = (
         lambda peer: True,
         {
             "state": lambda seen, peer: seen.state(peer) or UNKNOWN,
-            "role": lambda _, peer: peer.role or UNKNOWN,
-            "host": lambda _, peer: peer.host or UNKNOWN,
             "epoch": lambda _, peer: figure(peer.epoch, ","),
             "step": lambda _, peer: figure(peer.step, ","),
             "steps/s": lambda _, peer: figure(peer.steps_per_second, ".2f"),
             "loss": lambda _, peer: figure(peer.loss, ".4f"),
             "held-out": lambda _, peer: figure(peer.held_out_loss, ".4f"),
+            "seen": lambda seen, peer: seconds(seen.last_seen_s(peer)),
+        },
+    ),
+    Section(
+        "machines",
+        lambda peer: True,
+        {
+            "role": lambda _, peer: peer.role or UNKNOWN,
+            "host": lambda _, peer: peer.host or UNKNOWN,
             "cpu": lambda _, peer: figure(peer.cpu, ".1f"),
             "memory": lambda _, peer: bytes_of(peer.memory_bytes),
             "gpu": lambda _, peer: _gpu_memory(peer),
-            "seen": lambda seen, peer: seconds(seen.last_seen_s(peer)),
         },
-        ("gpu", "cpu", "held-out", "host", "memory", "role", "seen", "step", "steps/s"),
     ),
     Section(
         "exchanges",
@@ -80,7 +82,6 @@ SECTIONS = (
             "received": lambda _, peer: bytes_of(peer.bytes_received),
             "aggregates": lambda _, peer: _aggregates(peer),
         },
-        ("samples", "received", "sent"),
     ),
     Section(
         "the network",
@@ -90,7 +91,6 @@ SECTIONS = (
             "bandwidth": lambda _, peer: bytes_of(peer.bandwidth) + ("" if peer.bandwidth is None else "/s"),
             "direct": lambda _, peer: _direct(peer),
         },
-        ("reach",),
     ),
     Section(
         "the last round: shares of its time; hidden: of its exchange",
@@ -99,7 +99,6 @@ SECTIONS = (
             "sync_every": lambda _, peer: figure(peer.sync_every, ","),
             **{name: _share(name) for name in SHARES},
         },
-        ("merge", "outer_step", "encode", "sync_every", "hidden"),
     ),
     Section(
         "submissions, and how many epochs behind",
@@ -110,7 +109,6 @@ SECTIONS = (
             "buffered": lambda _, peer: _buffered(peer),
             "behind": lambda _, peer: _behind(peer),
         },
-        ("buffered", "refused"),
     ),
     Section(
         "shared data: samples of all epochs",
@@ -121,7 +119,6 @@ SECTIONS = (
             "of": lambda _, peer: ", ".join(map(_whole, peer.data)) or UNKNOWN,
             "leased": lambda _, peer: ", ".join(figure(one.leased, ",") for one in peer.data) or UNKNOWN,
         },
-        ("leased", "of", "data"),
     ),
 )
 

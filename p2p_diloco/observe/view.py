@@ -1,103 +1,134 @@
 """Draws a `Snapshot` for people: tables on a terminal, lines of text anywhere else.
 
 Law: only draws; it uses neither DHT nor clock, and the caller chooses the terminal. Both views show the same sections.
-The tables fit any terminal of 60 columns and more: names are cut in their middle, to 8 letters at least; then whole
-columns drop out. On a terminal with few lines, whole parts drop out, the settings first.
+What matters most comes first, because a terminal with few lines shows the beginning alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.columns import Columns
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.browsing import KEYS, KEYS_OF_ONE, Browsing
 from p2p_diloco.observe.figures import figure, seconds
-from p2p_diloco.observe.fitting import GAP, Widths, cut, fit, total
-from p2p_diloco.observe.sections import NAMES, SECTIONS, TEXTS, Section, told_of
-from p2p_diloco.observe.snapshot import RunStatus, Snapshot
-from p2p_diloco.observe.trend import Trend, sparkline
+from p2p_diloco.observe.sections import SECTIONS, TEXTS, WRAPPED, Section, told_of
+from p2p_diloco.observe.snapshot import TRAINING, RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "paused": "magenta", "idle": "red",
            "aggregating": "green", "finished": "blue", "silent": "red", "dead": "bold red"}  # fmt: skip
 SPARK_CELLS = 40
 EVENTS_SHOWN = 5
 TOLD_SHOWN, TOLD_FEW = 12, 4
-"""The most sentences below the tables: if every peer has a row, and if peers are left out."""
-NAME_LEAST = 8
-BETWEEN = 4
-"""Characters between two tables that are side by side."""
+"""The most sentences: if every peer has a row, and if peers are left out."""
 LINES_BESIDE_ROWS = 13
-"""Lines of the screen that are not for rows of peers: the headline, the heads of the table, the keys, sentences."""
-ROWS_LEAST = 3
+"""Lines of the screen that are not for rows of peers: the headline, the keys, settings, the table's head, sentences."""
+ROWS_LEAST, NAME_LEAST = 3, 8
 SETTINGS_SHOWN = ("sync_every", "pace", "num_fragments", "codec", "outer", "outer_optimizer", "outer_lr",
                   "outer_momentum", "min_peers", "stop_after_epochs", "stop_after_samples")  # fmt: skip
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
 """Further settings, which are shown only in asynchronous mode."""
+KEPT = 600
+"""The most looks whose values are remembered for the bars."""
+BARS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A run, as rich draws it in the width that there is."""
+class Trend:
+    """The losses and the speed of a run at each look at it: means of what the peers reported last, and inner steps a
+    second of all peers together."""
 
-    seen: Snapshot
-    trend: Trend = field(default_factory=Trend)
-    browsing: Browsing | None = None
-    """What the person in front of the screen has chosen. None: there are no keys."""
-    height: int | None = None
-    """The most lines that are drawn, those of the screen. None: any number."""
+    def __init__(self) -> None:
+        self.loss, self.held_out, self.speed = (deque[float](maxlen=KEPT) for _ in range(3))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        drawn = self._parts(options.max_width)
-        parts = [(rank, console.render_lines(part, options, pad=False)) for rank, part in drawn]
-        while self.height is not None and sum(len(lines) for _, lines in parts) > self.height and len(parts) > 1:
-            parts.remove(max(parts, key=lambda part: part[0]))
-        for _, lines in parts:
-            for line in lines:
-                yield from line
-                yield Segment.line()
+    def saw(self, seen: Snapshot) -> None:
+        """Add the values of one snapshot. Only peers in a state of `TRAINING` count."""
+        for kept, value in ((self.loss, seen.run.loss), (self.held_out, seen.run.held_out_loss)):
+            if value is not None:
+                kept.append(value)
+        self.speed.append(sum(peer.steps_per_second or 0.0 for peer in seen.peers if seen.state(peer) in TRAINING))
 
-    def _parts(self, width: int) -> Iterator[tuple[int, RenderableType]]:
-        """Yield (rank, part) for each part of the screen, from top to bottom. If the screen has too few lines for
-        all parts, the part with the greatest number as its rank is left out first."""
-        browsing, seen = self.browsing or Browsing(), self.seen
-        one = browsing.chosen(seen.peers) if browsing.alone else None
-        peers = [one] if one is not None else browsing.sort(seen.peers)
-        rows, left_out = self._window(peers, browsing.marked)
-        yield 0, Text(_headline(seen), "bold")
-        if one is None:
-            yield 99, Group(*(Text(line, "dim") for line in _settings(seen.run)))
-            yield 3, Group(*_trends(self.trend))
-            yield 1, Group(*(Text(line, "bold red" if above else "") for line, above in _compared(seen.run)))
-        tables = [(rank, *table) for rank, section in enumerate(SECTIONS)
-                  if (table := _table(section, seen, rows, width, browsing.marked)) is not None]  # fmt: skip
-        for row in _side_by_side(tables, width):
-            first, *_ = row
-            grid = Table.grid(padding=(0, BETWEEN, 0, 0))
-            grid.add_row(*(table for _, table, _ in row))
-            yield 4 + first[0] if first[0] else 1, Group(Text(), grid)
-        if left_out:
-            yield 1, Text(left_out, "dim")
-        told = _told_below(seen)[: TOLD_FEW if left_out else TOLD_SHOWN] if one is None else _details(seen, one)
-        yield 2, Group(Text(), *(Text(line, "dim") for line in told))
-        if self.browsing is not None:
-            yield 0, Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {browsing.order}", "dim")
+    def lines(self) -> Iterator[Text]:
+        """A line of bars for each value that was seen more than once."""
+        for name, values, form in (("loss", self.loss, ".4f"), ("held-out", self.held_out, ".4f"),
+                                   ("steps/s", self.speed, ".2f")):  # fmt: skip
+            if bars := sparkline(values, SPARK_CELLS):
+                yield Text.assemble(f"{name:<9}", (bars, "cyan"), f" {figure(values[-1], form)}")
 
-    def _window(self, peers: Sequence[PeerStatus], marked: str | None) -> tuple[Sequence[PeerStatus], str]:
-        """The peers that there is room for, the marked one among them, and a line about those left out; empty if none
-        is."""
-        most = len(peers) if self.height is None else max(ROWS_LEAST, self.height - LINES_BESIDE_ROWS)
-        if len(peers) <= most:
-            return peers, ""
-        at = next((at for at, peer in enumerate(peers) if peer.peer_id == marked), 0)
-        first = min(max(0, at - most // 2), len(peers) - most)
-        return peers[first : first + most], f"peers {first + 1} to {first + most} of {len(peers)}: ↑ ↓ shows the others"
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The finite values as at most `width` bars, from the least to the greatest height. If there are more values than
+    bars, each bar is the mean of equally many neighbours. An empty text for fewer than two finite values."""
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < 2:
+        return ""
+    bars = min(width, len(values))
+    edges = [round(len(values) * bar / bars) for bar in range(bars + 1)]
+    means = [fmean(values[first:end]) for first, end in pairwise(edges)]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / span * len(BARS)))] for mean in means)
+
+
+def page(
+    seen: Snapshot, trend: Trend | None = None, browsing: Browsing | None = None, height: int | None = None
+) -> Group:
+    """The run as a page for a terminal. `browsing`: what the person in front of the screen has chosen; None: there are
+    no keys. `height`: the lines of the screen; None: any number."""
+    chosen = browsing or Browsing()
+    one = chosen.chosen(seen.peers) if chosen.alone else None
+    rows, left_out = _window([one] if one is not None else chosen.sort(seen.peers), chosen.marked, height)
+    parts: list[RenderableType] = [Text(_headline(seen), "bold")]
+    if browsing is not None:
+        parts.append(Text(KEYS_OF_ONE if one is not None else f"{KEYS}   sorted by {chosen.order}", "dim"))
+    if one is None:
+        parts += [Text(line, "dim") for line in _settings(seen.run)]
+        parts += (trend or Trend()).lines()
+        parts += [Text(line, "bold red" if above else "") for line, above in _compared(seen.run)]
+    first, *others = (_table(section, seen, rows, chosen.marked) for section in SECTIONS)
+    parts += [Text(), first] if first is not None else []
+    parts += [Text(left_out, "dim")] * bool(left_out)
+    told = _told_below(seen)[: TOLD_FEW if left_out else TOLD_SHOWN] if one is None else _details(seen, one)
+    parts += [Text(), *(Text(line, "dim") for line in told), Text()]
+    return Group(
+        *parts, Columns([Padding(table, (0, 0, 1, 0)) for table in others if table is not None], padding=(0, 4))
+    )
+
+
+def _window(peers: Sequence[PeerStatus], marked: str | None, height: int | None) -> tuple[Sequence[PeerStatus], str]:
+    """The peers that there is room for, the marked one among them, and a line about those left out; empty if none
+    is."""
+    most = len(peers) if height is None else max(ROWS_LEAST, height - LINES_BESIDE_ROWS)
+    if len(peers) <= most:
+        return peers, ""
+    at = next((at for at, peer in enumerate(peers) if peer.peer_id == marked), 0)
+    first = min(max(0, at - most // 2), len(peers) - most)
+    return peers[first : first + most], f"peers {first + 1} to {first + most} of {len(peers)}: ↑ ↓ shows the others"
+
+
+def _table(section: Section, seen: Snapshot, peers: Sequence[PeerStatus], marked: str | None) -> Table | None:
+    """The section's table; None if it would have no row. Only names are wrapped where the screen is narrow."""
+    if not (rows := section.rows(seen, peers)):
+        return None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=section.title, title_style="dim",
+                  title_justify="left")  # fmt: skip
+    for title in section.titles:
+        justify: JustifyMethod = "left" if title in TEXTS else "right"
+        least = NAME_LEAST if title == "peer" else None
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=title not in WRAPPED, min_width=least)
+    for peer, cells in rows:
+        texts = (Text(text, COLOURS.get(text, "") if title == "state" else "")
+                 for title, text in zip(section.titles, cells, strict=True))  # fmt: skip
+        table.add_row(*texts, style="reverse" if peer.peer_id == marked else "")
+    return table
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -108,51 +139,6 @@ def lines(snapshot: Snapshot) -> list[str]:
         columns = (pair for section in SECTIONS if section.shown(peer) for pair in section.columns.items())
         told.append(" ".join([f"  {peer.name}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)]))
     return [*told, *(f"  {line}" for line in _told_below(snapshot))]
-
-
-# -- tables
-
-
-def _table(
-    section: Section, seen: Snapshot, peers: Iterable[PeerStatus], width: int, marked: str | None
-) -> tuple[Table, int] | None:
-    """The section's table in at most this width, and its width. None if the table would have no row."""
-    if not (rows := section.rows(seen, peers)):
-        return None
-    columns = zip(*(cells for _, cells in rows), strict=True)
-    whole = {title: _widths(title, texts) for title, texts in zip(section.titles, columns, strict=True)}
-    widths = fit(whole, section.dropped, width)
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), title_justify="left",
-                  title=section.title, title_style="dim")  # fmt: skip
-    for title, room in widths.items():
-        table.add_column(title, justify="left" if title in TEXTS else "right", overflow="fold", width=room)
-    for peer, cells in rows:
-        texts = dict(zip(section.titles, cells, strict=True))
-        table.add_row(*(_cell(title, texts[title], room) for title, room in widths.items()),
-                      style="reverse" if peer.peer_id == marked else "")  # fmt: skip
-    return table, total(widths.values())
-
-
-def _widths(title: str, cells: Iterable[str]) -> Widths:
-    whole = max(map(len, (title, *cells)))
-    can_shrink = title in (*NAMES, "behind")
-    return Widths(min(whole, NAME_LEAST) if can_shrink else whole, whole)
-
-
-def _cell(title: str, text: str, width: int) -> Text:
-    return Text(cut(text, width) if title in NAMES else text, COLOURS.get(text, "dim") if title == "state" else "")
-
-
-def _side_by_side(tables: Iterable[tuple[int, Table, int]], width: int) -> Iterator[list[tuple[int, Table, int]]]:
-    """The tables (rank, table, width) in their order, grouped into rows of as many as fit side by side."""
-    row: list[tuple[int, Table, int]] = []
-    for table in tables:
-        if row and sum(room + BETWEEN for _, _, room in row) + table[2] > width:
-            yield row
-            row = []
-        row.append(table)
-    if row:
-        yield row
 
 
 # -- the run
@@ -196,23 +182,14 @@ def _compared(run: RunStatus) -> list[tuple[str, bool]]:
     return [(f"{one.told} {one.loss:.4f}: {than}", one.above)]
 
 
-def _trends(trend: Trend) -> Iterator[Text]:
-    """A line for each value that has a history."""
-    for name, values, form in (("loss", trend.loss, ".4f"), ("held-out", trend.held_out, ".4f"),
-                               ("steps/s", trend.speed, ".2f")):  # fmt: skip
-        if bars := sparkline(values, SPARK_CELLS):
-            yield Text.assemble(f"{name:<9}", (bars, "cyan"), f" {figure(values[-1], form)}")
-
-
 # -- what is told in whole lines
 
 
 def _told_below(seen: Snapshot) -> list[str]:
     """The sentences about all peers, then the newest events, the oldest of them first."""
-    events = [f"{event.peer}: {event.text}" for event in seen.run.events[-EVENTS_SHOWN:]]
-    ages = [seconds(max(0.0, seen.time - event.time)) for event in seen.run.events[-EVENTS_SHOWN:]]
-    wide = max(map(len, ages), default=0)
-    return [*told_of(seen.peers), *(f"{age:>{wide}} ago  {event}" for age, event in zip(ages, events, strict=True))]
+    events = [(seconds(max(0.0, seen.time - event.time)), event) for event in seen.run.events[-EVENTS_SHOWN:]]
+    wide = max((len(age) for age, _ in events), default=0)
+    return [*told_of(seen.peers), *(f"{age:>{wide}} ago  {event.peer}: {event.text}" for age, event in events)]
 
 
 def _details(seen: Snapshot, peer: PeerStatus) -> list[str]:

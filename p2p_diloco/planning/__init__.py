@@ -3,7 +3,6 @@
 Law: pure arithmetic on numbers that the user gives; no I/O, no clock and no torch. docs/planning.md compares it with
 measurements.
 
-    paper       the model of the DiLoCo papers and their published figures; only for checking
     exchange    the time and bytes of this package's exchange
     memory      the host memory that a peer needs
     forecast    a run's utilisation, hours and bytes, beside data-parallel training and one peer alone

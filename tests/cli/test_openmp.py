@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.cli import join
-from p2p_diloco.cli.openmp import CHOSEN, sleeping_threads
+from p2p_diloco.cli.join import CHOSEN, sleeping_threads
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 

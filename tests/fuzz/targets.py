@@ -32,9 +32,8 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.data.formats import FORMATS, cut
 from p2p_diloco.data.manifest import Manifest, Slice, hash_of
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.history.check import check
 from p2p_diloco.history.order import ordered
-from p2p_diloco.history.reading import naming, read
+from p2p_diloco.history.reading import check, naming, read
 from p2p_diloco.history.story import Story
 from p2p_diloco.net.certificates import Stranger
 from p2p_diloco.net.framing import Bulk, FrameDecoder, FrameError, Message, Refused, encode

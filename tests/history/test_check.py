@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.core.events import Send
-from p2p_diloco.history.check import check
 from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.reading import check
 from tests.history.recorded import RecordedWorld
 from tests.sim.check import check as play
 from tests.sim.check import drawn

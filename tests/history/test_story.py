@@ -6,12 +6,14 @@ import re
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from p2p_diloco.core.events import Start, Wakeup
+from p2p_diloco.core.events import Effect, Event, Start, Wakeup
+from p2p_diloco.core.messages import Message
 from p2p_diloco.history import story
-from p2p_diloco.history.entry import Entry
+from p2p_diloco.history.entry import WORDS, Entry
 from p2p_diloco.history.order import DIED, ordered
 from p2p_diloco.history.rounds import Round
 from p2p_diloco.history.story import LINES_MAX, Story
@@ -133,3 +135,8 @@ def test_a_round_is_slow_beside_those_of_its_fragment(monkeypatch: pytest.Monkey
     """Peers evaluate after the same fragment each time, so its rounds are longer than others."""
     lines = told_of([1.0, 1.0, 3.0] * 15, 3, monkeypatch).lines
     assert [line.kind for line in lines if line.kind in ("slow", "rounds")] == ["rounds"]
+
+
+def test_all_has_words() -> None:
+    """Every kind of event, effect and message is told."""
+    assert set(WORDS) == {*get_args(Event), *get_args(Effect), *get_args(Message)}

@@ -12,8 +12,7 @@ import pytest
 
 from p2p_diloco.core.events import Wakeup
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.history.check import check
-from p2p_diloco.history.reading import Life, read
+from p2p_diloco.history.reading import Life, check, read
 from p2p_diloco.node import history
 from p2p_diloco.node.recorded import Head
 from tests.net.memory import MemoryNetwork

@@ -56,7 +56,7 @@ def test_a_reader_gets_all_and_then_what_is_new() -> None:
     assert news["curves"] == {"points": {"id-a": [[2.0, 20, 80, 2.25, 1, 3.0, 2.75]]}, "rounds": {}, "compared": []}
     assert later["curves"]["points"]["id-a"] == [[1.0, 10, 80, 2.5, 1, 3.0, 2.75], [2.0, 20, 80, 2.25, 1, 3.0, 2.75]]
     tables = later["tables"]
-    assert [table["title"] for table in tables[:2]] == ["peers", "exchanges"]
+    assert [table["title"] for table in tables[:2]] == ["peers", "machines"]
     assert tables[0]["rows"][0][:2] == ["alice", "training"]
     assert len(tables[0]["columns"]) == len(tables[0]["rows"][0])
     assert later["seen"] == json.loads(seen(replace(ALICE, time=2.0, step=20, loss=2.25)).to_json())

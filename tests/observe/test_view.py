@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from p2p_diloco.node.status import (
 from p2p_diloco.observe.browsing import Browsing
 from p2p_diloco.observe.sections import SECTIONS
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
-from p2p_diloco.observe.view import Drawing, lines
+from p2p_diloco.observe.view import KEPT, Trend, lines, page, sparkline
 
 NOW = 1_000_000.0
 
@@ -55,7 +54,7 @@ def seen() -> Snapshot:
 
 def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None, height: int | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    console.print(Drawing(snap, browsing=browsing, height=height), end="")
+    console.print(page(snap, None, browsing, height), end="")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -65,12 +64,12 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     text = screen(seen())
     assert "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["alice", "training", "worker", "box1", "12", "6,100", "3.50", "2.2500", "1.5GB", "2s"] in rows
-    assert ["[red]bob", "joining", "worker", *"------", "0s"] in rows
-    assert ["peer", "samples", "waiting", "sent", "received", "aggregates"] in rows
-    assert ["alice", "48,800", "12min", "1.5MB", "999B", "0"] in rows
-    assert ["peer", "reach", "bandwidth", "direct"] in rows
-    assert ["alice", "private", "11.9MB/s", "4/7"] in rows
+    assert ["alice", "training", "12", "6,100", "3.50", "2.2500", "2.5000", "2s"] in rows
+    assert ["[red]bob", "joining", *"-----", "0s"] in rows
+    machines, network = text.split("machines")[1], text.split("the network")[1]
+    assert "alice     worker  box1  1.8   1.5GB  11.2GB/85.0GB" in machines
+    assert "alice     private   11.9MB/s     4/7" in network
+    assert "alice      48,800    12min  1.5MB      999B           0" in text
     assert "sync_every=500 pace=time codec=bf16 min_peers=2" in text
     assert "…" not in text
 
@@ -118,11 +117,11 @@ def test_lines_say_the_same() -> None:
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  0s ago  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions"
-    nothing = "host=- epoch=- step=- steps/s=- loss=- held-out=- cpu=- memory=- gpu=- seen=0s"
-    assert bob == f"  [red]bob state=joining role=worker {nothing}"
+    nothing = "epoch=- step=- steps/s=- loss=- held-out=- seen=0s role=worker host=- cpu=- memory=- gpu=-"
+    assert bob == f"  [red]bob state=joining {nothing}"
     assert alice == (
-        "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 held-out=2.5000 "
-        "cpu=1.8 memory=1.5GB gpu=11.2GB/85.0GB seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B "
+        "  alice state=training epoch=12 step=6,100 steps/s=3.50 loss=2.2500 held-out=2.5000 seen=2s role=worker "
+        "host=box1 cpu=1.8 memory=1.5GB gpu=11.2GB/85.0GB samples=48,800 waiting=12min sent=1.5MB received=999B "
         "aggregates=0 reach=private bandwidth=11.9MB/s direct=4/7"
     )
 
@@ -249,54 +248,36 @@ def long_names() -> Snapshot:
     return snapshot("main", run_with(sync_every=500), peers, NOW)
 
 
-def headings(text: str) -> list[str]:
-    return [title for line in text.splitlines() if "peer  " in line for title in line.split()]
-
-
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [80, 120, 200])
 def test_every_line_fits_the_screen(width: int) -> None:
-    """Every peer has a row in every table, names have 8 letters at least, and no figure is cut."""
-    text = screen(long_names(), width)
+    """Every peer has a row in every table, and nothing is cut: names are wrapped. A wide screen has tables side by
+    side."""
+    snap = long_names()
+    if width == 200:
+        snap = replace(snap, peers=tuple(replace(peer, data=()) for peer in snap.peers))
+    text = screen(snap, width)
     assert max(map(len, text.splitlines())) <= width
-    for cut in (word for word in text.split() if "…" in word and "," not in word):
-        assert len(cut) >= 8
-        assert cut[0] in "wa"
-    assert text.count("training") == len(LONG)
-    assert text.count("2.2500") == len(LONG)
+    assert "…" not in text.replace("0,20,30,40… (500)", "")
+    assert text.count("training") == text.count("2.2500") == len(LONG)
+    for section in SECTIONS[: -1 if width == 200 else None]:
+        assert section.title in text
+        assert all(title in text for title in section.columns)
+    assert ("exchanges" in next(line for line in text.splitlines() if "machines" in line)) == (width == 200)
 
 
-def test_a_wider_screen_shows_more_columns() -> None:
-    """Columns drop out in the order that is written in `SECTIONS`, and 200 columns show them all."""
-    shown = [set(headings(screen(long_names(), width))) for width in (60, 80, 120, 200)]
-    for narrow, wide in pairwise(shown):
-        assert narrow <= wide
-    assert shown[0] < shown[1] < shown[2]
-    assert shown[-1] == {"peer"}.union(*(section.columns for section in SECTIONS))
-    for section in SECTIONS:
-        for titles in shown:
-            left = [title in titles for title in section.dropped]
-            assert left == sorted(left), f"{section.title}: {section.dropped} drop out in this order"
-
-
-@pytest.mark.parametrize("height", [10, 16, 24, 40, 60])
-def test_a_low_screen_shows_what_matters(height: int) -> None:
-    """Nothing is cut at its foot. The settings drop out first, then whole tables, the last ones first; the peers, the
-    newest events and the keys stay."""
-    text = screen(long_names(), 80, Browsing(), height)
-    assert text.count("\n") <= height
-    assert "q: quit" in text
-    assert text.count(" training ") == len(LONG)
-    tables = [section.title for section in SECTIONS if section.title in text]
-    assert tables == [section.title for section in SECTIONS][: len(tables)]
-    assert ("sync_every=500" in text) <= (len(tables) == len(SECTIONS))
+def test_what_matters_comes_first() -> None:
+    """A low screen shows the beginning alone: the keys, the peers and the newest events come before other tables."""
+    alice = named("alice", epoch=1, events=(Event(NOW, "bob joined"),))
+    text = screen(snapshot("main", run_with(sync_every=500), [alice], NOW), browsing=Browsing())
+    places = [text.index(part) for part in ("q: quit", "sync_every=500", "steps/s", "bob joined", "machines")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(("marked", "first"), [(None, 1), ("id-peer-01", 1), ("id-peer-20", 16), ("id-peer-49", 40)])
 def test_many_peers_are_shown_in_part(marked: str | None, first: int) -> None:
     """As many as there is room for, around the chosen one; the others are counted."""
     peers = [named(f"peer-{number:02}", state="waiting", waits_for="waiting for bob") for number in range(50)]
-    text = screen(snapshot("main", None, peers, NOW), 80, Browsing(marked=marked), 24)
-    assert text.count("\n") <= 24
+    text = "\n".join(screen(snapshot("main", None, peers, NOW), 80, Browsing(marked=marked), 24).splitlines()[:24])
     assert f"peers {first} to {first + 10} of 50" in text
     assert (marked or "id-peer-00").removeprefix("id-") in text
     assert "peer-00, peer-01, peer-02 and 47 more: waiting for bob" in text
@@ -328,3 +309,30 @@ def test_the_chosen_peer_is_shown_alone() -> None:
     assert "7s ago  bob joined" in text
     assert "alice left" not in text
     assert "all peers" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [([], 9, ""), ([1.0], 9, ""), ([1.0, 2.0], 9, "▁█"), ([3.0, 2.0, 1.0], 9, "█▅▁"), ([1.0, 1.0], 9, "▁▁"),
+     ([0.0, 0.0, 4.0, 4.0], 2, "▁█"), ([1.0, float("nan"), 2.0], 9, "▁█")],
+)  # fmt: skip
+def test_bars_go_from_the_least_to_the_greatest(values: list[float], width: int, bars: str) -> None:
+    """More values than bars are averaged; a line of one height is low."""
+    assert sparkline(values, width) == bars
+
+
+def test_peers_that_train_count() -> None:
+    """The loss is the mean over them, the speed the sum; the oldest looks are forgotten."""
+    told = [
+        PeerStatus(name="a", peer_id="a", state="training", loss=1.0, steps_per_second=2.0),
+        PeerStatus(name="b", peer_id="b", state="waiting", loss=3.0, steps_per_second=3.0),
+        PeerStatus(name="c", peer_id="c", state="finished", loss=9.0, steps_per_second=9.0),
+        PeerStatus(name="d", peer_id="d", state="training", loss=9.0, steps_per_second=9.0, time=-16.0),  # died
+    ]
+    trend = Trend()
+    trend.saw(snapshot("main", None, told, 0.0))
+    assert (list(trend.loss), list(trend.speed)) == ([2.0], [5.0])
+    for _ in range(KEPT):
+        trend.saw(snapshot("main", None, [], 0.0))
+    assert list(trend.loss) == [2.0]
+    assert set(trend.speed) == {0.0}

@@ -14,9 +14,8 @@ from kept import ROUNDS
 from nodes import Field
 from swarm import Swarm
 
-from p2p_diloco.history.check import check
 from p2p_diloco.history.order import ordered
-from p2p_diloco.history.reading import naming, read
+from p2p_diloco.history.reading import check, naming, read
 from p2p_diloco.history.story import Story
 from p2p_diloco.node.history import GZIP
 from tests.net.members import KEY

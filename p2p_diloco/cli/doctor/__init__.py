@@ -2,6 +2,5 @@
 report.
 
 Law: looks and measures; it changes no file and no setting, and takes no part in a run. A check is a small function that
-returns a `Finding`; `examination` calls all of them, `view` draws what they found. Hivemind is loaded only for checks
-that talk to other peers.
+yields what it `Found`; `examination` calls all of them. Hivemind is loaded only to talk to other peers.
 """

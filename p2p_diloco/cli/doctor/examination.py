@@ -1,39 +1,56 @@
-"""Makes all checks at the same time: of this machine, its ports, the initial peers and the run's peers.
+"""`doctor`: finds out all that its checks judge, runs the checks, and shows the report.
 
-Law: decides the order of the checks; judges nothing itself. It ends in time: checks that take too long are cancelled,
-and their findings up to then are reported.
+Law: `CHECKS` is the order of the checks. It ends in time: what takes too long is cut off, and the checks judge what was
+found until then. The report goes to stdout, progress to stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
+import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import typer
 
-from p2p_diloco.addresses import host, is_loopback, peer_of, without_peer
-from p2p_diloco.cli.doctor import initial, machine, ports, programs, reachability, run_peers, swarm
-from p2p_diloco.cli.doctor.report import Finding, Link, Report
+from p2p_diloco.addresses import host, is_loopback, leads_over_a_relay, peer_of
+from p2p_diloco.cli.doctor import machine, network
+from p2p_diloco.cli.doctor.network import LARGE_BYTES, LARGE_S, MIDDLE_BYTES, MIDDLE_S, PEERS_MAX, Seen
+from p2p_diloco.cli.doctor.report import Found, Report, Visit
+from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.quantities import count_of
 from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.net import own_addresses
+from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.invitation_used import with_invitation
+from p2p_diloco.settings import read_settings
 
 if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
+    from p2p_diloco.net.direct import DirectChannel, Opened
+    from p2p_diloco.net.pipe import Pipe
     from p2p_diloco.node.status import PeerStatus
 
 LIMIT_S = 15.0
-"""Seconds after which the checks are cut off; ending the daemons may take 3 s more."""
-DAEMON_START_S = 6.0
-DIAL_BACK_S = 9.0
-"""Deadline for an initial peer to dial this one back; the initial peer may have to start a daemon first."""
+"""Seconds after which all is cut off; ending the daemons may take 3 s more."""
+DAEMON_START_S, DIAL_BACK_S = 6.0, 9.0
+"""Deadlines: for the start of a daemon; for an initial peer to dial this one back, which may start one first."""
+SMALL_S, TRIES = 2.0, 3
+"""Deadline for an answer to a question of a few bytes, and how often it is asked; the shortest time counts."""
+HUGE_BYTES, QUICK_S = 2 << 20, 0.5
+"""If `LARGE_BYTES` take no longer than QUICK_S, HUGE_BYTES are sent too, which measures a fast link better."""
+PATIENT_S = 60.0
+"""`connect_timeout_s` of the connections here. `DirectChannel` waits a tenth of this for a direct connection."""
 
 log = logging.getLogger(__name__)
 
@@ -48,168 +65,132 @@ class Wish:
     parameters: int | None = None
 
 
-@dataclass(slots=True)
-class Notes:
-    """The findings and links that the checks have noted so far."""
+LOCAL: Mapping[str, Callable[[Wish], Iterable[Found]]] = {
+    "versions": lambda wish: machine.versions(),
+    "p2pd": lambda wish: machine.p2pd(machine.p2pd_path()),
+    "memory": lambda wish: machine.memory(wish.run, wish.parameters, machine.free_memory()),
+    "disk": lambda wish: machine.disk(wish.peer, wish.parameters),
+}
+"""The checks of this machine, which look for themselves."""
+NETWORK: Mapping[str, Callable[[Seen], Iterable[Found]]] = {
+    "port": network.port,
+    "initial peer": network.initial_peers,
+    "clock": network.clock,
+    "transfer": network.transfer,
+    "NAT": network.nat,
+    "reachable": network.reachable,
+    "peers": network.peers,
+    "direct": network.direct,
+}
+"""The checks of what `look_around` has seen."""
 
-    findings: list[Finding] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
 
-    def add(self, *findings: Finding | None) -> None:
-        """Add findings to the notes. Values that are None are left out."""
-        self.findings += [finding for finding in findings if finding is not None]
+def doctor(flags: Mapping[str, object], config_file: Path | None, parameters: str | None, *, as_json: bool) -> int:
+    """Make all checks and show the report. Returns the exit status: 1 if something must be mended, else 0.
+    `parameters`: the number of the model's parameters as text, such as 25M; None: the user gave none.
+
+    Raises:
+        UsageError, ConfigError: the settings can't be used.
+    """
+    count = None if parameters is None else count_of(parameters, key="--params")
+    run_config, peer = read_settings(flags, os.environ, config_file)
+    peer = with_invitation(peer)
+    number = len(peer.initial_peers)
+    others = f"{number} initial peer{'s' * (number != 1)}" if number else "no other peer"
+    typer.echo(f"checking this machine and {others}: 20 s at most", err=True)
+
+    async def show() -> Report:
+        report = await examine(Wish(run_config, peer, count))
+        typer.echo(report.to_json() if as_json else report.text())
+        return report  # shown before the loop ends: its end waits for threads, such as one that looks up a name
+
+    return run(show()).exit_code
 
 
 async def examine(wish: Wish, limit_s: float | None = None) -> Report:
-    """Make all checks and return the report. Checks that take longer than `limit_s` (`LIMIT_S` if None) are
-    cancelled."""
-    began, notes = time.monotonic(), Notes()
+    """Make all checks and return the report. What takes longer than `limit_s` (`LIMIT_S` if None) is cut off."""
+    began, seen = time.monotonic(), Seen(wish.peer)
     limit_s = LIMIT_S if limit_s is None else limit_s
-    programs_checked = asyncio.create_task(_programs(notes), name="the programs")
-    tasks = {
-        programs_checked,
-        asyncio.create_task(_machine(wish, notes), name="this machine"),
-        asyncio.create_task(_network(wish, notes, programs_checked), name="the network"),
+    tasks: dict[str, asyncio.Task[list[Found]]] = {
+        name: asyncio.create_task(asyncio.to_thread(lambda check=check: list(check(wish))))  # type: ignore[misc]
+        for name, check in LOCAL.items()
     }
+    tasks["network"] = asyncio.create_task(look_around(seen, tasks["p2pd"]))
     try:
-        done, late = await asyncio.wait(tasks, timeout=limit_s)
+        _, late = await asyncio.wait(tasks.values(), timeout=limit_s)
     finally:
-        for task in tasks:
+        for task in tasks.values():
             task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    for task in late:
-        text = f"the checks of {task.get_name()} were cut off after {limit_s:g} s, so some are missing"
-        mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
-        notes.add(Finding("doctor", "warn", text, mend))
-    for task in done:
-        notes.add(_fault(task.get_name(), task.exception()))
-    return Report.of(notes.findings, notes.links, time.monotonic() - began)
+    findings, troubles = list[tuple[str, Found]](), list[Found]()
+    for name, task in tasks.items():
+        if task in late:
+            text = f"the check {name} was cut off after {limit_s:g} s, so something is missing"
+            mend = "mend the other findings, then run doctor again; if this machine is busy, wait until it is less busy"
+            troubles.append(Found("warn", text, mend))
+        elif (error := task.exception()) is not None:
+            troubles.append(_fault(name, error))
+        else:
+            findings += [(name, found) for found in task.result()]
+    for name, check in NETWORK.items():
+        try:
+            findings += [(name, found) for found in check(seen)]
+        except Exception as error:
+            troubles.append(_fault(name, error))
+    findings += [("doctor", trouble) for trouble in troubles]
+    others = [visit for visit in seen.others or () if visit.unreached is None]
+    known = {peer_of(visit.address) for visit in others}
+    links = [*(visit for visit in seen.reached if peer_of(visit.address) not in known), *others]
+    return Report.of(findings, links, time.monotonic() - began)
 
 
-def _fault(part: str, error: BaseException | None) -> Finding | None:
-    """The finding for an error that ended a group of checks. None if there was no error."""
-    if error is None:
-        return None
-    log.debug("the checks of %s broke off", part, exc_info=error)
+def _fault(name: str, error: BaseException) -> Found:
+    """What is told of an error that ended a check."""
+    log.debug("the check %s broke off", name, exc_info=error)
     if isinstance(error, P2PDilocoError):
         text = error.sentence.removesuffix(f"; {error.mend}")
-        return Finding("doctor", "bad", text, error.mend or "mend the other findings, then run doctor again")
-    text = f"the checks of {part} failed: {type(error).__name__}: {error}"
-    return Finding("doctor", "warn", text, "a fault in p2p-diloco itself: report it; --debug shows where")
+        return Found("bad", text, error.mend or "mend the other findings, then run doctor again")
+    text = f"the check {name} failed: {type(error).__name__}: {error}"
+    return Found("warn", text, "a fault in p2p-diloco itself: report it; --debug shows where")
 
 
-async def _machine(wish: Wish, notes: Notes) -> None:
-    notes.add(machine.memory(wish.run, wish.parameters, machine.free_memory()))
-    notes.add(await asyncio.to_thread(machine.disk, wish.peer, wish.parameters))
+# -- looking around
 
 
-async def _programs(notes: Notes) -> None:
-    notes.add(programs.versions(), await programs.p2pd(programs.p2pd_path()), *programs.sockets())
-
-
-async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
-    """Check first the ports; then the initial peers, with plain sockets; then, over libp2p, the initial peers that
-    answered and the run's peers. The import of Hivemind keeps the processor busy, so it waits until the task `before`
-    has ended, which tells whether the daemon can run."""
-    here = ports.look(wish.peer)
-    notes.add(*here.findings)
-    addresses, findings = await initial.answering(wish.peer.initial_peers)
-    notes.add(*findings)
+async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found]:
+    """Look first at the ports; then at the initial peers, with plain sockets; then, over libp2p, at the initial peers
+    that answered and at the run's peers. The import of Hivemind keeps the processor busy, so it waits for the check
+    `p2pd`, which tells whether a daemon can run."""
+    peer = seen.peer
+    seen.listen, seen.ports = machine.listening(peer)
+    seen.own = frozenset(own_addresses.own_hosts())
+    seen.answers = dict(zip(peer.initial_peers, await reasons(peer.initial_peers), strict=True))
+    addresses = [address for address, why in seen.answers.items() if why is None]
     if not addresses:
-        return
-    await asyncio.wait({before})
-    if any(finding.name == "p2pd" and finding.verdict == "bad" for finding in notes.findings):
-        return  # no daemon would start, and that finding has the mend
+        return []
+    await asyncio.wait({p2pd})
+    if p2pd.exception() is None and any(found.verdict == "bad" for found in p2pd.result()):
+        return []  # no daemon would start, and that finding has the mend
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
 
-    async with visiting(here.listen, wish.peer.announce_maddrs, start_s=DAEMON_START_S) as daemon:
-        await _over_libp2p(wish.peer, here, daemon, addresses, notes)
+    async with visiting(seen.listen, peer.announce_maddrs, start_s=DAEMON_START_S) as daemon:
+        lock = asyncio.Lock()
+        reading = asyncio.create_task(_run_peers(peer, addresses, lock))
+        await asyncio.sleep(0)  # so `reading` takes the lock first: it keeps this process busy, and slows transfers
+        try:
+            seen.visits = await asyncio.gather(*(visit(daemon, address, lock) for address in addresses))
+            if seen.reached:
+                seen.device = _device_towards(host(seen.reached[0].address))
+                await asyncio.gather(_dial_back(seen, daemon), _visit_run(seen, daemon, await reading, lock))
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    return []
 
 
-async def _over_libp2p(
-    peer: PeerConfig, here: ports.Ports, daemon: Daemon, addresses: Sequence[str], notes: Notes
-) -> None:
-    lock = asyncio.Lock()
-    reading = asyncio.create_task(_run_peers(peer, addresses, lock))
-    await asyncio.sleep(0)  # so `reading` takes the lock first: it keeps this process busy, and would slow a transfer
-    try:
-        visits = await asyncio.gather(*(swarm.visit(daemon, address, lock) for address in addresses))
-        reached = [visit for visit in visits if visit.unreached is None]
-        notes.add(*swarm.answered(visits), swarm.clock(visits))
-        if not reached:
-            return
-        notes.add(swarm.transfer(reached, device_towards(host(reached[0].address))))
-        notes.links += map(_link_of, reached)
-        await asyncio.gather(
-            _reachability(peer, here, daemon, [visit.address for visit in reached], notes),
-            _links(peer, here, daemon, await reading, notes, lock),
-        )
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
-
-def _link_of(visit: swarm.Visit) -> Link:
-    return Link(peer_of(visit.address), "initial peer", without_peer(visit.address), visit.rtt_s, visit.rate)
-
-
-async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
-    """The run's peers, as their records describe them. Empty if the records can't be read; other findings then tell the
-    reason."""
-    try:
-        async with lock:
-            return await run_peers.found(peer, addresses)
-    except P2PDilocoError as error:
-        log.debug("the records of the run's peers can't be read: %s", error)
-        return []
-
-
-async def _reachability(
-    peer: PeerConfig, here: ports.Ports, daemon: Daemon, dialled: Sequence[str], notes: Notes
-) -> None:
-    """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
-    machine."""
-    from p2p_diloco.net.reach import ask_all
-
-    asked = [address for address in daemon.addresses if not is_loopback(address)]
-    answers = await ask_all(daemon, [peer_of(address) for address in dialled], asked, DIAL_BACK_S)
-    own = frozenset(own_addresses.own_hosts())
-    position = reachability.Position(peer, here, own, tuple(dialled), answers)
-    if dialled and not answers and here.listen and peer.announce_maddrs:
-        whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in peer.announce_maddrs])
-        position = replace(position, tried=dict(zip(peer.announce_maddrs, whys, strict=True)))
-    notes.add(reachability.nat(position), reachability.reachable(position))
-
-
-async def _links(
-    peer: PeerConfig,
-    here: ports.Ports,
-    daemon: Daemon,
-    statuses: Sequence[PeerStatus],
-    notes: Notes,
-    lock: asyncio.Lock,
-) -> None:
-    """Visit the run's peers, and note whether they answer and which path payloads to them take. A private peer is not
-    visited, because no peer is expected to be able to dial it."""
-    private = [each.name for each in statuses if each.reach == "private"]
-    public = [each for each in statuses if each.reach != "private"]
-    visited = public[: run_peers.PEERS_MAX]
-    hosts = list(dict.fromkeys(map(host, here.listen)))
-    async with run_peers.direct_channel(daemon, peer, hosts) as channel:
-        outcomes = await asyncio.gather(*(run_peers.link_to(daemon, channel, each, lock) for each in visited))
-    links = [link for seen, link in outcomes if seen.unreached is None]
-    if peer.invite is not None:
-        links = [replace(link, way=None) for link in links]
-    unreached = [(link.name, seen) for seen, link in outcomes if seen.unreached is not None]
-    known = {link.peer_id for link in links}
-    notes.links[:] = [link for link in notes.links if link.peer_id not in known] + links
-    notes.add(run_peers.peers(links, unreached, len(public) - len(visited), private))
-    notes.add(run_peers.direct(peer, links))
-
-
-def device_towards(place: str) -> str:
+def _device_towards(place: str) -> str:
     """The network interface through which this machine sends to a host. "DEVICE" if it can't be found."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
@@ -222,3 +203,133 @@ def device_towards(place: str) -> str:
             if own in (each.address for each in addresses):
                 return name
     return "DEVICE"
+
+
+async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
+    """Ask the peer at `address`, a multiaddr with its peer id, several questions. Large questions wait for the lock, so
+    that no two of them share this machine's link."""
+    from p2p_diloco.net.probing import NO_ANSWER, ask
+
+    if (why := await daemon.greet(address)) is not None:
+        return Visit(address, why)
+    peer = peer_of(address)
+    try:
+        quickest = min([await ask(daemon, peer, timeout_s=SMALL_S) for _ in range(TRIES)], key=lambda each: each.took_s)
+    except Unreachable as error:
+        return Visit(address, network.HANGS if NO_ANSWER in str(error) else network.NOT_HIVEMIND)
+    seen = Visit(address, None, quickest.took_s, quickest.clock_ahead_s)
+    async with one_at_a_time:
+        try:
+            await ask(daemon, peer, timeout_s=MIDDLE_S, padding_bytes=MIDDLE_BYTES)
+        except Unreachable:
+            return replace(seen, trouble="stalls")
+        try:
+            took_s, size = (await ask(daemon, peer, timeout_s=LARGE_S, padding_bytes=LARGE_BYTES)).took_s, LARGE_BYTES
+        except Unreachable:
+            return replace(seen, trouble="slow")
+        if took_s <= QUICK_S:
+            with contextlib.suppress(Unreachable):
+                took_s = (await ask(daemon, peer, timeout_s=LARGE_S, padding_bytes=HUGE_BYTES)).took_s
+                size = HUGE_BYTES
+    return replace(seen, rate=size / max(1e-3, took_s - quickest.took_s))
+
+
+async def _dial_back(seen: Seen, daemon: Daemon) -> None:
+    """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
+    machine."""
+    from p2p_diloco.net.reach import ask_all
+
+    asked = [address for address in daemon.addresses if not is_loopback(address)]
+    peers, announced = [peer_of(each.address) for each in seen.reached], seen.peer.announce_maddrs
+    answers = await ask_all(daemon, peers, asked, DIAL_BACK_S)
+    if not answers and seen.listen and announced:
+        whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in announced])
+        seen.tried = dict(zip(announced, whys, strict=True))
+    seen.dialled_back = answers
+
+
+# -- the run's peers
+
+
+async def _run_peers(peer: PeerConfig, initial_peers: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
+    """The peers of the run that have addresses, as their records describe them, the newest record first; none if no
+    initial peer lets this one read the records: then other checks tell the reason."""
+    from p2p_diloco.net.invited import read_invitation
+    from p2p_diloco.node.records import read_peers
+    from p2p_diloco.observe.look import observer
+
+    try:
+        async with lock, observer(initial_peers, None if peer.invite is None else read_invitation(peer)) as dht:
+            peers = (await read_peers(dht, peer.run_id)).values()
+    except P2PDilocoError as error:
+        log.debug("the records of the run's peers can't be read: %s", error)
+        return []
+    return sorted((each for each in peers if each.addresses), key=lambda each: -each.time)
+
+
+async def _visit_run(seen: Seen, daemon: Daemon, statuses: Sequence[PeerStatus], lock: asyncio.Lock) -> None:
+    """Visit the run's peers. A private peer is not visited, because no peer is expected to be able to dial it."""
+    public = [each for each in statuses if each.reach != "private"]
+    seen.private = [each.name for each in statuses if each.reach == "private"]
+    seen.left_out = max(0, len(public) - PEERS_MAX)
+    hosts = list(dict.fromkeys(map(host, seen.listen)))
+    async with direct_channel(daemon, seen.peer, hosts) as channel:
+        visits = [_visit_peer(daemon, channel, each, lock) for each in public[:PEERS_MAX]]
+        others = await asyncio.gather(*visits)
+    seen.others = [replace(each, way=None) if seen.peer.invite is not None else each for each in others]
+
+
+@contextlib.asynccontextmanager
+async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
+    """Direct connections as a peer with these settings would make them; None if they are switched off, or if the run is
+    private, because its members accept direct connections only from members."""
+    if not peer.direct or peer.invite is not None:
+        yield None
+        return
+    from p2p_diloco.net.direct import DirectChannel
+    from p2p_diloco.net.framing import VERSION
+    from p2p_diloco.net.hivemind import DIRECT
+    from p2p_diloco.net.streams import Streams
+    from p2p_diloco.node.inbox import Inbox
+
+    async def opened(other: str) -> Opened:
+        protocol = f"/p2p-diloco/{VERSION}/{peer.run_id}{DIRECT}"
+        return await daemon.open_stream(other, protocol, timeout_s=Limits().connect_timeout_s)
+
+    async def turn_away(other: str, pipe: Pipe) -> None:
+        pipe.abort()
+
+    streams = Streams(Inbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
+    channel = DirectChannel(
+        streams,
+        open_stream=opened,
+        addresses=daemon.known_at,
+        found_at=daemon.found_at,
+        serve=turn_away,
+        hosts=hosts,
+        port=peer.direct_port,
+    )
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+async def _visit_peer(
+    daemon: Daemon, channel: DirectChannel | None, status: PeerStatus, one_at_a_time: asyncio.Lock
+) -> Visit:
+    """Visit a peer of the run at its addresses, and find out which path payloads to it would take."""
+    daemon.introduce(status.peer_id, status.addresses)
+    attempts = [asyncio.create_task(visit(daemon, at, one_at_a_time)) for at in status.addresses]
+    try:
+        for attempt in asyncio.as_completed(attempts):
+            if (seen := await attempt).unreached is None:
+                break
+    finally:
+        for each in attempts:
+            each.cancel()
+    way = None
+    if seen.unreached is None:
+        direct = channel is not None and await channel.take(status.peer_id) is not None
+        way = "direct" if direct else "relayed" if leads_over_a_relay(seen.address) else "libp2p"
+    return replace(seen, name=status.name, way=way)

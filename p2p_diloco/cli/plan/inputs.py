@@ -23,7 +23,6 @@ from p2p_diloco.planning.exchange import Machine
 from p2p_diloco.planning.forecast import Forecast
 from p2p_diloco.settings import read_settings
 
-PEERS_MAX = 1000
 COUNT_MAX = 1e15
 LONE_LINK = 1e9
 """The bandwidth assumed for a peer that is alone, in bytes a second; it sends nothing."""
@@ -77,9 +76,6 @@ def question(asked: Asked, settings: Mapping[str, object], config_file: Path | N
     Raises:
         UsageError, ConfigError: a value is missing or can't be used. NoBootstrapReached: no peer of the run answers.
     """
-    if not 0 < asked.utilisation < 1:
-        wrong = "is no share between 0 and 1"
-        raise UsageError(wrong, key="--utilisation", value=asked.utilisation, mend="choose e.g. 0.95")
     run, _ = read_settings(settings, os.environ, config_file)
     tokens_per_step = _count(asked.tokens_per_step, "--tokens-per-step", "tokens")
     tokens = _count(asked.tokens, "--tokens", "tokens")
@@ -117,8 +113,6 @@ def _machines(asked: Asked, seen: Seen, notes: list[str]) -> list[Machine]:
     peers = asked.peers or max(len(links), len(delays), len(steps), len(seen.names))
     if asked.peers is None and peers < 2:
         raise UsageError("is missing", key="--peers", mend="say how many peers, e.g. --peers 4")
-    if peers > PEERS_MAX:
-        raise UsageError(f"must be at most {PEERS_MAX}", key="--peers", value=peers, mend="choose fewer")
     links = links or _recorded("links", seen.links, peers, min, notes) or [LONE_LINK] * (peers == 1)
     steps = steps or _recorded("step times", seen.steps_s, peers, max, notes)
     if not delays and peers > 1:

@@ -1,26 +1,68 @@
 """Shows a forecast: lines of text for people, an object for programs, and the curves of a plot.
 
-Law: only shows what `planning` computes.
+Law: only shows what `planning` computes. Data go to stdout, progress to stderr.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
-from p2p_diloco.cli.plan.inputs import Question
+import typer
+
+from p2p_diloco.cli.plan.inputs import Asked, Question, question
+from p2p_diloco.errors import ConfigError, UsageError, reason
 from p2p_diloco.observe.figures import bytes_of
-from p2p_diloco.observe.plot import Curve, Moment, text_plot
-from p2p_diloco.planning.advice import Advice
+from p2p_diloco.observe.plot import Curve, Moment, text_plot, write_png
+from p2p_diloco.planning.advice import Advice, advise
 from p2p_diloco.planning.forecast import Course, Forecast
 
 SETTINGS = ("sync_every", "num_fragments", "overlap_steps", "codec", "reply_codec", "pace", "outer_momentum")
 POINTS, ROWS = 60, 8
 DECADES = 2
 """The curves cover this many powers of ten below and above the bandwidth of the slowest link."""
+WIDTH = 80
+"""Columns of the output if it is not a terminal."""
+
+
+def answer(
+    asked: Asked, settings: Mapping[str, object], config_file: Path | None, png: Path | None, *, as_json: bool
+) -> None:
+    """Print the forecast and the advice.
+
+    Raises:
+        UsageError, ConfigError: an input is missing or can't be used. NoBootstrapReached: no peer of the run answers.
+    """
+    asks = question(asked, settings, config_file)
+    advice = advise(asks.forecast, asks.wanted, asks.tokens)
+    if png is not None:
+        _draw(asks, png)
+    if as_json:
+        typer.echo(json.dumps(as_object(asks, advice), indent=2))
+    else:
+        width = get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+        typer.echo("\n".join(drawn(asks, advice, width)))
+
+
+def _draw(asks: Question, png: Path) -> None:
+    curves, moments, _ = curves_of(asks.forecast)
+    title, x_label = headline(asks).replace(", H=", "\nH="), "bandwidth of the slowest link, Mbit/s"
+    try:
+        write_png(png, curves, moments, title=title, x_label=x_label, y_label="utilisation", log_x=True)
+    except ImportError:
+        mend = "install it: pip install 'p2p-diloco[plot]', or leave --png out"
+        raise UsageError("needs matplotlib, which isn't installed", key="--png", value=png, mend=mend) from None
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"can't be written ({why})", key="--png", value=png, mend="name another file") from None
+    typer.echo(f"wrote {png}", err=True)
 
 
 def as_object(question: Question, advice: Advice) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The model with which the papers on DiLoCo computed utilisation, and their published figures to check it against.
 
-Law: this model is for `plan --paper-check` alone; forecasts for users come from `exchange`, which describes how this
-package really exchanges.
+Law: a check of how the papers' figures are read; forecasts for users come from `planning.exchange`, which describes how
+this package really exchanges.
 
 Sources: Streaming DiLoCo (arXiv 2501.18512), table 4, and Scaling Laws for DiLoCo (arXiv 2503.09799), table 7. Their
 assumptions: two replicas; a payload of bits · N · 2(1 − 1/M); no latency; a step of T seconds is T/3 of forward pass
@@ -145,31 +145,3 @@ def _nearest(gbit: float) -> int:
     if gbit > GRID_GBIT[-1]:
         return len(GRID_GBIT)
     return min(range(len(GRID_GBIT)), key=lambda index: abs(GRID_GBIT[index] - gbit))
-
-
-class GuideRow(NamedTuple):
-    """A row of a reference guide's two tables, with its figures as text: bf16, 1 Gbit/s, H = 500 steps of 1 s, no
-    overhead. `transfer`: seconds to send the model; `utilisation`: per cent; `fragment`: seconds to send one fragment;
-    `window`: seconds between two fragments."""
-
-    name: str
-    params: float
-    fragments: int
-    transfer: str
-    utilisation: str
-    fragment: str
-    window: str
-
-    def computed(self) -> GuideRow:
-        """The same row as computed, rounded to as many digits as the published one."""
-        sent_s, train_s = 16 * self.params / 1e9, 500.0
-        values = sent_s, 100 * train_s / (train_s + sent_s), sent_s / self.fragments, train_s / self.fragments
-        digits = (len(text.partition(".")[2]) for text in self[3:])
-        return GuideRow(*self[:3], *(f"{value:.{places}f}" for value, places in zip(values, digits, strict=True)))
-
-
-GUIDE = (
-    GuideRow("150M", 1.5e8, 3, "2.4", "99.5", "0.8", "167"),
-    GuideRow("1B", 1e9, 7, "16", "97", "2.3", "71"),
-    GuideRow("7B", 7e9, 7, "112", "82", "16", "71"),
-)
