@@ -7,12 +7,13 @@ its run's founding, so a newcomer can check it when nothing else of the run is l
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
@@ -21,7 +22,6 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.net.statements import pack
 from p2p_diloco.node import unowned
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.revising import Founding
 
 KIND = b"end of a run"
@@ -30,8 +30,8 @@ RECORD_TTL_S = 24 * 3600.0
 """How long the DHT keeps a record after its last renewal, so that absent peers find it when they return."""
 TRIED_MAX = 16
 """The most records whose signatures are checked at one look, highest records first: strangers may store many."""
-_FIELDS_BEFORE = 7
-"""The number of fields in a record of an older version of this package, without `End.revision`."""
+COUNT_MAX = 2**62
+"""Messages hold no greater numbers of samples and epochs."""
 FILE = "ended.json"
 """The name of the record's file in the folder of checkpoints."""
 
@@ -99,7 +99,8 @@ def _proven(end: End, transport: Transport, run_id: str) -> bool:
     """Whether the signature of an end of some run with this name is right."""
     founding = Founding(run_id, end.founder, end.founded)
     said = statement(founding, end.model, end.shards, end.time)
-    return end.model.generation >= 0 and transport.signed_by(end.signer, end.proof, KIND, said)
+    sound = end.model.generation >= 0 and max(end.model.samples, end.model.epochs) <= COUNT_MAX
+    return sound and transport.signed_by(end.signer, end.proof, KIND, said)
 
 
 def ended(run_id: str, end: End) -> Refused:
@@ -154,14 +155,11 @@ def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -
     """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
     changed file is wrong."""
     try:
-        content = json.loads((folder / FILE).read_bytes())
-        if isinstance(content, list) and len(content) == _FIELDS_BEFORE:
-            content.append(to_plain(FOUNDED))
-        end = from_plain(End, content)
+        end = msgspec.json.decode((folder / FILE).read_bytes(), type=End)
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
         return None
 
@@ -173,7 +171,7 @@ def save(folder: Path, end: End) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            file.write(json.dumps(to_plain(end)).encode())
+            file.write(msgspec.json.encode(end))
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(folder / FILE)

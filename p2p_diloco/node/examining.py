@@ -10,10 +10,10 @@ import asyncio
 from functools import partial
 
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.signatures import hash_of
@@ -82,7 +82,7 @@ class Examiner:
         """Ask these peers for the contributions to a mean, and wait for them. Returns whether all came. Gives up if
         none has come for `wait_s`, or if the owner is gone and no peer accuses it. `hasty`: also if each peer has
         refused."""
-        header, slices, missing = wire.pack(Audit(case.mean), self._token), 0, case.missing()
+        header, slices, missing = packed(Audit(case.mean), self._token), 0, case.missing()
         waited_for = asked - {self._me}
 
         def answered(peer: str, outcome: Outcome) -> None:

@@ -1,24 +1,26 @@
-"""The fields of messages in headers: by name, how each is written and what is accepted.
+"""The fields of messages in headers: which of them name peers and hashes, how great and how long they may be, and the
+short forms of choices and states.
 
-Law: one table for all messages, so a field of one name is the same everywhere; where it is not, a message says so in
-`written`. Payloads and their hashes, and roots, are not written: who receives the payload computes them. An entry of a
-choice has the author's place in the roll of the base, sequence, weight and samples; then only what is not as in the
-roll. The most that a donor can lie about a plan is which members are candidates that missed many commits.
+Law: a field of one name and type is the same everywhere, unless `headers` says so. Payloads and their hashes, and
+roots, are not written: who receives the payload computes them. An entry of a choice has the author's place in the roll
+of the base, sequence, weight and samples; then only what is not as in the roll. The most that a donor can lie about a
+plan is which members are candidates that missed many commits.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import Table, Use
-from p2p_diloco.core.messages import Choice, Links, Ready, Summary, What
+from p2p_diloco.core.messages import Choice, Links, Ready
 from p2p_diloco.core.plan import SPARE_EPOCHS, Member, Plan, plan_after
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.state import LINKS_MAX, State, founding, hash_of
+from p2p_diloco.core.state import State, founding, hash_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
@@ -26,58 +28,63 @@ from p2p_diloco.node.forms import About, Form, Unfit, Unplaced
 
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
-SLICES_MAX, FRAGMENTS_MAX = 4096, 4096
-BANDWIDTH_MAX, SPEED_MAX, WEIGHT_MAX, RATE_MAX = 2.0**50, 2.0**40, 2.0**40, 1e9
-LEFT_OUT = ("payload", "hash", "root")
-
-COUNT, LIFE, POSITION = f.whole(), f.whole(2**62), f.whole(leases.POSITION_MAX)
-CHAIN, KEY, HASHES = f.digest(CHAIN_BYTES), f.digest(CHAIN_BYTES, may_lack=True), f.digests(HASH_BYTES)
-DIGESTS, SEAL, PEERS = f.digests(CHAIN_BYTES), f.octets(0, SIGNATURE_BYTES), f.several(f.PEER)
-LINK, RATE, MAYBE = f.number(BANDWIDTH_MAX), f.maybe(f.number(RATE_MAX)), f.maybe(COUNT)
-LINKS, HEADS = (f.several(f.pair(COUNT, CHAIN), most) for most in (LINKS_MAX, FRAGMENTS_MAX))
-
-_BY_FORM = (
-    ("fragment term attempt number epoch sequence samples generation candidates buffered led since saves", COUNT),
-    ("incarnation life", LIFE),
-    ("start stop next", POSITION),
-    ("sync_every min_peers stop_after_epochs stop_after_samples", MAYBE),
-    ("outer_lr outer_momentum", RATE),
-    ("bandwidth link", LINK),
-    ("eligible idle paused died fresh reachable", f.FLAG),
-    ("holder leader author owner by peer", f.PEER),
-    ("name fingerprint proof", f.text()),
-    ("gone late successors", PEERS),
+PEERS = frozenset(
+    [
+        "holder",
+        "leader",
+        "author",
+        "owner",
+        "by",
+        "peer",
+        "gone",
+        "late",
+        "successors",
+        "owners",
+        "missing",
+        "awaits",
+        "behind",
+    ]
 )
-FIELDS: dict[str, f.Form] = {
-    **{name: form for names, form in _BY_FORM for name in names.split()},
-    "weight": f.number(WEIGHT_MAX), "speed": f.number(SPEED_MAX), "role": f.text(16), "grant": f.NAMED,
-    "owners": f.several(f.PEER, SLICES_MAX),
-    "key": CHAIN, "digest": CHAIN, "hashes": HASHES, "digests": DIGESTS, "seal": SEAL,
-    "numbers": f.several(f.whole(SLICES_MAX), SLICES_MAX), "what": f.Form(What, f.same, f.same),
-    "missing": f.several(f.pair(COUNT, PEERS), SLICES_MAX), "links": LINKS, "heads": HEADS,
-    "sent": f.several(f.whole(least=-1), FRAGMENTS_MAX), "paced": f.pair(COUNT, COUNT),
-    "awaits": f.several(f.pair(f.whole(FRAGMENTS_MAX), f.several(f.PEER, 64)), FRAGMENTS_MAX),
-    "used": f.several(f.pair(POSITION, POSITION), leases.SPANS_MAX), "wants": f.whole(leases.WANTS_MAX),
-    "length": f.whole(leases.LENGTH_MAX),
+"""The fields whose text names peers."""
+CHAINS = {"key", "digest", "links", "heads", "digests"}
+"""The fields whose text is a hash of a version, a choice or tensors."""
+MOST: dict[str, float] = {
+    "incarnation": 2**62, "life": 2**62, "samples": 2**48, "start": leases.POSITION_MAX, "stop": leases.POSITION_MAX,
+    "next": leases.POSITION_MAX, "used": leases.POSITION_MAX, "epochs": leases.EPOCHS_MAX, "wants": leases.WANTS_MAX,
+    "length": leases.LENGTH_MAX, "weight": 2.0**40, "speed": 2.0**40, "outer_lr": 1e9, "outer_momentum": 1e9,
 }  # fmt: skip
+"""The greatest numbers: by field, else 2**40 and, with a fraction, 2**50."""
+LONGEST = {
+    "owners": 4096, "numbers": 4096, "missing": 4096, "awaits": 4096, "sent": 4096, "heads": 4096, "links": 4096,
+    "used": leases.SPANS_MAX, "uses": leases.TABLES_MAX, "tables": leases.TABLES_MAX, "leases": 2 * leases.ENTRIES_MAX,
+    "freed": 2 * leases.ENTRIES_MAX,
+}  # fmt: skip
+"""The longest lists, by field."""
 
 
-def written(kind: type[Any], tag: int | None = None, **own: f.Form) -> f.Form:
-    """The form of a dataclass: its fields by `FIELDS`, but for its `own` ones."""
-    names = [field.name for field in dataclasses.fields(kind) if field.name not in LEFT_OUT]
-    return f.row(kind, {name: own.get(name) or FIELDS[name] for name in names}, tag)
+def _scalar(hint: Any, name: str) -> Form:
+    if hint is int:
+        return f.whole(int(MOST.get(name, 2**40)))
+    if hint is float:
+        return f.number(MOST.get(name, 2.0**50))
+    if hint is str and name in PEERS:
+        return f.PEER
+    if hint is str and name in CHAINS:
+        return f.digest(CHAIN_BYTES)
+    return Form(Annotated[str, Meta(max_length=f.TEXT_MAX)] if hint is str else hint)
 
 
-VERSION = written(Version, samples=f.whole(2**48))
-REVISION = written(Revision, number=COUNT)
-FIELDS |= {"version": VERSION, "base": VERSION, "revision": REVISION}
-FIELDS |= {"id": written(ContributionId), "oldest": written(ContributionId)}
-FIELDS["data"] = written(leases.DataSet, epochs=f.whole(leases.EPOCHS_MAX))
-FIELDS["uses"] = f.several(written(leases.Use), leases.TABLES_MAX)
-FIELDS |= dict.fromkeys(("leases", "freed"), f.several(written(leases.Lease), 2 * leases.ENTRIES_MAX))
-FIELDS["tables"] = f.several(written(leases.Table), leases.TABLES_MAX)
-FIELDS["model"] = written(ModelVersion, generation=f.whole(least=-1), samples=LIFE, epochs=LIFE, digest=KEY)
-FIELDS["summary"] = written(Summary, digests=f.several(f.several(f.pair(COUNT, CHAIN), 16), FRAGMENTS_MAX))
+SEAL, HASHES, DIGESTS = f.octets(0, SIGNATURE_BYTES), f.digests(HASH_BYTES), f.digests(CHAIN_BYTES)
+OWN: dict[Any, Form] = {
+    "grant": f.NAMED, "behind": f.pair(f.NAMED, f.whole(2**40), f.whole(2**40)), "seal": SEAL, "hashes": HASHES,
+    "sent": f.several(f.whole(2**40, least=-1)),
+}  # fmt: skip
+"""The forms of certain types, and of fields by name."""
+FORMS = f.Forms(_scalar, OWN, left_out=("payload", "hash", "root"), most=LONGEST)
+VERSION = FORMS.of(Version)
+OWN[ModelVersion] = FORMS.row(
+    ModelVersion, generation=f.whole(2**40, least=-1), samples=f.whole(2**62), epochs=f.whole(2**62)
+)
 
 
 # -- choices: one short row for each contribution, and all hashes and signatures in a row of bytes each
@@ -101,12 +108,6 @@ class Entry:
     uses: tuple[Use, ...] = ()
 
 
-ENTRY = written(
-    Entry, link=f.maybe(LINK), reachable=f.maybe(f.FLAG), incarnation=f.maybe(LIFE),
-    oldest=f.maybe(FIELDS["oldest"]), base=f.maybe(VERSION),
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A choice. For the contributions with a weight in order: `roots` has the hash of each, or `hashes` those of all
@@ -125,8 +126,7 @@ class Listed:
     seals: bytes
 
 
-BLOB = f.octets_to(2**28)
-LISTED = written(Listed, entries=f.several(ENTRY), roots=DIGESTS, hashes=BLOB, seals=BLOB)
+LISTED = FORMS.row(Listed, roots=DIGESTS, hashes=Form(bytes))
 NO_ROOT, NO_SEAL = "00" * CHAIN_BYTES, bytes(SIGNATURE_BYTES)
 
 
@@ -196,7 +196,7 @@ def _ready(entry: Entry, about: About, hashes: tuple[str, ...], root: str, seal:
     return Ready(*head, link, reachable, grant, entry.uses, root, b"" if seal == NO_SEAL else seal)
 
 
-CHOICE = Form(LISTED.type, _write_choice, _read_choice)
+CHOICE = OWN[Choice] = Form(LISTED.type, _write_choice, _read_choice)
 
 
 # -- states: one row for each member of the roll, and no plan, because that follows from the roll
@@ -235,8 +235,7 @@ class Stated:
     hashes: tuple[str, ...]
 
 
-ROW = written(Row, gone=f.FLAG, behind=f.pair(f.NAMED, COUNT, COUNT))
-STATED = written(Stated, roll=f.several(ROW), key=KEY)
+STATED = FORMS.row(Stated)
 
 
 def _write_state(state: State, about: About) -> Any:
@@ -278,4 +277,4 @@ def _plan_of(state: State, told: Stated, rules: Rules) -> Plan:
     return plan_after(rules, fragment, epoch, roll, counted, told.candidates, told.successors)
 
 
-STATE = Form(STATED.type, _write_state, _read_state)
+STATE = OWN[State] = Form(STATED.type, _write_state, _read_state)

@@ -24,7 +24,7 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ends
+from p2p_diloco.node import ends, wire
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
@@ -257,7 +257,7 @@ class Observer(Handler):
             return replace(message, payload=payload)
         return message
 
-    def _checked(self, message: m.Message | Folded) -> m.Message:
+    def _checked(self, message: wire.AnyMessage | Folded) -> m.Message:
         if not isinstance(message, m.Told | m.Head | m.Part):
             raise Refusal("this peer only observes the run")
         if why := misplaced(message, self.run.rules):

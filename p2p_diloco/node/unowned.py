@@ -11,10 +11,8 @@ import logging
 from hashlib import blake2b
 from typing import TypeVar
 
-import msgpack
-
 from p2p_diloco.net.interface import Records
-from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.node import board
 from p2p_diloco.node.wire import PROTOCOL
 
 log = logging.getLogger(__name__)
@@ -29,7 +27,7 @@ def name_of(value: bytes) -> str:
 
 def pack(said: object) -> bytes:
     """Encode a dataclass as a record."""
-    return bytes(msgpack.packb([PROTOCOL, to_plain(said)]))
+    return board.packed([PROTOCOL, said])
 
 
 async def store(dht: Records, key: str, value: bytes, ttl_s: float) -> bool:
@@ -66,9 +64,9 @@ async def read(dht: Records, key: str, kind: type[T]) -> list[T]:
     found: list[T] = []
     for value in (await fetch(dht, key)).values():
         try:
-            protocol, said = msgpack.unpackb(value)
-            if protocol == PROTOCOL:
-                found.append(from_plain(kind, said))
-        except (ValueError, TypeError, msgpack.UnpackException):
+            protocol, said = board.read(tuple[int, kind], value)  # type: ignore[valid-type]
+        except ValueError:
             continue
+        if protocol == PROTOCOL:
+            found.append(said)
     return found

@@ -54,7 +54,7 @@ from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
@@ -117,7 +117,7 @@ def now(reading: Coroutine[Any, Any, object]) -> None:
 
 
 def _headers() -> list[bytes]:
-    mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
+    mean = wire.OfMean(0, "c" * 32, 0, ME.peer_id, "e" * 64)
     said: list[wire.NodeMessage] = [
         wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean),
         wire.Copy(mean, OTHER.peer_id, b"s" * 64),
@@ -125,7 +125,7 @@ def _headers() -> list[bytes]:
         wire.ListSlices("train"), wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0),
         wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
-    return [wire.pack(message, TOKEN) for message in said]
+    return [packed(message, TOKEN) for message in said]
 
 
 def _rounds() -> list[bytes]:
@@ -148,7 +148,7 @@ def _frames(case: bytes) -> None:
 
 
 def _network() -> Iterator[Target]:
-    yield Target("headers", _headers(), lambda case: wire.unpack(case, TOKEN), (Refusal,))
+    yield Target("headers", _headers(), lambda case: of_nodes(case, TOKEN), (Refusal,))
     yield Target("messages", _rounds(), _message, (Refusal,))
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))

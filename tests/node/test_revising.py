@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from p2p_diloco.net.membership import RunKey
 from p2p_diloco.net.statements import as_text
 from p2p_diloco.node import ends, revising
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.tensors import checkpoint
@@ -335,12 +333,3 @@ def test_the_run_key_of_a_private_run_signs_revisions() -> None:
         proof = as_text(signer.sign(revising.KIND, founding.statement(stop)))
         assert founding.proven(transport, dataclasses.replace(stop, proof=proof)) is counts
     assert not Founding("r", "founder", 1.0, key.public).proven(transport, dataclasses.replace(stop, proof="no base64"))
-
-
-def test_a_record_of_an_end_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
-    """It names no revision: the run has ended as it was founded."""
-    transport = MemoryNetwork().join("x", Inbox())
-    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0,), (1,)), stop_after_epochs=3)
-    end = ends.signed(transport, founding, ModelVersion(0, 12, 6, "d" * 32), 2, 5.0)
-    (tmp_path / ends.FILE).write_text(json.dumps(to_plain(end)[:-1]))
-    assert ends.load(tmp_path, transport, founding, rules) == end
