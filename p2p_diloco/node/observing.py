@@ -152,7 +152,7 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = await ends.read(self._transport, self._founding, self.run.rules)
+            end = next(iter(await ends.read(self._transport, self._founding, self.run.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:

@@ -17,12 +17,11 @@ from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
 from p2p_diloco.node import board, wire
-from p2p_diloco.node.board import heard, told
+from p2p_diloco.node.board import Board, heard, told
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 
-RECORD_TTL_S = 30.0
 LABEL_LETTERS_MAX = 64
 
 log = logging.getLogger(__name__)
@@ -46,9 +45,14 @@ class DataNodeRecord:
         return value
 
 
+def _board(name: str) -> Board:
+    """The records of the data nodes that serve a data set of this name."""
+    return Board(f"data/{name}", ttl_s=30.0, owned=True)
+
+
 async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> bool:
     """Store a data node's record in the DHT; returns False if it wasn't stored. `name`: of the served data set."""
-    return await dht.store(f"{run_id}/data/{name}", record.peer_id, record.pack(), RECORD_TTL_S)
+    return await _board(name).store(dht, run_id, record.pack())
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
@@ -59,7 +63,7 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
         Unreachable: the DHT doesn't answer.
     """
     found = list[DataNodeRecord]()
-    for peer, (value, _) in (await dht.fetch(f"{run_id}/data/{name}")).items():
+    for peer, value in (await _board(name).fetch(dht, run_id)).items():
         try:
             record = heard(DataNodeRecord, board.read(dict, value))
         except ValueError:

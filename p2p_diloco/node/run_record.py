@@ -14,7 +14,7 @@ import msgpack
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
-from p2p_diloco.node.board import Count, Measure, heard, packed, read, told
+from p2p_diloco.node.board import Board, Count, Measure, heard, packed, read, told
 from p2p_diloco.node.wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """The run's settings, as `RunConfig.to_wire` encodes them."""
+BOARD = Board("config", ttl_s=60.0)
 LEVELS_MAX = 8
 """The most lists and maps in each other that a run's settings may have."""
 
@@ -95,11 +96,6 @@ def signature_of(value: bytes) -> tuple[bytes, bytes]:
         ValueError: the bytes are no record.
     """
     return read(tuple[bytes, bytes], value)
-
-
-def record_key(run_id: str) -> str:
-    """The DHT key of a run's record."""
-    return f"{run_id}/config"
 
 
 def cut_of(layout: Layout) -> str:

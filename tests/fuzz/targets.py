@@ -5,6 +5,7 @@ Law: a target takes any bytes and returns, or raises what it promises. Anything 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import io
@@ -50,7 +51,7 @@ from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.net.signing import SigningKey, signed_by
 from p2p_diloco.net.statements import from_text
-from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking, unowned, wire
+from p2p_diloco.node import board, curves, ends, privacy, providers, revising, revoking, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
 from p2p_diloco.node.forms import About
@@ -94,7 +95,7 @@ class Held:
     peer_id = ME.peer_id
 
     def __init__(self, value: bytes, name: str = "") -> None:
-        self._found = {name or unowned.name_of(value): (value, time.time() + 60.0)}
+        self._found = {name or board.name_of(value): (value, time.time() + 60.0)}
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         return self._found
@@ -106,11 +107,11 @@ class Held:
             return False
 
 
+LOOP = asyncio.new_event_loop()
+
+
 def now(reading: Coroutine[Any, Any, object]) -> None:
-    """Play a coroutine that waits for nothing."""
-    with contextlib.suppress(StopIteration):
-        while True:
-            reading.send(None)
+    LOOP.run_until_complete(reading)
 
 
 # -- the network
@@ -247,9 +248,9 @@ def _records() -> Iterator[Target]:
     signer: Any = SimpleNamespace(sign=lambda kind, said: ME.sign(kind, said).hex(), peer_id=ME.peer_id)
     end = ends.signed(signer, founding, ModelVersion(0, 8, 1, "e" * 32), 2, 1.0)
     reads: dict[str, tuple[bytes, Callable[[Any], Coroutine[Any, Any, object]]]] = {
-        "ends": (unowned.pack(end), lambda dht: ends.read_any(dht, "r")),
-        "revisions": (unowned.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
-        "notices": (msgpack.packb({"private": True, "key": KEY.public}), lambda dht: privacy.is_private(dht, "r")),
+        "ends": (board.pack(end), lambda dht: ends.read_any(dht, "r")),
+        "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
+        "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (KEY.sign_revocations(3, [bytes(8)]), lambda dht: revoking.read(dht, "r", access.member)),
     }
     for name, (seed, reading) in reads.items():

@@ -24,7 +24,7 @@ from p2p_diloco.node.board import told
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import key_of, publish, read_peers
+from p2p_diloco.node.records import BOARD, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.signatures import Signatures
@@ -116,13 +116,13 @@ async def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> Non
     transports = [network.join(name, Inbox()) for name in names]
     for name, transport in zip(names, transports, strict=True):
         record = dataclasses.replace(RECORD, peer_id=name)
-        await transport.store(key_of("r", name), name, record.pack(), 30.0)
-    assert len({key_of("r", name) for name in names}) > 1
+        await transport.store(BOARD.key("r", name), name, record.pack(), 30.0)
+    assert len({BOARD.key("r", name) for name in names}) > 1
     forger = transports[0]
     lie = dataclasses.replace(RECORD, peer_id="peer1", name="mallory").pack()
-    await forger.store(key_of("r", "peer1"), "peer1", lie, 60.0)
-    await forger.store(key_of("r", "x"), "x", lie, 30.0)
-    await forger.store(key_of("r", "y"), "y", b"\xc1 no msgpack", 30.0)
+    await forger.store(BOARD.key("r", "peer1"), "peer1", lie, 60.0)
+    await forger.store(BOARD.key("r", "x"), "x", lie, 30.0)
+    await forger.store(BOARD.key("r", "y"), "y", b"\xc1 no msgpack", 30.0)
     found = await read_peers(forger, "r")
     assert sorted(found) == sorted(names)
     assert found["peer1"].name == "alice"
@@ -362,7 +362,7 @@ async def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addr
     )
     for transport, name, addresses in ((me, "a", ()), (other, "b", ("x",)), (other, "b", ("y",))):
         record = dataclasses.replace(RECORD, peer_id=name, addresses=addresses)
-        assert await transport.store(key_of("r", name), name, record.pack(), 30.0)
+        assert await transport.store(BOARD.key("r", name), name, record.pack(), 30.0)
         await asyncio.sleep(0.1)
         while name == "b" and (not seen or seen[-1] != addresses):
             await asyncio.sleep(0.01)
