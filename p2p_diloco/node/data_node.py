@@ -1,7 +1,7 @@
 """A data node: serves the slices of one data set to the peers of a run.
 
 Law: it only answers. It takes no part in the run, is in no roster, and knows neither the run's settings nor its model.
-In a private run the transport admits only members, and of these `roles` allows only workers to ask.
+In a private run the transport admits only members, and of these `inbox` allows only workers to ask.
 """
 
 from __future__ import annotations

@@ -25,12 +25,11 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler, Inbox, group_of
+from p2p_diloco.node.inbox import Handler, Inbox, forbidden, group_of
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.node_messages import NodeMessages
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX

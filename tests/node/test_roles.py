@@ -14,8 +14,7 @@ from p2p_diloco.node import headers
 from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
-from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.roles import forbidden
+from p2p_diloco.node.inbox import Inbox, forbidden
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
