@@ -227,7 +227,7 @@ async def _stored(dht: Records, run_id: str, packed: bytes) -> None:
     from p2p_diloco.node import revoking
 
     give_up_at = time.monotonic() + STORED_WITHIN_S
-    while not await revoking.store(dht, run_id, packed):
+    while not await revoking.BOARD.store(dht, run_id, packed):
         if time.monotonic() >= give_up_at:
             raise GaveUpWaiting(
                 "the DHT did not store the revocation", mend="check that its peers are up, and try again"

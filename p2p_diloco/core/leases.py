@@ -19,10 +19,6 @@ WEIGHT_MIN = 2.0**-40
 """The weight of an empty contribution: its author has trained nothing since its last one. A commit that counts only
 empty contributions changes no tensor."""
 
-UNWRITTEN = {"unwritten": True}
-"""Metadata of the last fields of messages: a field that is empty is not written. So the messages of runs without data
-are the same as before these fields existed."""
-
 TABLES_MAX, ENTRIES_MAX, SPANS_MAX = 4, 1024, 256
 """TABLES_MAX: the most data sets of a run. ENTRIES_MAX: once a table has this many leases and freed ranges, no new
 positions are leased, and no contribution may add to their number. SPANS_MAX: the most spans of a `Use`; a peer holds at

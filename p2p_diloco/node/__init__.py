@@ -17,13 +17,14 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
     outbox         outgoing messages
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox` those of rounds, `node_messages` those that nodes handle themselves)
-    headers        messages of rounds as bytes: `fields` says how each field is written, in the forms of `forms`; `wire`
-                   writes those of nodes
+    headers        messages as bytes, in the forms that `forms` makes of their types and `fields` limits; `wire` has the
+                   messages of nodes
     signatures     what peers sign, and whether it is signed
     auditing       audits of other peers' means (`cases`, `examining`, `verdicts`, `contradictions`)
     trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
-    status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT, `curves` its losses
+    status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
-    unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
-    plain          dataclasses as plain values
+    board          records of a run in the DHT: its settings (`run_record`), changed settings (`revising`), its end
+                   (`ends`), statuses (`records`), losses (`curves`), data nodes (`providers`), revoked invitations
+                   (`revoking`), that it is private (`privacy`)
 """

@@ -29,7 +29,6 @@ from p2p_diloco.core.state import chain_at, key_of, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.signing import octets, pack, unpack
-from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
@@ -37,6 +36,7 @@ from p2p_diloco.node.contradictions import Contradiction, Remembered, contradict
 from p2p_diloco.node.examining import LOOK, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About, Unfit
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Signatures, Statement, hash_of
@@ -199,7 +199,7 @@ class Audits:
             case.given[to] = False
             for author, payload in case.copies.items():
                 ready = case.readys[author]
-                header = wire.pack(Copy(case.mean, author, ready.seal), self._token)
+                header = packed(Copy(case.mean, author, ready.seal), self._token)
                 body = memoryview(bytes.fromhex("".join(ready.hashes)) + bytes(payload))
                 self._outbox.put(to, header, body, answered)
 
@@ -363,12 +363,12 @@ class Audits:
         told: set[tuple[OfMean | str, str, int]] = {(of, p, n) for of in self._contradictions for p, n in lives.items()}
         for liar, peer in sorted((of, p) for of, p, _ in told - self._told if isinstance(of, str)):
             shown = self._contradictions[liar]
-            self._outbox.put(peer, wire.pack(shown, self._token), shown.payload)
+            self._outbox.put(peer, packed(shown, self._token), shown.payload)
         told |= {(case.mean, peer, life) for case in to_tell for peer, life in lives.items() if peer != case.owner}
         for case in to_tell:
             proof = self._packed(case) if case.proves else None
             said = Accusation(case.mean, case.base, case.seal, 0 if proof is None else proof.nbytes)
-            header = wire.pack(said, self._token)
+            header = packed(said, self._token)
             for peer in sorted(peer for mean, peer, _ in told - self._told if mean == case.mean):
                 case.given |= {peer: True} if peer in case.given else {}
                 self._outbox.put(peer, header, proof)

@@ -14,9 +14,10 @@ import time
 from typing import Any
 
 import msgpack
+import msgspec
 
 Message = dict[str, Any]
-"""A message ``{"kind": ..., ...}`` with values that msgpack can carry."""
+"""A message ``{"kind": ..., ...}`` with values that msgspec can encode; a dataclass arrives as a map of its fields."""
 
 _READ_BYTES = 1 << 20
 
@@ -51,7 +52,7 @@ class TrainerEnd:
         """
         try:
             self._socket.settimeout(timeout_s)
-            self._socket.sendall(msgpack.packb(message))
+            self._socket.sendall(msgspec.msgpack.encode(message))
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
@@ -99,7 +100,7 @@ class NodeEnd:
         """Queue a message to the trainer. If the trainer has ended, the message is dropped without an error; `receive`
         then reports the end."""
         if not self._writer.is_closing():
-            self._writer.write(msgpack.packb({"kind": kind, **values}))
+            self._writer.write(msgspec.msgpack.encode({"kind": kind, **values}))
 
     async def receive(self) -> Message:
         """Wait for the trainer's next message.

@@ -18,8 +18,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from p2p_diloco.net.interface import Records
-from p2p_diloco.node.records import fetch_all, key_of
+from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.node.board import Board
 
 POINTS_MAX = 64
 """The most points of a record; 64 take 864 bytes."""
@@ -29,8 +29,7 @@ LOOK_EVERY_S = 5.0
 """Seconds between two points at first."""
 LOOKS_A_RECORD = 4
 """The record is stored once in so many looks: 864 bytes in 20 s."""
-TTL_S = 60.0
-KIND = "curves"
+BOARD = Board("curves", ttl_s=60.0, owned=True, buckets=4)
 GREATEST, ABSENT = 0xFFFE, 0xFFFF
 HIGHEST = 1e300
 """Greater values, as losses of a training that diverges may be, are told as this: twice of it is finite."""
@@ -111,9 +110,9 @@ async def keep(dht: Records, run_id: str, point: Callable[[], Point | None]) -> 
         if (now := point()) is not None:
             curve = thinned([*curve, now], KEPT)
         if curve and turn >= due:
-            record, peer_id, due = pack(thinned(curve, POINTS_MAX)), dht.peer_id, turn + LOOKS_A_RECORD
+            record, due = pack(thinned(curve, POINTS_MAX)), turn + LOOKS_A_RECORD
             try:
-                await dht.store(key_of(run_id, peer_id, KIND), peer_id, record, TTL_S)
+                await BOARD.store(dht, run_id, record)
             except Exception:  # the run needs no curve
                 log.debug("this peer's curve can't be stored in the DHT; trying again", exc_info=True)
         await asyncio.sleep(LOOK_EVERY_S)
@@ -122,7 +121,11 @@ async def keep(dht: Records, run_id: str, point: Callable[[], Point | None]) -> 
 async def read(dht: Records, run_id: str, until: float) -> dict[str, list[Point]]:
     """Read the curves of a run's peers from the DHT, up to the time `until`; returns them by peer id."""
     curves: dict[str, list[Point]] = {}
-    for peer_id, record in (await fetch_all(dht, run_id, KIND)).items():
+    try:
+        found = await BOARD.fetch(dht, run_id)
+    except Unreachable:
+        return curves
+    for peer_id, record in found.items():
         try:
             curves[peer_id] = [point for point in unpack(record) if point.time <= until]
         except ValueError as error:

@@ -1,7 +1,7 @@
 """A data node: serves the slices of one data set to the peers of a run.
 
 Law: it only answers. It takes no part in the run, is in no roster, and knows neither the run's settings nor its model.
-In a private run the transport admits only members, and of these `roles` allows only workers to ask.
+In a private run the transport admits only members, and of these `inbox` allows only workers to ask.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
-from p2p_diloco.node import revoking, wire
+from p2p_diloco.node import headers, revoking, wire
 from p2p_diloco.node.entry import close, enter_swarm
 from p2p_diloco.node.fetching import AT_ONCE
 from p2p_diloco.node.inbox import Handler, Inbox
@@ -63,7 +63,7 @@ class DataNode(Handler):
     # -- what comes
 
     def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        match message := wire.unpack(header, wire.ANY_RUN):
+        match message := headers.of_nodes(header, wire.ANY_RUN):
             case ListSlices() | GetSlice():
                 return message, 0
             case SliceList() | SliceBytes():
@@ -77,7 +77,7 @@ class DataNode(Handler):
                 self._questions.check(sender, message, payload)
             case ListSlices(asked) if asked != name:
                 raise Refusal(f"this data node serves {name!r}")
-            case GetSlice(data_set, index) if data_set != manifest.identity or not 0 <= index < len(manifest.slices):
+            case GetSlice(data_set, index) if data_set != manifest.identity or index >= len(manifest.slices):
                 raise Refusal(f"this data node serves another data set under the name {name!r}")
             case ListSlices() | GetSlice() if self._busy(sender):
                 raise Refusal("this data node sends as many slices as it can")
@@ -126,7 +126,7 @@ class DataNode(Handler):
 
     async def _send(self, to: str, answer: SliceList | SliceBytes, payload: memoryview) -> None:
         try:
-            await self._transport.send(to, wire.pack(answer), payload)
+            await self._transport.send(to, headers.packed(answer), payload)
         except Refusal as refusal:
             log.warning("the peer %s refused what it asked for: %s", to, refusal.reason)
         except Unreachable as error:

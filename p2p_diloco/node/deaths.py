@@ -16,7 +16,7 @@ from p2p_diloco.core.events import Died
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records
-from p2p_diloco.node.records import key_of, read_peers
+from p2p_diloco.node.records import BOARD, read_peers
 from p2p_diloco.node.status import DEATHS_MAX, Death, Deaths, PeerStatus, highest
 
 LOOK_S = 1.0
@@ -58,7 +58,7 @@ class DeathCount:
     async def _record(self, death: Died) -> PeerStatus | None:
         """The record of the incarnation that died; None if the DHT has none, or doesn't answer in time."""
         try:
-            found = await within(LOOK_S, self._dht.fetch(key_of(self._run_id, death.peer)))
+            found = await within(LOOK_S, self._dht.fetch(BOARD.key(self._run_id, death.peer)))
             record = PeerStatus.unpack(found[death.peer][0])
         except Exception as error:  # a timeout, an unreachable DHT, no record, or an unreadable one
             log.debug("the record of %s can't be read: %r", death.peer, error)

@@ -14,7 +14,7 @@ import msgpack
 
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import wire
+from p2p_diloco.node import headers, wire
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from p2p_diloco.tensors.layout import Layout
@@ -74,7 +74,7 @@ class DescriptionInbox(Handler):
         self.described: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
 
     def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = wire.unpack(header, self._token) if header[:1] == wire.OF_NODES else None
+        message = headers.of_nodes(header, self._token)
         if not isinstance(message, wire.Description):
             raise Refusal("this peer still waits for the description of its run's model")
         if not 0 < message.nbytes <= self._bytes_max:
@@ -97,7 +97,7 @@ async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer
     before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
     inbox.handler = waiting
     try:
-        await transport.send(peer, wire.pack(wire.Describe(), token))
+        await transport.send(peer, headers.packed(wire.Describe(), token))
         return await within(DESCRIBE_S, waiting.described)
     except (Refusal, Unreachable, asyncio.TimeoutError) as error:
         log.debug("%s didn't describe the run's model: %r", peer, error)

@@ -128,7 +128,7 @@ class Ending:
         """Read the highest end in the DHT that binds this peer; None if there is none. Log a higher rumour, once."""
         of = self._transport, self._founding, self._replica.rules
         try:
-            found = await ends.read_all(*of, self._trusted | self._group)
+            found = await ends.read(*of, self._trusted | self._group)
         except Unreachable as error:
             log.debug("the DHT gave no answer about the run's end: %s", error)
             return None

@@ -1,18 +1,19 @@
-"""The record of a run's end: its content, its signature, and the copies of the record in the DHT and on disk.
+"""The record of a run's end: its content, its signature, and its copies in the DHT and on disk.
 
-Law: a record states that its signer has held the named state as the run's last one. No peer owns the record (see
-`unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer. A record names
-its run's founding, so a newcomer can check it when nothing else of the run is left.
+Law: a record states that its signer has held the named state as the run's last one. Several peers may sign the same
+end. `ending` decides whether a record binds this peer. A record names its run's founding, so a newcomer can check it
+when nothing else of the run is left.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
@@ -20,18 +21,16 @@ from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.net.signing import pack
-from p2p_diloco.node import unowned
-from p2p_diloco.node.plain import from_plain, to_plain
+from p2p_diloco.node.board import Board
+from p2p_diloco.node.board import pack as pack_record
 from p2p_diloco.node.revising import Founding
 
 KIND = b"end of a run"
 """The kind of statement that a peer signs."""
-RECORD_TTL_S = 24 * 3600.0
-"""How long the DHT keeps a record after its last renewal, so that absent peers find it when they return."""
-TRIED_MAX = 16
-"""The most records whose signatures are checked at one look, highest records first: strangers may store many."""
-_FIELDS_BEFORE = 7
-"""The number of fields in a record of an older version of this package, without `End.revision`."""
+BOARD = Board("end", ttl_s=24 * 3600.0)
+"""Absent peers find an end for a day when they return."""
+COUNT_MAX = 2**62
+"""Messages hold no greater numbers of samples and epochs."""
 FILE = "ended.json"
 """The name of the record's file in the folder of checkpoints."""
 
@@ -99,7 +98,8 @@ def _proven(end: End, transport: Transport, run_id: str) -> bool:
     """Whether the signature of an end of some run with this name is right."""
     founding = Founding(run_id, end.founder, end.founded)
     said = statement(founding, end.model, end.shards, end.time)
-    return end.model.generation >= 0 and transport.signed_by(end.signer, end.proof, KIND, said)
+    sound = end.model.generation >= 0 and max(end.model.samples, end.model.epochs) <= COUNT_MAX
+    return sound and transport.signed_by(end.signer, end.proof, KIND, said)
 
 
 def ended(run_id: str, end: End) -> Refused:
@@ -121,47 +121,40 @@ async def read_any(transport: Transport, run_id: str) -> End | None:
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = sorted(await unowned.read(transport, _key(run_id), End), reverse=True)
-    return next((end for end in found[:TRIED_MAX] if _proven(end, transport, run_id)), None)
+    return next(iter(await BOARD.read(transport, run_id, End, lambda end: _proven(end, transport, run_id))), None)
 
 
-async def read(transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the highest valid end from the DHT; None if there is none. Raises as `read_all`."""
-    return next(iter(await read_all(transport, founding, rules)), None)
-
-
-async def read_all(
-    transport: Transport, founding: Founding, rules: Rules, trusted: Collection[str] = ()
-) -> Sequence[End]:
-    """Read the valid ends from the DHT, highest first. Records that can't be read, or whose signature is wrong, are
-    left out. If there are too many to check, those of `trusted` signers are checked first.
+async def read(transport: Transport, founding: Founding, rules: Rules, trusted: Collection[str] = ()) -> Sequence[End]:
+    """Read the valid ends from the DHT, highest first. If there are too many to check, those of `trusted` signers are
+    checked first.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = await unowned.read(transport, _key(founding.run_id), End)
-    ended = sorted((end for end in found if rules.ended(end.model, end.revision)), reverse=True)
-    first = sorted(ended, key=lambda end: end.signer not in trusted)[:TRIED_MAX]
-    return sorted((end for end in first if holds(end, transport, founding, rules)), reverse=True)
+
+    def valid(end: End) -> bool:
+        return holds(end, transport, founding, rules)
+
+    def order(end: End) -> tuple[bool, bool]:
+        return not rules.ended(end.model, end.revision), end.signer not in trusted
+
+    return await BOARD.read(transport, founding.run_id, End, valid, order)
 
 
 async def store(transport: Transport, founding: Founding, end: End) -> bool:
     """Store the record of an end in the DHT, or renew it. Returns False if it wasn't stored."""
-    return await unowned.store(transport, _key(founding.run_id), unowned.pack(end), RECORD_TTL_S)
+    return await BOARD.store(transport, founding.run_id, pack_record(end))
 
 
 def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
     """Read the record of the run's end from this disk; None if there is no valid one. The signature of a
     changed file is wrong."""
     try:
-        content = json.loads((folder / FILE).read_bytes())
-        if isinstance(content, list) and len(content) == _FIELDS_BEFORE:
-            content.append(to_plain(FOUNDED))
-        end = from_plain(End, content)
+        end = msgspec.json.decode((folder / FILE).read_bytes(), type=End)
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
         return None
 
@@ -173,13 +166,9 @@ def save(folder: Path, end: End) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
-            file.write(json.dumps(to_plain(end)).encode())
+            file.write(msgspec.json.encode(end))
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(folder / FILE)
     except OSError as error:
         log.error("the record of the run's end can't be written to %s: %s", folder / FILE, error.strerror or error)
-
-
-def _key(run_id: str) -> str:
-    return f"{run_id}/end"

@@ -7,13 +7,14 @@ examined, and what follows from a lie.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterable
 from functools import partial
 
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node import wire
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.signatures import hash_of
@@ -24,6 +25,31 @@ SLICES = 30
 """A wait is counted in this many parts, so that a suspension of this process counts as at most one part."""
 LOOK = 1 / 4
 """The time between two looks at who is live, as a multiple of the wait for the next copy."""
+
+LATE = 2.0
+"""If more time than this has passed since the last look, as a multiple of the interval, this process was suspended."""
+
+
+class Contact:
+    """The live peers, each with the time of the look since which it has been live at every look. `look` is called at
+    regular intervals. It is a break if a peer is missing at a look, or if this process was suspended between two looks.
+    An absence that is shorter than an interval may go unseen."""
+
+    def __init__(self, interval_s: float) -> None:
+        """`interval_s`: the time between two looks, in seconds."""
+        self._interval_s, self._looked = interval_s, math.inf
+        self._since: dict[str, float] = {}
+
+    def look(self, alive: Iterable[str], now: float) -> None:
+        """Record that these peers are live now."""
+        suspended = now - self._looked > LATE * self._interval_s
+        before, self._looked = {} if suspended else self._since, now
+        self._since = {peer: before.get(peer, now) for peer in alive}
+
+    def since(self, peer: str) -> float:
+        """Since when the peer has been live without a break; inf if it is not live, or was first seen after the last
+        look."""
+        return self._since.get(peer, math.inf)
 
 
 class Examiner:
@@ -82,7 +108,7 @@ class Examiner:
         """Ask these peers for the contributions to a mean, and wait for them. Returns whether all came. Gives up if
         none has come for `wait_s`, or if the owner is gone and no peer accuses it. `hasty`: also if each peer has
         refused."""
-        header, slices, missing = wire.pack(Audit(case.mean), self._token), 0, case.missing()
+        header, slices, missing = packed(Audit(case.mean), self._token), 0, case.missing()
         waited_for = asked - {self._me}
 
         def answered(peer: str, outcome: Outcome) -> None:

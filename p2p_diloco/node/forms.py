@@ -1,21 +1,21 @@
-"""Forms: how values are written in a header. A form is the type by which msgspec checks what came, and two functions
-that convert a value to plain numbers, text, bytes and lists, and back.
+"""Forms: how values are written in a message or a history. A form is the type by which msgspec checks what came, and
+two functions that convert a value to plain numbers, text, bytes and lists, and back. `Forms` makes that of a dataclass
+from the types of its fields.
 
 Law: pure. Whatever passes the type is converted, or raises `Unfit`. A dataclass is the list of its fields, in order; at
-its end, fields with their default values are left out. A hash is written as bytes; a peer as None if it is the sender,
-as its place in a roll if the roll has it, as the 32 bytes of its key, or as text
-after a zero byte.
+its end, fields with their default values are left out. In a message, a hash is written as bytes; a peer as None if it
+is the sender, as its place in a roll if the roll has it, as the 32 bytes of its key, or as text after a zero byte.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from types import MappingProxyType
-from typing import Annotated, Any
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import base58
 import msgspec
@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from p2p_diloco.core.plan import Member
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.state import State
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.signing import PEER_ID
 
@@ -75,45 +76,42 @@ class About:
     base: Version = NOWHERE
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    type: Any
-    write: Callable[[Any, About], Any]
-    read: Callable[[Any, About], Any]
-
-
 def same(value: Any, about: About) -> Any:
     """The value as it is."""
     return value
 
 
+Convert = Callable[[Any, About], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    type: Any
+    write: Convert = same
+    read: Convert = same
+
+
 # -- numbers and text
 
 
-def whole(most: int = 2**40, least: int = 0) -> Form:
+def whole(most: int, least: int = 0) -> Form:
     """A whole number."""
-    return Form(Annotated[int, Meta(ge=least, le=most)], same, same)
+    return Form(Annotated[int, Meta(ge=least, le=most)])
 
 
-def number(most: float, least: float = 0.0) -> Form:
-    """A finite number. One without a fraction is written as a whole number, which takes fewer bytes."""
-    return Form(Annotated[float, Meta(ge=least, le=most)], lambda value, _: _shortest(value), same)
+def number(most: float) -> Form:
+    """A number that is not negative. One without a fraction is written as a whole number, which takes fewer bytes."""
+    return Form(Annotated[float, Meta(ge=0.0, le=most)], lambda value, _: _shortest(value))
 
 
 def _shortest(value: float) -> float | int:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def text(most: int = TEXT_MAX) -> Form:
-    """Text of at most so many characters."""
-    return Form(Annotated[str, Meta(max_length=most)], same, same)
-
-
 def octets(*lengths: int) -> Form:
     """Bytes of one of these lengths."""
-    if len(lengths) == 1:
-        return Form(Annotated[bytes, Meta(min_length=lengths[0], max_length=lengths[0])], same, same)
-    return Form(Annotated[bytes, Meta(max_length=max(lengths))], same, lambda value, _: _of_length(value, lengths))
+    kind = Annotated[bytes, Meta(min_length=min(lengths), max_length=max(lengths))]
+    return Form(kind, read=lambda value, _: _of_length(value, lengths))
 
 
 def _of_length(value: bytes, lengths: tuple[int, ...]) -> bytes:
@@ -122,14 +120,9 @@ def _of_length(value: bytes, lengths: tuple[int, ...]) -> bytes:
     return value
 
 
-def octets_to(most: int) -> Form:
-    """At most so many bytes."""
-    return Form(Annotated[bytes, Meta(max_length=most)], same, same)
-
-
-def digest(length: int, *, may_lack: bool = False) -> Form:
-    """A hash of this many bytes, in a message its hexadecimal digits."""
-    raw = octets(0, length) if may_lack else octets(length)
+def digest(length: int) -> Form:
+    """A hash of this many bytes, in a message its hexadecimal digits; it may be empty."""
+    raw = octets(0, length)
     return Form(raw.type, lambda value, _: bytes.fromhex(value), lambda value, about: raw.read(value, about).hex())
 
 
@@ -144,8 +137,6 @@ def digests(length: int) -> Form:
     kind = Annotated[bytes, Meta(max_length=length * ITEMS_MAX)]
     return Form(kind, lambda value, _: bytes.fromhex("".join(value)), read)
 
-
-FLAG = Form(bool, same, same)
 
 # -- peers
 
@@ -207,18 +198,102 @@ NAMED = Form(_Peer, _write_named, _read_named)
 # -- lists and dataclasses
 
 
+class Forms:
+    """Makes forms from types. `scalar`: the form of a value that is neither a dataclass nor made of other ones, by its
+    type and the name of its field. `own`: the forms of certain types, and of fields by name. `left_out`: fields that
+    are not written; read, they have their defaults, or are empty text. `tagged`: the dataclasses whose lists begin with
+    their names."""
+
+    def __init__(
+        self,
+        scalar: Callable[[Any, str], Form],
+        own: dict[Any, Form],
+        left_out: Collection[str],
+        tagged: Collection[type[Any]] = (),
+        most: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`most`: the longest list in a field, by its name."""
+        self._scalar, self.own, self._left_out, self._tagged, self._most = scalar, own, left_out, tagged, most
+
+    def of(self, hint: Any, name: str = "") -> Form:
+        """The form of a type, in a field of this name."""
+        if own := self.own.get(name) or self.own.get(hint):
+            return own
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            self.own[hint] = self.row(hint, tag=hint.__name__ if hint in self._tagged else None)
+            return self.own[hint]
+        parts, origin = get_args(hint), get_origin(hint)
+        forms = [self.of(part, name) for part in parts if part not in (NoneType, ...)]
+        if origin in (Union, UnionType):
+            return maybe(forms[0]) if NoneType in parts else either(dict(zip(parts, forms, strict=True)))
+        if origin is Mapping:
+            key, item = forms
+            return Form(
+                dict[key.type, item.type],  # type: ignore[name-defined]
+                lambda value, about: {key.write(k, about): item.write(v, about) for k, v in value.items()},
+                lambda value, about: {key.read(k, about): item.read(v, about) for k, v in value.items()},
+            )
+        if origin is not tuple:
+            return self._scalar(hint, name)
+        return several(forms[0], self._most.get(name, ITEMS_MAX)) if ... in parts else pair(*forms)
+
+    def row(self, kind: type[Any], tag: int | str | None = None, **own: Form) -> Form:
+        """The form of a dataclass: the list of its fields, after the `tag` if there is one. `own`: the forms of fields
+        that are unlike those of the same name and type elsewhere."""
+        hints = get_type_hints(kind, localns={"State": State})
+        fields = [field for field in dataclasses.fields(kind) if field.name in own or field.name not in self._left_out]
+        forms = [own.get(field.name) or self.of(hints[field.name], field.name) for field in fields]
+        absent = {
+            field.name: ""
+            for field in dataclasses.fields(kind)
+            if field not in fields and field.default is dataclasses.MISSING
+        }
+        wire: list[Any] = []
+        for field, form in zip(fields, forms, strict=True):
+            default = field.default
+            if default is not dataclasses.MISSING:
+                wire.append((field.name, form.type, msgspec.convert(form.write(default, NO_RUN), form.type)))
+            else:
+                wire.append((field.name, form.type))
+        struct = msgspec.defstruct(
+            kind.__name__, wire, array_like=True, frozen=True, forbid_unknown_fields=True, tag=tag, gc=False
+        )
+        names, defaults = [field.name for field in fields], [field.default for field in fields]
+        get: Callable[[Any], tuple[Any, ...]] = (
+            attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+        )
+        head = [] if tag is None else [tag]
+        writes = [None if form.write is same else form.write for form in forms]
+
+        def write(value: Any, about: About) -> list[Any]:
+            found = get(value)
+            count = len(found)
+            while count and found[count - 1] == defaults[count - 1]:
+                count -= 1
+            pairs = zip(writes, found[:count], strict=False)
+            return [*head, *[one if write is None else write(one, about) for write, one in pairs]]
+
+        def read(value: Any, about: About) -> Any:
+            found = zip(names, forms, get(value), strict=True)
+            return kind(**absent, **{name: form.read(one, about) for name, form, one in found})
+
+        return Form(struct, write, read)
+
+
 def several(form: Form, most: int = ITEMS_MAX) -> Form:
     """A tuple of values of one form."""
     read, write = form.read, form.write
     return Form(
         Annotated[tuple[form.type, ...], Meta(max_length=most)],  # type: ignore[name-defined]
-        lambda values, about: [write(value, about) for value in values],
-        lambda values, about: tuple([read(value, about) for value in values]),
+        same if write is same else lambda values, about: [write(value, about) for value in values],
+        same if read is same else lambda values, about: tuple([read(value, about) for value in values]),
     )
 
 
 def pair(*forms: Form) -> Form:
     """A tuple with one value of each form."""
+    if all(form.write is form.read is same for form in forms):
+        return Form(tuple[tuple(form.type for form in forms)])  # type: ignore[misc]
     return Form(
         tuple[tuple(form.type for form in forms)],  # type: ignore[misc]
         lambda values, about: [form.write(value, about) for form, value in zip(forms, values, strict=True)],
@@ -228,6 +303,8 @@ def pair(*forms: Form) -> Form:
 
 def maybe(form: Form) -> Form:
     """A value of this form, or None."""
+    if form.write is form.read is same:
+        return Form(form.type | None)
     return Form(
         form.type | None,
         lambda value, about: None if value is None else form.write(value, about),
@@ -235,45 +312,15 @@ def maybe(form: Form) -> Form:
     )
 
 
-def row(kind: type[Any], forms: dict[str, Form], tag: int | None = None) -> Form:
-    """A dataclass: the list of its fields that have a form, after the `tag` if there is one. The others have their
-    defaults when the list is read, or are empty text."""
-    fields = [field for field in dataclasses.fields(kind) if field.name in forms]
-    assert forms.keys() == {field.name for field in fields}, f"a {kind.__name__} has no such field"
-    absent = {
-        field.name: ""
-        for field in dataclasses.fields(kind)
-        if field.name not in forms and field.default is dataclasses.MISSING
-    }
-    nobody = About("", Rules(run="", fragments=()))
-    wire: list[Any] = []
-    names = [field.name for field in fields]
-    for field in fields:
-        form = forms[field.name]
-        if field.default is dataclasses.MISSING:
-            wire.append((field.name, form.type))
-        else:
-            default = msgspec.convert(form.write(field.default, nobody), form.type)
-            wire.append((field.name, form.type, default))
-    struct = msgspec.defstruct(
-        kind.__name__, wire, array_like=True, frozen=True, forbid_unknown_fields=True, tag=tag, gc=False
+def either(forms: dict[type[Any], Form]) -> Form:
+    """One of these dataclasses, whose forms have tags."""
+    reads = {form.type: form.read for form in forms.values()}
+    return Form(
+        Union[tuple(reads)],  # noqa: UP007
+        lambda value, about: forms[type(value)].write(value, about),
+        lambda value, about: reads[type(value)](value, about),
     )
-    get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),) if names else ()
-    used = [forms[name] for name in names]
-    defaults = [field.default for field in fields]
 
-    def write(value: Any, about: About) -> list[Any]:
-        found = get(value)
-        count = len(found)
-        while count and found[count - 1] == defaults[count - 1]:
-            count -= 1
-        head = [] if tag is None else [tag]
-        return [*head, *[form.write(one, about) for form, one in zip(used, found[:count], strict=False)]]
 
-    def read(value: Any, about: About) -> Any:
-        found = get(value)
-        return kind(
-            **absent, **{name: form.read(one, about) for name, form, one in zip(names, used, found, strict=True)}
-        )
-
-    return Form(struct, write, read)
+NO_RUN = About("", Rules(run="", fragments=()))
+"""What is known of a message that is about no run."""

@@ -1,5 +1,4 @@
-"""Encodes the messages of `p2p_diloco.core` as header bytes, and decodes them: msgpack of [protocol, token, [tag,
-fields...]].
+"""Encodes messages as header bytes, and decodes them: msgpack of [protocol, token, [tag, fields...]].
 
 Law: any bytes give a message, a `Folded` message or a `Refusal`, and take memory by their length, whatever lengths they
 claim. Payloads go beside the header, and their hashes are not in it: who receives a payload computes its hash.
@@ -19,33 +18,32 @@ from p2p_diloco.core.state import State, rooted
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
+from p2p_diloco.node import fields
 from p2p_diloco.node import forms as f
-from p2p_diloco.node.fields import CHOICE, COUNT, FRAGMENTS_MAX, KEY, LINKS, STATE, VERSION, written
-from p2p_diloco.node.forms import NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
+from p2p_diloco.node.fields import DIGESTS, FORMS, HASH_BYTES, VERSION
+from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
 from p2p_diloco.node.signatures import LIFE_BYTES
-from p2p_diloco.node.wire import PROTOCOL
+from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, NodeMessage, OfMean
 
 Buffer = bytes | bytearray | memoryview
 
 LENGTH = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
 
+KINDS = (*get_args(m.Message), *get_args(NodeMessage))
+"""All messages; a message's tag is its place."""
 OF_LIFE = f.octets(0, LIFE_BYTES + SIGNATURE_BYTES)
-CLOSE = written(m.Close, choice=f.maybe(CHOICE), seal=OF_LIFE)
-COMMIT = written(m.Commit, choice=CHOICE, seal=OF_LIFE)
 OWN: dict[type[Any], dict[str, f.Form]] = {
-    m.Close: {"choice": f.maybe(CHOICE), "seal": OF_LIFE}, m.Commit: {"choice": CHOICE, "seal": OF_LIFE},
-    m.Want: {"key": KEY},
-    m.Vote: {"served": f.maybe(CLOSE), "commit": f.maybe(COMMIT)}, m.Ask: {"fragment": f.maybe(COUNT)},
-    m.Told: {"versions": f.several(VERSION, FRAGMENTS_MAX), "links": f.several(LINKS, FRAGMENTS_MAX)},
-    m.Head: {"state": STATE},
+    m.Close: {"seal": OF_LIFE}, m.Commit: {"seal": OF_LIFE}, m.Head: {"digests": DIGESTS},
+    OfMean: {"hash": f.digest(HASH_BYTES)},
 }  # fmt: skip
-"""Fields that are not written as `FIELDS` says."""
-FORMS = {kind: written(kind, tag, **OWN.get(kind, {})) for tag, kind in enumerate(get_args(m.Message))}
+"""The forms of fields that are unlike those of other messages."""
+fields.OWN |= {kind: FORMS.row(kind, None, **own) for kind, own in OWN.items()}  # as parts of other messages
+OF_KIND = {kind: FORMS.row(kind, tag, **OWN.get(kind, {})) for tag, kind in enumerate(KINDS)}
 BY_ROLL = (m.Close, m.Commit, m.Vote, m.Lack)
 """Messages that name peers by their places in the roll of their base."""
 
-_OF_STRUCT = {form.type: (kind, form) for kind, form in FORMS.items()}
-_BODY = msgspec.msgpack.Decoder(Union[tuple(form.type for form in FORMS.values())])  # noqa: UP007
+_OF_STRUCT = {form.type: (kind, form) for kind, form in OF_KIND.items()}
+_BODY = msgspec.msgpack.Decoder(Union[tuple(form.type for form in OF_KIND.values())])  # noqa: UP007
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -91,7 +89,7 @@ class Folded:
     base: Version
     body: Any
 
-    def read(self, about: About, rolls: Rolls) -> m.Message | Folded:
+    def read(self, about: About, rolls: Rolls) -> AnyMessage | Folded:
         """As `unpack`."""
         return _read(self.body, about, rolls)
 
@@ -100,17 +98,22 @@ LONG = 16 * 1024
 """A message longer than this comes as a payload, for which transports have other limits."""
 
 
-def pack(message: m.Message, about: About, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
+def pack(message: AnyMessage, about: About, token: bytes, long: int = LONG) -> tuple[bytes, bytes | None]:
     """Encode a message: the header and, if the message has more than `long` bytes, the payload. Another payload of the
     message is sent beside the header. `about.roll`: that of the message's base; empty if it isn't known, then peers are
     spelled out."""
-    body = _ENCODER.encode(FORMS[type(message)].write(message, _known(message, about)))
+    body = _ENCODER.encode(OF_KIND[type(message)].write(message, _known(message, about)))
     apart = len(body) > long
     header = _ENCODER.encode([PROTOCOL, token, len(body) if apart else msgspec.Raw(body)])
     return header, body if apart else None
 
 
-def _known(message: m.Message, about: About) -> About:
+def packed(message: NodeMessage, token: bytes = ANY_RUN) -> bytes:
+    """Encode the header of a message of nodes. `token`: the run's; ignored for a `DataMessage`."""
+    return pack(message, NO_RUN, ANY_RUN if isinstance(message, DataMessage) else token)[0]
+
+
+def _known(message: AnyMessage, about: About) -> About:
     fragment, base = getattr(message, "fragment", None) or 0, getattr(message, "base", NOWHERE)
     return replace(about, fragment=fragment, base=base, roll=about.roll if isinstance(message, BY_ROLL) else NOBODY)
 
@@ -127,9 +130,9 @@ def opened(header: bytes, token: bytes) -> memoryview | int:
         raise Refusal(f"the header can't be read ({error})") from None
     if envelope.protocol != PROTOCOL:
         raise Refusal(f"this peer uses protocol {PROTOCOL}, but the message uses protocol {envelope.protocol}")
-    if envelope.token != token:
-        raise Refusal("wrong run token: the sender has another run id, other settings or another model")
     body = memoryview(envelope.body)
+    if envelope.token != (ANY_RUN if bytes(body[1:2]) in _DATA else token):
+        raise Refusal("wrong run token: the sender has another run id, other settings or another model")
     if body[:1] and (body[0] & 0xF0 == 0x90 or body[0] in (0xDC, 0xDD)):
         return body
     try:
@@ -138,7 +141,11 @@ def opened(header: bytes, token: bytes) -> memoryview | int:
         raise Refusal(f"the header has neither a message nor the length of one ({error})") from None
 
 
-def unpack(body: Buffer, about: About, rolls: Rolls) -> m.Message | Folded:
+_DATA = {bytes([KINDS.index(kind)]) for kind in get_args(DataMessage)}
+"""The tags of messages that have no run's token: the second byte of a short message."""
+
+
+def unpack(body: Buffer, about: About, rolls: Rolls) -> AnyMessage | Folded:
     """Decode a message; `about.peer` is its sender. The message has no payload.
 
     Raises:
@@ -151,10 +158,18 @@ def unpack(body: Buffer, about: About, rolls: Rolls) -> m.Message | Folded:
     return _read(struct, about, rolls)
 
 
-def _read(struct: Any, about: About, rolls: Rolls) -> m.Message | Folded:
+def of_nodes(header: bytes, token: bytes) -> NodeMessage | None:
+    """Decode a header on behalf of a node that is in no run; None if it has a message of a run's rounds. Raises as
+    `opened` and `unpack`."""
+    body = opened(header, token)
+    message = None if isinstance(body, int) else unpack(body, NO_RUN, Rolls())
+    return message if isinstance(message, NodeMessage) else None
+
+
+def _read(struct: Any, about: About, rolls: Rolls) -> AnyMessage | Folded:
     kind, form = _OF_STRUCT[type(struct)]
     about = replace(about, fragment=getattr(struct, "fragment", None) or 0)
-    if about.fragment >= len(about.rules.fragments):
+    if hasattr(struct, "fragment") and about.fragment >= len(about.rules.fragments):
         raise Refusal(f"the {kind.__name__} message is about fragment {about.fragment}, which the run does not have")
     roll: Roll | None = NOBODY
     try:
@@ -163,7 +178,7 @@ def _read(struct: Any, about: About, rolls: Rolls) -> m.Message | Folded:
         if kind in BY_ROLL:
             roll = rolls.of(about.fragment, about.base)
             about = replace(about, roll=roll or NOBODY)
-        message: m.Message = form.read(struct, about)
+        message: AnyMessage = form.read(struct, about)
     except Unfit as error:
         if roll is None and isinstance(error, Unplaced):
             return Folded(about.fragment, about.base, struct)

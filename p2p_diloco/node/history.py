@@ -6,7 +6,7 @@ one warning, and the run goes on.
 A history is a sequence of at most `FILES` files; for a further file the oldest is deleted. Each file is text in the
 form of gzip: one line of JSON for its head, and one for each further record (`recorded`):
 
-    {"history": 2, ...}           the head
+    {"history": 3, ...}           the head
     ["fed", now, event, effects]  `now`: the replica's clock, which is the monotonic clock
     ["clock", now, time]          the wall clock, in seconds since 1970, if it was changed against the replica's
     ["name", now, peer, name]     the name of another peer
@@ -30,7 +30,7 @@ from p2p_diloco import __version__
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Effect, Event, Received
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.node.recorded import Head, packed
+from p2p_diloco.node.recorded import Clock, End, Fed, Head, Name, Record, packed
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.remembered import state_folder
@@ -73,7 +73,7 @@ class History:
         self._names: dict[str, str] = {}
         self._number, self._written, self._file_bytes = 0, 0, 0
         self._ahead = 0.0  # the wall clock minus the replica's clock
-        self._waiting: list[tuple[Any, ...]] = []  # records that are not written yet
+        self._waiting: list[Record] = []  # records that are not written yet
         self._write_by, self._held = 0.0, 0
 
     def begin(self, place: Path, head: Head, bytes_max: int, now: float, time: float) -> None:
@@ -91,7 +91,7 @@ class History:
             return
         if not self._waiting:
             self._write_by = now + min(WAITS_S, OF_LIFE * (now - self._began))
-        self._waiting.append(("fed", now, event, effects))
+        self._waiting.append(Fed(now, event, tuple(effects)))
         if isinstance(event, Received):
             self._held += getattr(getattr(event.message, "payload", None), "nbytes", 0)
         if now >= self._write_by or self._held > HELD_BYTES or len(self._waiting) >= TOGETHER:
@@ -101,13 +101,13 @@ class History:
         """Record the name of another peer, once."""
         if self._file is not None and self._names.get(peer) != name:
             self._names[peer] = name
-            self._waiting.append(("name", now, peer, name))
+            self._waiting.append(Name(now, peer, name))
 
     def end(self, now: float, *, left: bool) -> None:
         """Write nothing more. `left`: record that this peer has ended on purpose."""
         if self._file is not None:
             if left:
-                self._waiting.append(("end", now))
+                self._waiting.append(End(now))
             self._write_out(now)
         self._guarded(self._close)
 
@@ -115,7 +115,7 @@ class History:
         ahead = self._wall() - now
         if abs(ahead - self._ahead) > CLOCK_S:
             self._ahead = ahead
-            self._waiting.append(("clock", now, now + ahead))
+            self._waiting.append(Clock(now, now + ahead))
         waiting, self._waiting, self._held = self._waiting, [], 0
         self._guarded(self._put, waiting)
         if self._written >= self._file_bytes:
@@ -137,7 +137,7 @@ class History:
         with suppress(FileNotFoundError):
             self._path(self._number - FILES).unlink()
 
-    def _put(self, records: Sequence[Any]) -> None:
+    def _put(self, records: Sequence[Record]) -> None:
         """Write records through to the operating system, so that they survive this process."""
         assert self._file is not None, "records need a file"
         data = self._stream.compress(packed(records)) + self._stream.flush(zlib.Z_SYNC_FLUSH)

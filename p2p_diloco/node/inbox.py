@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
+from p2p_diloco.core import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.roles import forbidden
+from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 
 NOT_YET = "this peer is not in a run yet"
 """The reason for which messages are refused until this peer is in its run."""
@@ -125,3 +126,29 @@ class Inbox:
 
     def moving(self, peer: str) -> None:
         self.handler.moving(peer)
+
+
+def forbidden(role: str | None, message: wire.AnyMessage) -> str:
+    """The reason why a peer of this role may not send the message; empty if it may.
+
+    A worker may send everything. An aggregator may neither contribute, nor nudge, nor say that it is a worker, nor get
+    or serve data of data nodes. An observer may only ask for the run's description and states, and say that it leaves.
+    `role`: None in an open run, where every peer may send everything; empty for a peer that is no member.
+    """
+    match role, message:
+        case (None | "worker", _) | ("observer", Describe() | m.Ask() | m.Leave()):
+            return ""
+        case "aggregator", m.Ready(weight=0.0):
+            return ""
+        case (
+            "aggregator",
+            m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes(),
+        ):
+            return f"an aggregator's invitation allows no {type(message).__name__}"
+        case "aggregator", m.Probe(summary) | m.ProbeAck(summary) if summary.role != "aggregator":
+            return "the peer's invitation lets it aggregate, and not train; start it with --role aggregator"
+        case "aggregator", _:
+            return ""
+        case "observer", _:
+            return f"an observer's invitation allows no {type(message).__name__}"
+    return "not a member of this run"

@@ -1,7 +1,7 @@
 """Finds the run that a peer names, or founds it.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
-decides. A run's record has no owner (see `unowned`). If two peers found a run at once, the record with the lowest name,
+decides. A run's record has no owner (see `board`). If two peers found a run at once, the record with the lowest name,
 which is its hash, wins.
 """
 
@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import ends, privacy, unowned
+from p2p_diloco.node import ends, privacy
 from p2p_diloco.node.access import Access
+from p2p_diloco.node.board import name_of
 from p2p_diloco.node.describing import Described, ask_to_describe
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, layout_of, token
-from p2p_diloco.node.run_record import RunRecord, cut_of, record_key
+from p2p_diloco.node.run_record import BOARD, RunRecord, cut_of
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.unowned import name_of
 from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.layout import Layout
 
-RECORD_TTL_S = 60.0
 RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's record."""
@@ -175,7 +174,7 @@ class Joining:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
         private run's records, also those that the run key didn't sign. Empty if the DHT doesn't answer."""
         try:
-            found = await unowned.fetch(self._transport, record_key(self._run_id))
+            found = await BOARD.fetch(self._transport, self._run_id)
         except Unreachable as error:
             log.debug("the DHT gave no answer about the run: %s", error)
             return {}
@@ -222,7 +221,7 @@ class Joining:
         run.check(self._transport.limits)
         record = RunRecord.founding(run, *founded, self._setup.frozen)
         value = record.pack() if self._access is None else self._access.signed(self._run_id, record)
-        await store_record(self._transport, run.run_id, value)
+        await BOARD.store(self._transport, run.run_id, value)
         return value
 
     def _own_layout(self, config: RunConfig) -> Layout:
@@ -302,17 +301,6 @@ def _totals(record: RunRecord, own: Layout) -> str:
         f"{record.params} parameters of {record.numel} elements in all in the run, "
         f"{len(own.params)} of {own.numel} here"
     )
-
-
-async def keep_record(transport: Transport, joined: Joined) -> None:
-    """Renew the run's record until cancelled."""
-    await unowned.keep(transport, record_key(joined.run.run_id), joined.record, RECORD_TTL_S, RECORD_EVERY_S)
-
-
-async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
-    """Store a run's record in the DHT. Of several copies the DHT keeps the one that expires last; they all have the
-    same content."""
-    await unowned.store(transport, record_key(run_id), value, RECORD_TTL_S)
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:

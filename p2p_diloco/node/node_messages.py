@@ -15,6 +15,7 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.auditing import EXPELLED, Audits
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Handler, no_grant
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.trainer import TrainerSide
@@ -61,19 +62,19 @@ class NodeMessages(Handler):
         self._told, self._told_until = set[str](), 0.0  # peers of whose progress the replica was told lately
         self._questions = common.fetching.questions
 
-    def read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
-        message = wire.unpack(header, self._token)
+    def nbytes(self, message: wire.NodeMessage) -> int:
+        """The length of a message's payload in bytes. Raises Refusal if the message is refused."""
         match message:
             case Describe() | Nudge():
-                return message, 0
+                return 0
             case Audit() | Copy() | Accusation() | Contradicts():
-                return message, self._audits.nbytes(message)
+                return self._audits.nbytes(message)
             case Description():
                 raise Refusal("this peer did not ask for a description of a model")
             case ListSlices() | GetSlice():
                 raise Refusal("this peer is no data node")
             case SliceList() | SliceBytes():
-                return message, self._questions.nbytes(message)
+                return self._questions.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
         match message:
@@ -89,7 +90,7 @@ class NodeMessages(Handler):
         match message:
             case Describe():
                 description = self._describing.packed()
-                header = wire.pack(wire.Description(description.nbytes), self._token)
+                header = packed(wire.Description(description.nbytes), self._token)
                 self._outbox.put(sender, header, description, urgent=True)  # the asker waits only briefly
             case Nudge(goal):
                 self._trainer.nudged(goal)

@@ -24,7 +24,7 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ends
+from p2p_diloco.node import ends, wire
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
@@ -152,7 +152,7 @@ class Observer(Handler):
     async def _look_for_the_end(self) -> None:
         """Raises Refused if the run has ended at a state that this observer does not hold."""
         try:
-            end = await ends.read(self._transport, self._founding, self.run.rules)
+            end = next(iter(await ends.read(self._transport, self._founding, self.run.rules)), None)
         except Unreachable:
             return
         if end is not None and end.model != self.model:
@@ -257,7 +257,7 @@ class Observer(Handler):
             return replace(message, payload=payload)
         return message
 
-    def _checked(self, message: m.Message | Folded) -> m.Message:
+    def _checked(self, message: wire.AnyMessage | Folded) -> m.Message:
         if not isinstance(message, m.Told | m.Head | m.Part):
             raise Refusal("this peer only observes the run")
         if why := misplaced(message, self.run.rules):

@@ -26,7 +26,7 @@ from p2p_diloco.core.events import (
 )
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.node import curves, records, revising
+from p2p_diloco.node import curves, records, revising, run_record
 from p2p_diloco.node.alike import Alike
 from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
@@ -34,7 +34,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.joining import Joined, keep_record
+from p2p_diloco.node.joining import RECORD_EVERY_S, Joined
 from p2p_diloco.node.ledger import OUTER_STEP
 from p2p_diloco.node.node import Beside, Node, Told
 from p2p_diloco.node.node_messages import NodeMessages
@@ -137,7 +137,7 @@ class Participation:
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
             self._audits.serve(),
             self._ending.keep(),
-            keep_record(transport, self._joined),
+            run_record.BOARD.keep(transport, run_id, self._joined.record, RECORD_EVERY_S),
             revising.watch(
                 transport,
                 self._common.founding,
@@ -202,8 +202,7 @@ class Participation:
         """Store this peer's last record in the DHT; before it the run's end, because a newcomer that finds neither a
         holder of the state nor an end takes the state for lost."""
         await self._ending.leave(LEAVE_S)
-        key, value = records.key_of(self._run.run_id, self._transport.peer_id), self._reporter.status().pack()
-        storing = self._transport.store(key, self._transport.peer_id, value, records.PEER_TTL_S)
+        storing = records.BOARD.store(self._transport, self._run.run_id, self._reporter.status().pack())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(storing, LEAVE_S)
 

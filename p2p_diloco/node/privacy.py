@@ -7,15 +7,16 @@ keeps a peer without an invitation from founding another run of the same name.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import msgpack
+from msgspec import Meta
 
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation_used import on_this_machine
-from p2p_diloco.node import unowned
-from p2p_diloco.node.run_record import record_key
+from p2p_diloco.node import run_record
+from p2p_diloco.node.board import Board, pack
 from p2p_diloco.remembered import met_through, remembered
 
 if TYPE_CHECKING:
@@ -23,10 +24,17 @@ if TYPE_CHECKING:
 
 OPEN = "each peer that knows one of its addresses can read and change it"
 """The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""
-NOTICE_TTL_S = 60.0
+BOARD = Board("private", ttl_s=60.0)
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's notice."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Notice:
+    """Says that the run is private. `key`: its public run key."""
+
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 async def is_private(dht: Records, run_id: str) -> bool:
@@ -61,7 +69,7 @@ async def founds_privately(setup: Setup, dht: Records) -> bool:
     if seen or not setup.is_told_to_found(setup.asked):
         return False  # `Joining` says why
     try:
-        return not await unowned.fetch(dht, record_key(local.run_id))
+        return not await run_record.BOARD.fetch(dht, local.run_id)
     except Unreachable:
         return True  # as `Joining` founds a run then
 
@@ -72,7 +80,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
     Raises:
         Refused: another peer claims it at the same time, with a lower key.
     """
-    await unowned.store(dht, _key(run_id), _notice(public), NOTICE_TTL_S)
+    await BOARD.store(dht, run_id, pack(Notice(public)))
     await asyncio.sleep(FOUNDERS_MEET_S)
     first = min([public, *await _keys_in(dht, run_id)])
     if first != public:
@@ -82,29 +90,12 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
 
 async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
     """Renew the notice until cancelled. Every member does so."""
-    await unowned.keep(dht, _key(run_id), _notice(public), NOTICE_TTL_S, NOTICE_EVERY_S)
-
-
-def _notice(public: bytes) -> bytes:
-    return bytes(msgpack.packb({"private": True, "key": public}))
+    await BOARD.keep(dht, run_id, pack(Notice(public)), NOTICE_EVERY_S)
 
 
 async def _keys_in(dht: Records, run_id: str) -> list[bytes]:
     """The public run keys in the notices under a run's name."""
     try:
-        found = await unowned.fetch(dht, _key(run_id))
+        return [notice.key for notice in await BOARD.read(dht, run_id, Notice, lambda notice: True)]
     except Unreachable:
         return []
-    keys = []
-    for value in found.values():
-        try:
-            content = msgpack.unpackb(value)
-        except (ValueError, msgpack.UnpackException):
-            continue
-        if isinstance(content, dict) and isinstance(key := content.get("key"), bytes) and len(key) == 32:
-            keys.append(key)
-    return keys
-
-
-def _key(run_id: str) -> str:
-    return f"{run_id}/private"

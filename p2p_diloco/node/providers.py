@@ -13,17 +13,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
-from p2p_diloco.node import wire
-from p2p_diloco.node.plain import Record, Unfit
+from p2p_diloco.node import board, wire
+from p2p_diloco.node.board import Board, heard, told
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 
-RECORD_TTL_S = 30.0
 LABEL_LETTERS_MAX = 64
 
 log = logging.getLogger(__name__)
@@ -41,18 +39,20 @@ class DataNodeRecord:
 
     def pack(self) -> bytes:
         """Encode the record, with as many addresses as fit."""
-        content = _RECORD.write(dataclasses.replace(self, addresses=self.addresses[:ADDRESSES_MAX]))
-        while len(packed := msgpack.packb(content)) > CONTENT_BYTES_MAX:
+        content = told(dataclasses.replace(self, addresses=self.addresses[:ADDRESSES_MAX]))
+        while len(value := board.packed(content)) > CONTENT_BYTES_MAX:
             content["addresses"] = content["addresses"][:-1]
-        return bytes(packed)
+        return value
 
 
-_RECORD = Record(DataNodeRecord)
+def _board(name: str) -> Board:
+    """The records of the data nodes that serve a data set of this name."""
+    return Board(f"data/{name}", ttl_s=30.0, owned=True)
 
 
 async def publish(dht: Records, run_id: str, name: str, record: DataNodeRecord) -> bool:
     """Store a data node's record in the DHT; returns False if it wasn't stored. `name`: of the served data set."""
-    return await dht.store(f"{run_id}/data/{name}", record.peer_id, record.pack(), RECORD_TTL_S)
+    return await _board(name).store(dht, run_id, record.pack())
 
 
 async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNodeRecord]:
@@ -63,10 +63,10 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
         Unreachable: the DHT doesn't answer.
     """
     found = list[DataNodeRecord]()
-    for peer, (packed, _) in (await dht.fetch(f"{run_id}/data/{name}")).items():
+    for peer, value in (await _board(name).fetch(dht, run_id)).items():
         try:
-            record = _RECORD.read(msgpack.unpackb(packed))
-        except (ValueError, msgpack.UnpackException, Unfit):
+            record = heard(DataNodeRecord, board.read(dict, value))
+        except ValueError:
             continue
         if record.peer_id == peer != dht.peer_id and record.data_set:
             label = printable(record.label[:LABEL_LETTERS_MAX])
@@ -136,7 +136,7 @@ class Questions:
         loop, silence_s = asyncio.get_running_loop(), self._transport.limits.read_timeout_s
         question = self._open[peer, what] = _Question(nbytes_max, read, loop.create_future(), loop.time())
         try:
-            await self._transport.send(peer, wire.pack(message))
+            await self._transport.send(peer, packed(message))
             while not question.answer.done():
                 if (left_s := question.heard_at + silence_s - loop.time()) <= 0:
                     raise Unreachable(f"no answer within {silence_s:g} s")

@@ -1,34 +1,25 @@
 """The form in which a history records events and effects: one line of JSON for each event.
 
 Law: nothing secret and nothing large is recorded. Payloads are recorded as their lengths; signatures are left out. A
-dataclass is the list of its fields, in order, after the name of its kind if it is an event, an effect or a message.
-msgspec checks each line that is read against the types of these fields.
+dataclass is the list of its fields (see `forms`), after the name of its kind if it is an event, an effect or a message.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
-from functools import cache
-from operator import attrgetter
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple, Union, get_args
 
 import msgspec
 
 from p2p_diloco.core.events import Effect, Event
 from p2p_diloco.core.messages import Message
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.state import State
+from p2p_diloco.node.forms import NO_RUN, Form, Forms
 
-FORM = 2
+FORM = 3
 """The version of this form."""
-SIGNED, SIZED = ("seal", "proof"), ("payload", "payloads")
-"""Fields that are not recorded, and those of which only the length is."""
-NAMED = {*get_args(Event), *get_args(Effect), *get_args(Message)}
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
 
@@ -89,107 +80,37 @@ class End(msgspec.Struct, array_like=True, tag="end"):
     now: float
 
 
-# -- writing
+Record = Head | Fed | Clock | Name | End
 
 
-def packed(records: Iterable[Any]) -> bytes:
-    """Return records as lines. A record is a `Head`, or a tuple: the name of its kind and its fields."""
-    return "".join([_encode(record) + "\n" for record in records]).encode()
+def _scalar(hint: Any, name: str) -> Form:
+    if hint is Any:  # a payload, of which only the length is recorded
+        return Form(int | None, lambda value, _: getattr(value, "nbytes", None))
+    return Form(int | float if hint is float else hint)  # as it was written: hashes tell 3 from 3.0
 
 
-def _listed(value: Any) -> Any:
-    """Return a value that JSON doesn't know as one that it knows."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.value if isinstance(value, Enum) else _writer(value.__class__)(value)
-
-
-@cache
-def _writer(kind: type[Any]) -> Callable[[Any], Any]:
-    """Make the function that lists the fields of a dataclass. It is called for each part of each event, so it must do
-    little."""
-    if kind is Rules:
-        return dataclasses.asdict
-    if issubclass(kind, msgspec.Struct):
-        return msgspec.structs.asdict
-    if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"a {kind.__name__} is not recorded")
-    names, head = _recorded(kind), [kind.__name__] if kind in NAMED else []
-    if not names:
-        return lambda value: head
-    get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
-    if set(names).isdisjoint(SIZED):
-        return lambda value: [*head, *get(value)]
-    at = next(at for at, name in enumerate(names) if name in SIZED)
-
-    def sized(value: Any) -> Any:
-        found = [*get(value)]
-        found[at] = _size(found[at]) if names[at] == "payload" else [*map(_size, found[at])]
-        return [*head, *found]
-
-    return sized
-
-
-def _recorded(kind: type[Any]) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.name not in SIGNED]
-
-
-def _size(payload: Any) -> int | None:
-    """Return the length of a payload in bytes; None: there is no payload, or its length is unknown."""
-    return getattr(payload, "nbytes", None)
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_listed).encode
-
-
-# -- reading
-
-_MADE: dict[type[Any], tuple[type[Any], list[str]]] = {}
-"""By type that msgspec makes of a line's part: the dataclass that it stands for, and its recorded fields."""
-
-
-@cache
-def _struct(kind: type[Any]) -> Any:
-    """Make the type by which msgspec checks the list of a dataclass's fields."""
-    hints, names = get_type_hints(kind, localns={"State": State}), _recorded(kind)
-    fields = [(name, _checked(hints[name])) for name in names]
-    tag = kind.__name__ if kind in NAMED else None
-    made: Any = msgspec.defstruct(kind.__name__, fields, array_like=True, forbid_unknown_fields=True, gc=False, tag=tag)
-    _MADE[made] = kind, names
-    return made
-
-
-def _checked(hint: Any) -> Any:
-    """Return the type of a recorded field, by that of the dataclass's field."""
-    if hint is Any:
-        return int | None  # the length of a payload
-    if hint is float:
-        return int | float  # as it was written: hashes tell 3 from 3.0
-    if dataclasses.is_dataclass(hint):
-        return _struct(hint)  # type: ignore[arg-type]
-    if not (args := get_args(hint)):
-        return hint
-    inner = tuple(one if one is ... else _checked(one) for one in args)
-    if isinstance(hint, UnionType):
-        return Union[inner]  # noqa: UP007
-    return get_origin(hint)[inner]
-
-
-def _back(value: Any) -> Any:
-    """Return what a checked part of a line stands for."""
-    if (made := _MADE.get(type(value))) is not None:
-        kind, names = made
-        return kind(**{name: _back(getattr(value, name)) for name in names})
-    if isinstance(value, tuple):
-        return tuple(map(_back, value))
-    return {key: _back(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-
+_NAMED = {*get_args(Event), *get_args(Effect), *get_args(Message)}
+_FORMS = Forms(_scalar, {}, left_out=("seal", "proof"), tagged=_NAMED)
+_EVENT, _EFFECTS = _FORMS.of(Event), _FORMS.of(tuple[Effect, ...])
 _FED = msgspec.defstruct(
-    "Fed", [("now", float), ("event", _checked(Event)), ("effects", tuple[_checked(Effect), ...])],  # type: ignore[misc]
-    array_like=True, tag="fed",
-)  # fmt: skip
+    "Fed", [("now", float), ("event", _EVENT.type), ("effects", _EFFECTS.type)], array_like=True, tag="fed"
+)
 _line: Any = msgspec.json.Decoder(Union[_FED, Clock, Name, End])  # noqa: UP007
+_encode = msgspec.json.Encoder().encode
+
+
+def packed(records: Iterable[Record]) -> bytes:
+    """Return records as lines."""
+    return b"".join([_packed(record) + b"\n" for record in records])
+
+
+def _packed(record: Record) -> bytes:
+    match record:
+        case Head():  # rules may have no end, which msgspec writes as null
+            return json.dumps(msgspec.to_builtins(record)).encode()
+        case Fed(now, event, effects):
+            return _encode(["fed", now, _EVENT.write(event, NO_RUN), _EFFECTS.write(effects, NO_RUN)])
+    return _encode(record)
 
 
 def read_line(line: bytes) -> Fed | Clock | Name | End:
@@ -197,7 +118,7 @@ def read_line(line: bytes) -> Fed | Clock | Name | End:
     record: Any = _line.decode(line)
     if isinstance(record, Clock | Name | End):
         return record
-    return Fed(record.now, _back(record.event), _back(record.effects))
+    return Fed(record.now, _EVENT.read(record.event, NO_RUN), _EFFECTS.read(record.effects, NO_RUN))
 
 
 def read_head(line: bytes) -> Head:

@@ -11,17 +11,14 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Records, Transport
 from p2p_diloco.net.streams import stop
+from p2p_diloco.node.board import Board
 from p2p_diloco.node.status import PeerStatus
 
-BUCKETS = 4
-"""The number of keys over which a run's records are spread, because all records of a key travel together."""
-
-PEER_TTL_S = 30.0
+BOARD = Board("peers", ttl_s=30.0, owned=True, buckets=4)
 PUBLISH_EVERY_S = 2.0
 NEWS_AFTER_S = 0.3
 """Seconds from an event, such as a death, to the record that tells of it. Events come in groups."""
@@ -42,38 +39,16 @@ TAKE_PART = ("training", "waiting", "paused", "idle", "aggregating")
 log = logging.getLogger(__name__)
 
 
-def key_of(run_id: str, peer_id: str, kind: str = "peers") -> str:
-    """The DHT key under which a peer's record of this kind is stored."""
-    return bucket_key(run_id, blake2b(peer_id.encode(), digest_size=1).digest()[0] % BUCKETS, kind)
-
-
-def bucket_key(run_id: str, bucket: int, kind: str = "peers") -> str:
-    """The DHT key of a bucket, under which the records of several peers are stored."""
-    return f"{run_id}/{kind}/{bucket}"
-
-
-async def fetch_all(dht: Records, run_id: str, kind: str = "peers") -> dict[str, bytes]:
-    """Fetch the records of this kind of all peers of a run; returns them by peer id. Those that don't come are left
-    out."""
-    found = await asyncio.gather(
-        *(dht.fetch(bucket_key(run_id, bucket, kind)) for bucket in range(BUCKETS)), return_exceptions=True
-    )
-    values: dict[str, bytes] = {}
-    for records in found:
-        if isinstance(records, Exception):
-            log.debug("some records of peers can't be read: %r", records)
-            continue
-        if isinstance(records, BaseException):
-            raise records
-        values.update({peer_id: value for peer_id, (value, _) in records.items()})
-    return values
-
-
 async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
     """Read the statuses of a run's peers from the DHT; returns them by peer id. Records that don't come, or can't be
     read, are left out."""
     peers: dict[str, PeerStatus] = {}
-    for peer_id, value in (await fetch_all(dht, run_id)).items():
+    try:
+        found = await BOARD.fetch(dht, run_id)
+    except Exception as error:  # the DHT gives no answer
+        log.debug("no records of peers can be read: %r", error)
+        return peers
+    for peer_id, value in found.items():
         with contextlib.suppress(ValueError):
             if (status := PeerStatus.unpack(value)).peer_id == peer_id:
                 peers[peer_id] = status
@@ -112,7 +87,7 @@ async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus],
 
 async def _store(dht: Records, run_id: str, record: PeerStatus) -> None:
     try:
-        taken = await dht.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
+        taken = await BOARD.store(dht, run_id, record.pack())
     except Exception:  # a failed record must not end the run
         log.warning("this peer's record can't be stored in the DHT; trying again", exc_info=True)
     else:

@@ -25,11 +25,11 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler, Inbox, group_of
+from p2p_diloco.node.inbox import Handler, Inbox, forbidden, group_of
 from p2p_diloco.node.node import Node
+from p2p_diloco.node.node_messages import NodeMessages
 from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.refusals import Refusals
-from p2p_diloco.node.roles import forbidden
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -54,7 +54,7 @@ class RunInbox(Handler):
         signatures: Signatures,
         refusals: Refusals,
         proven: Callable[[Revision], bool],
-        beside: Handler,
+        beside: NodeMessages,
         members: Inbox,
     ) -> None:
         """`proven`: whether the run's founder has signed a revision. `beside` processes the messages that nodes handle
@@ -67,17 +67,14 @@ class RunInbox(Handler):
         node.settled = self.unfold
 
     def read(self, sender: str, header: bytes) -> tuple[Any, int]:
-        if header[:1] == wire.OF_NODES:
-            of_node, nbytes = self._beside.read(sender, header)
-            if not isinstance(of_node, wire.NodeMessage):
-                raise Refusal("this peer's run has a log for each fragment")
-            return of_node, nbytes
         body = opened(header, self._run.token)
         if isinstance(body, int):
             return Long(), body
         message = unpack(body, self._about(sender), self._node.rolls)
         if isinstance(message, Folded):
             return message, 0
+        if isinstance(message, wire.NodeMessage):
+            return message, self._beside.nbytes(message)
         if why := misplaced(message, self._run.rules):
             raise Refusal(f"the {type(message).__name__} is refused: {why}")
         return message, self._node.work.nbytes(message)
@@ -88,6 +85,8 @@ class RunInbox(Handler):
         if isinstance(message, Long):
             assert payload is not None, "the length of its payload was checked"
             message, payload = unpack(payload, self._about(sender), self._node.rolls), None
+            if isinstance(message, wire.NodeMessage):
+                raise Refusal(f"a {type(message).__name__} must come as a header")
             if not isinstance(message, Folded) and (why := forbidden(self._members.role_of(sender), message)):
                 raise Refusal(why)
         if isinstance(message, m.Ask):
@@ -204,7 +203,7 @@ class RunInbox(Handler):
                 continue
             try:
                 message = folded.read(self._about(sender), self._node.rolls)
-                assert not isinstance(message, Folded)
+                assert not isinstance(message, Folded | wire.NodeMessage)
                 self._node.events.post(Received(sender, self._checked(sender, message, None)))
             except Refusal as refusal:
                 self._refusals.count(sender, refusal.reason)

@@ -14,7 +14,7 @@ import msgpack
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
-from p2p_diloco.node.plain import SCALARS, Record, Unfit
+from p2p_diloco.node.board import Board, Count, Measure, heard, packed, read, told
 from p2p_diloco.node.wire import PROTOCOL
 
 if TYPE_CHECKING:
@@ -23,25 +23,30 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """The run's settings, as `RunConfig.to_wire` encodes them."""
+BOARD = Board("config", ttl_s=60.0)
 LEVELS_MAX = 8
 """The most lists and maps in each other that a run's settings may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's DHT record, encoded as a msgpack map. `cut` is the hash of the layout with its fragments and shards, and
+    """A run's DHT record, `cut` is the hash of the layout with its fragments and shards, and
     `model` the hash of the parameters alone. `time` is the time of the run's founding, in seconds since 1970."""
 
     config: Config
     model: str
     cut: str
-    shards: int
-    numel: int
-    params: int
+    shards: Count
+    numel: Count
+    params: Count
     founder: str
-    time: float
+    time: Measure
     frozen: str = ""
     """The fingerprint of the founder's frozen values; empty if it has none."""
+
+    def __post_init__(self) -> None:
+        if not _is_shallow(self.config, LEVELS_MAX):
+            raise ValueError("its settings are nested too deeply")
 
     @classmethod
     def founding(cls, run: Run, founder: str, time: float, frozen: str = "") -> RunRecord:
@@ -66,45 +71,31 @@ class RunRecord:
         Raises:
             ConfigError: the settings don't fit into a record.
         """
-        content = {"v": PROTOCOL, **_RECORD.write(self)}
-        value = bytes(msgpack.packb(content))
+        value = packed({"v": PROTOCOL, **told(self)})
         if len(value) > CONTENT_BYTES_MAX:
             options = self.config.get("outer_options")
             raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
-        return value if sign is None else bytes(msgpack.packb({**content, _SIGNATURE: sign(value)}))
+        return packed([value, b"" if sign is None else sign(value)])
 
     @classmethod
     def unpack(cls, value: bytes) -> RunRecord:
         """Decode a record that `pack` encoded. Raises ValueError for anything else."""
         try:
-            content = msgpack.unpackb(value)
-            protocol = content["v"]
-            if type(protocol) is int and protocol != PROTOCOL:
+            content = read(dict, signature_of(value)[0])
+            if isinstance(protocol := content.get("v"), int) and protocol != PROTOCOL:
                 raise ValueError(f"the run uses protocol {protocol}, but this peer uses protocol {PROTOCOL}")
-            return _RECORD.read(content)
-        except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
+            return heard(cls, content)
+        except ValueError as error:
             raise ValueError(f"these bytes are not a run's record: {error}") from None
 
 
 def signature_of(value: bytes) -> tuple[bytes, bytes]:
-    """Split a run's record into its bytes without the signature, and the signature; empty if the record has none.
+    """Split a run's record into its content and the signature of that; empty if the record has none.
 
     Raises:
-        ValueError: the bytes are no map.
+        ValueError: the bytes are no record.
     """
-    try:
-        content = msgpack.unpackb(value)
-    except (TypeError, msgpack.UnpackException) as error:
-        raise ValueError(f"these bytes can't be read: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError("these bytes are no map")
-    signature = content.pop(_SIGNATURE, b"")
-    return bytes(msgpack.packb(content)), signature if isinstance(signature, bytes) else b""
-
-
-def record_key(run_id: str) -> str:
-    """The DHT key of a run's record."""
-    return f"{run_id}/config"
+    return read(tuple[bytes, bytes], value)
 
 
 def cut_of(layout: Layout) -> str:
@@ -118,19 +109,7 @@ def cut_of(layout: Layout) -> str:
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()
 
 
-def _read_config(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Unfit("not a map")
-    if not _is_shallow(value, LEVELS_MAX):
-        raise Unfit("nested too deeply")
-    return value
-
-
 def _is_shallow(value: object, levels: int) -> bool:
     """Whether a value has at most so many lists and maps in each other. Python can't print a thousand of them."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return inner is None or (levels > 0 and all(_is_shallow(one, levels - 1) for one in inner))
-
-
-_SIGNATURE = "signature"
-_RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})

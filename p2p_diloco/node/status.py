@@ -8,42 +8,38 @@ from strangers: a field of another type is read as its default, and text is cut 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-import msgpack
+from msgspec import Meta
 
 from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
-from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
+from p2p_diloco.node.board import Count, Measure, heard, packed, read, told
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
 REFUSED_MAX, NAME_LETTERS_MAX, WHY_LETTERS_MAX, WAITS_LETTERS_MAX = 2, 40, 100, 120
-MEASURE_MAX = 1e30
 DEATHS_MAX = 3
 TEXT_MAX = 256
 """The most letters of a stranger's text that are kept; an address over a relay has about 150."""
+Seconds = Annotated[float, Meta(ge=0, le=1e30)]
 
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
     """A peer's last round: the seconds of each of its six parts, without pauses."""
 
-    inner: float
-    encode: float
-    group: float
-    transfer: float
-    outer_step: float
-    merge: float
-    hidden: float
+    inner: Seconds
+    encode: Seconds
+    group: Seconds
+    transfer: Seconds
+    outer_step: Seconds
+    merge: Seconds
+    hidden: Seconds
     """Seconds of the round's exchange that were hidden behind training. They are in none of the parts."""
-    ended: float
+    ended: Seconds
     """When the round ended, in seconds since 1970."""
-
-    def __post_init__(self) -> None:
-        if not all(0 <= getattr(self, name) < math.inf for name in self.__slots__):
-            raise ValueError("no time")
 
     @property
     def shares(self) -> dict[str, float]:
@@ -63,24 +59,20 @@ SHARES = tuple(field.name for field in dataclasses.fields(LastRound))[:-1]
 class RoundProgress:
     """The progress of a round: how many of its contributions to one fragment have arrived."""
 
-    fragment: int
-    got: int
+    fragment: Count
+    got: Count
     """Contributions that have arrived."""
-    want: int
+    want: Annotated[int, Meta(ge=1)]
     """Contributions that the round waits for, at least 1."""
-
-    def __post_init__(self) -> None:
-        if self.want < 1:
-            raise ValueError("no round")
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
     """For each kind of path, the number of live peers whose latest payload took it."""
 
-    direct: int
-    libp2p: int
-    relayed: int
+    direct: Count
+    libp2p: Count
+    relayed: Count
     """Over libp2p through a relay, which is a third peer."""
 
     @classmethod
@@ -94,10 +86,10 @@ class Ways:
 class Submissions:
     """How a peer's submissions ended so far, in asynchronous mode."""
 
-    counted: int
-    refused: int
+    counted: Count
+    refused: Count
     """Submissions that were not fully counted: too stale, or made on a lineage that lost."""
-    staleness: tuple[int, ...]
+    staleness: tuple[Count, ...]
     """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
     the end are left out."""
 
@@ -106,8 +98,8 @@ class Submissions:
 class Buffered:
     """How many submissions are in the Delayed Nesterov buffers of the shards that a peer aggregates."""
 
-    least: int
-    most: int
+    least: Count
+    most: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +107,23 @@ class DataProgress:
     """How far the peers of a run are with a data set that they share, counted in samples over all epochs."""
 
     name: str
-    length: int
+    length: Annotated[int, Meta(ge=1)]
     """The samples of an epoch."""
-    epochs: int
+    epochs: Count
     """How many epochs the run makes; 0: without end."""
-    used: int
+    used: Count
     """Samples that a commit has counted."""
-    leased: int
+    leased: Count
     """Samples that peers hold now."""
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError("no data")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
     """The memory of the GPUs that a peer's trainer uses, in bytes."""
 
-    reserved: int
+    reserved: Count
     """What torch holds of it for the trainer's process, as it was when the last round ended."""
-    total: int
+    total: Count
     """All that these GPUs have."""
 
 
@@ -143,7 +131,7 @@ class GpuMemory:
 class Event:
     """A line of a peer's event log."""
 
-    time: float
+    time: Measure
     """Seconds since 1970, by that peer's clock."""
     text: str
 
@@ -160,16 +148,11 @@ CAUSES = {
 class Death:
     """The death of another peer."""
 
-    time: float
+    time: Measure
     """When it was noticed, in seconds since 1970, by the clock of the peer that noticed it."""
     peer: str
     """The dead peer's name, as far as it is known, and the last letters of its id."""
-    cause: str
-    """trainer, node or silent."""
-
-    def __post_init__(self) -> None:
-        if self.cause not in CAUSES:
-            raise ValueError("no cause of a death")
+    cause: Annotated[str, Meta(pattern="^(trainer|node|silent)$")]
 
     @property
     def text(self) -> str:
@@ -180,11 +163,11 @@ class Death:
 class Deaths:
     """How many deaths of peers there were, by their cause."""
 
-    trainer: int = 0
+    trainer: Count = 0
     """Trainers that ended without leaving the run."""
-    node: int = 0
+    node: Count = 0
     """Nodes that died; the whole peer may have been killed."""
-    silent: int = 0
+    silent: Count = 0
     """Peers that were silent for `heartbeat_timeout`: their machines vanished, froze or were cut off."""
 
     @property
@@ -208,7 +191,7 @@ class RefusedPeer:
 
     peer: str
     """The other peer's name, as far as it is known, and the last letters of its id."""
-    count: int
+    count: Count
     why: str
     """Why the last one was refused."""
 
@@ -224,62 +207,62 @@ class PeerStatus:
     state: str = ""
     """joining, training, waiting, paused, idle, aggregating (no trainer), leaving, finished, or dead: its trainer
     has died, and its node says so before it ends."""
-    time: float = 0.0
+    time: Measure = 0.0
     """The time at which this was written, in seconds since 1970."""
-    incarnation: int | None = None
+    incarnation: Count | None = None
     """Identifies this start of the peer. Later starts have greater numbers if the clock is right."""
-    epoch: int | None = None
+    epoch: Count | None = None
     """The lowest number of outer steps over the peer's shards; None while it holds no state."""
-    step: int | None = None
+    step: Count | None = None
     """Inner steps since the peer's start."""
-    steps_per_second: float | None = None
-    loss: float | None = None
+    steps_per_second: Measure | None = None
+    loss: Measure | None = None
     """The loss that the trainer reported last."""
-    held_out_loss: float | None = None
+    held_out_loss: Measure | None = None
     """The loss of the global parameters on held-out data, as the trainer reported it last."""
-    samples: int | None = None
-    counted_samples: int | None = None
+    samples: Count | None = None
+    counted_samples: Count | None = None
     """The samples of all peers that the commits up to the peer's state have counted, since the run's start."""
-    bytes_sent: int | None = None
-    bytes_received: int | None = None
-    revision: int | None = None
+    bytes_sent: Count | None = None
+    bytes_received: Count | None = None
+    revision: Count | None = None
     """The lowest revision over the peer's shards."""
-    outer_lr: float | None = None
+    outer_lr: Measure | None = None
     """The outer learning rate of that revision."""
-    outer_momentum: float | None = None
+    outer_momentum: Measure | None = None
     """The outer momentum of that revision."""
-    revision_known: int | None = None
+    revision_known: Count | None = None
     """The highest revision that the peer knows of: each shard adopts it with its next commit."""
     changed: tuple[tuple[str, float | None], ...] = ()
     """The settings that this revision changes, with their values. None in place of a value: no stop."""
-    checkpoint: int | None = None
+    checkpoint: Count | None = None
     """The epoch of the peer's newest checkpoint, complete or being written; 0: none yet; None: it keeps none."""
-    waiting_s: float | None = None
+    waiting_s: Measure | None = None
     """Total seconds for which training has stood still for exchanges."""
     waits_for: str = ""
     """What the peer waits for now, as a sentence."""
-    cpu: float | None = None
+    cpu: Measure | None = None
     """The cores that the peer's trainer and node keep busy, over the time since its last record."""
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
     """The memory of the trainer's process and of the node's."""
     gpu_memory: GpuMemory | None = None
     """None without a CUDA device, and before the first round is over."""
-    node_threads: int = 1
+    node_threads: Count = 1
     """Threads with which the peer's node computes."""
     last_round: LastRound | None = None
     """None before the first round is over."""
-    bandwidth: int | None = None
+    bandwidth: Count | None = None
     """Bandwidth of the peer's link in bytes a second, in the slower direction."""
     ways: Ways | None = None
     reach: str | None = None
     """Whether other peers can dial the peer: public, mapped (at its router's address) or private; None: unknown."""
-    aggregates: tuple[int, ...] = ()
+    aggregates: tuple[Count, ...] = ()
     """The shards that the peer aggregates now, at most `AGGREGATES_MAX` of them."""
-    aggregates_count: int = 0
+    aggregates_count: Count = 0
     """The number of shards that the peer aggregates now."""
     round: RoundProgress | None = None
     """The progress of a round that the peer aggregates."""
-    sync_every: int | None = None
+    sync_every: Count | None = None
     """Inner steps between two of the peer's exchanges of the whole model; with dylu or pace="time" the peer's own
     latest number."""
     submissions: Submissions | None = None
@@ -329,20 +312,20 @@ class PeerStatus:
             ),
             events=tuple(Event(event.time, cut(event.text)) for event in events),
         )
-        content = _RECORD.write(fitting)
-        while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
+        content = told(fitting)
+        while len(value := packed(content)) > CONTENT_BYTES_MAX:
             trimmed = next(key for key in _TRIMMED if content.get(key))
             oldest_first = trimmed in ("events", "refused", "newest_deaths")
             content[trimmed] = content[trimmed][1:] if oldest_first else content[trimmed][:-1]
-        return bytes(value)
+        return value
 
     @classmethod
     def unpack(cls, value: bytes) -> PeerStatus:
         """Decode a record that `pack` encoded, in this version of the package or in another. Raises ValueError for
         anything else."""
         try:
-            return _RECORD.read(msgpack.unpackb(value))
-        except (ValueError, msgpack.UnpackException, Unfit) as error:
+            return heard(cls, _cleaned(read(dict, value)))
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"these bytes are not a peer's status: {error}") from None
 
 
@@ -361,24 +344,16 @@ def clean(text: str) -> str:
     return printable(text[:TEXT_MAX])
 
 
-def _read_count(value: object) -> int:
-    count = read_int(value)
-    if count < 0:
-        raise Unfit("negative")
-    return count
-
-
-def _read_measure(value: object) -> float:
-    """A number that is no larger than any loss, speed or time; sums and means of such numbers are finite."""
-    measure = read_float(value)
-    if abs(measure) > MEASURE_MAX:
-        raise Unfit("too large")
-    return measure
-
-
-def _read_text(value: object) -> str:
-    return clean(value) if type(value) is str else read_text(value)
+def _cleaned(value: Any) -> Any:
+    """The same value, in which all texts are clean."""
+    match value:
+        case str():
+            return clean(value)
+        case list():
+            return [_cleaned(one) for one in value]
+        case dict():
+            return {key: _cleaned(one) for key, one in value.items()}
+    return value
 
 
 _TRIMMED = ("events", "refused", "newest_deaths", "addresses", "aggregates", "data")
-_RECORD = Record(PeerStatus, {int: _read_count, float: _read_measure, str: _read_text})

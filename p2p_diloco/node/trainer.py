@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from p2p_diloco.core import events as e
@@ -32,8 +33,8 @@ from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.door import Door
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.ledger import CODEC
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
@@ -165,7 +166,7 @@ class TrainerSide:
         fragment = self._run.rules.fragment_of(shards[0])
         carried = self._carried[fragment]
         carries = carried.oldest is not None and carried.oldest_base is not None and not carried.included
-        uses = tuple(from_plain(Use, use) for use in message["uses"])
+        uses = tuple(msgspec.convert(use, Use) for use in message["uses"])
         with self._ledger.part(CODEC):
             made = await contribution(
                 self._run, self._replica, self._work, fragment, values, message["weight"], message["samples"], uses,
@@ -179,7 +180,7 @@ class TrainerSide:
             "me": replica.me,
             "life": life_of(replica.own.incarnation),
             "ledger": replica.rules.ledger,
-            "tables": to_plain(replica.tables),
+            "tables": replica.tables,
             "ended": replica.finished,
         }
 
@@ -194,7 +195,7 @@ class TrainerSide:
         }
 
     def _nudge_others(self, goal: int) -> None:
-        header = wire.pack(wire.Nudge(goal), self._run.token)
+        header = packed(wire.Nudge(goal), self._run.token)
         for peer in self._replica.roster.alive():
             self._outbox.put(peer, header)
 
@@ -268,7 +269,7 @@ class TrainerSide:
             digest=model_of(merged).digest,
             trained=min(version.samples for version in merged),
             workers=replica.workers(),
-            tables=to_plain(replica.tables) if tells_data else None,
+            tables=replica.tables if tells_data else None,
         )
 
     def _is_out(self, fragment: int | None) -> bool:

@@ -1,26 +1,15 @@
-"""Encodes messages as header bytes, and decodes them: msgpack of [protocol, token, kind, fields].
-
-Law: any bytes give a message or a `Refusal`. Payloads go beside the header, and are not read here. The dataclasses of
-`core.messages` say which field values are valid (`plain`).
-"""
+"""The messages of nodes that their replicas don't know, and what marks all messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, get_args
-
-import msgpack
+from typing import Any
 
 from p2p_diloco.core import messages
 from p2p_diloco.core.version import Version
-from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
-PROTOCOL = 9
+PROTOCOL = 10
 """The version of the protocol. Peers of another version are refused with both numbers."""
-
-OF_NODES = b"\x94"
-"""The first byte of a header of this module, which has four parts. One of `headers` has three."""
 
 TOKEN_BYTES = 16
 """Length of the token that identifies a run, its settings and its model."""
@@ -146,41 +135,3 @@ NodeMessage = Describe | Description | Nudge | Audit | Copy | Accusation | Contr
 """Messages that nodes handle themselves, and do not pass to their replicas."""
 
 AnyMessage = messages.Message | NodeMessage
-
-
-def pack(message: NodeMessage, token: bytes = ANY_RUN) -> bytes:
-    """Encode a message's header. The message's payload, if there is one, is sent beside the header. `token`: the run's;
-    ignored for a `DataMessage`."""
-    token = ANY_RUN if isinstance(message, DataMessage) else token
-    return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
-
-
-def unpack(header: bytes, token: bytes) -> NodeMessage:
-    """Decode a header; returns the message without its payload.
-
-    Raises:
-        Refusal: another protocol, another run (settings, model), an unknown kind, or unfit fields.
-    """
-    try:
-        match msgpack.unpackb(header):
-            case [int(protocol), *_] if protocol != PROTOCOL:
-                raise Refusal(f"this peer uses protocol {PROTOCOL}, but the message uses protocol {protocol}")
-            case [int(), bytes(theirs), str(kind), list(fields)]:
-                pass
-            case _:
-                raise Refusal("the header is no message of this protocol")
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Refusal(f"the header can't be read ({type(error).__name__})") from None
-    if theirs != (ANY_RUN if kind in _DATA else token):
-        raise Refusal("wrong run token: the sender has another run id, other settings or another model")
-    if (read := _READERS.get(kind)) is None:
-        raise Refusal(f"the message has the unknown kind {kind[:40]!r}")
-    try:
-        message: NodeMessage = read(fields)
-    except Unfit as error:
-        raise Refusal(f"the {kind} message has a field that is {error}") from None
-    return message
-
-
-_DATA = {kind.__name__ for kind in get_args(DataMessage)}
-_READERS: dict[str, Reader] = {kind.__name__: reader(kind) for kind in get_args(NodeMessage)}

@@ -14,10 +14,9 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node import unowned
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
@@ -52,7 +51,7 @@ async def run_record(dht: Records, run_id: str) -> RunRecord | None:
     """Read the run's record; None if none can be read. If several peers have founded the run, the record with the
     lowest hash wins, as it does for joiners; in a private run only records that the run key signed count."""
     try:
-        found = await unowned.fetch(dht, f"{run_id}/config")
+        found = await BOARD.fetch(dht, run_id)
     except Unreachable:
         return None
     access = Access(dht.membership) if isinstance(dht, SealedRecords) else None

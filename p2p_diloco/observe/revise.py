@@ -285,7 +285,7 @@ async def _arrived(dht: Records, present: Present, revision: Revision, within_s:
         ):
             return Outcome(revision, True, settings_at(present.config, revision), known, adopted, saved)
         if late:
-            kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
+            kept = f"{revising.BOARD.ttl_s / 60:.0f} minutes"
             mend = f"check that its peers are up; the DHT keeps the revision for {kept}"
             who = f"{len(known)} of the {len(live)}" if known else "no"
             wrong = f"{who} peers of the run {founding.run_id} have read {revision} within {within_s:g} s"

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from p2p_diloco.core import leases
 from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.leases import Table, Tables, Use
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.peer.progress import Anchor, Blend
 from p2p_diloco.peer.shard import Shard
 
@@ -75,16 +76,16 @@ class Supply:
         for name, use in self._uses.items():
             self.shards[name].hear(_known(use, tables), () if ended else use.stock(tables))
 
-    def send(self, shards: Collection[int]) -> list[Any]:
-        """What a contribution to these shards of the model says of the data, as plain values. Positions are listed only
+    def send(self, shards: Collection[int]) -> list[Use]:
+        """What a contribution to these shards of the model says of the data. Positions are listed only
         if the ledger is among them."""
         uses, lists = self._uses.values(), self._ledger in shards
-        return [to_plain(use.send() if lists else Use(use.data, (), use.wants)) for use in uses]
+        return [use.send() if lists else Use(use.data, (), use.wants) for use in uses]
 
 
 def tables_of(plain: Sequence[Any]) -> Tables:
     """Read tables that the node has told as plain values."""
-    return tuple(from_plain(Table, one) for one in plain)
+    return msgspec.convert(plain, Tables)
 
 
 def _known(use: DataUse, tables: Tables) -> Table:

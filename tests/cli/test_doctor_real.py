@@ -157,7 +157,7 @@ def with_alice(invitation: Invitation | None = None, *, direct: bool = True) -> 
     """What `doctor` reports in a run whose only peer is alice; her peer id. `invitation`: to a private run."""
     from p2p_diloco.net.dht import DhtPeer
     from p2p_diloco.net.hivemind import HivemindTransport
-    from p2p_diloco.node.records import key_of
+    from p2p_diloco.node.records import BOARD
     from p2p_diloco.node.status import PeerStatus
     from tests.net.memory import DeafInbox
 
@@ -172,7 +172,7 @@ def with_alice(invitation: Invitation | None = None, *, direct: bool = True) -> 
             status = PeerStatus(
                 name="alice", peer_id=alice.peer_id, time=time.time(), addresses=(alice.addresses()[0],)
             )
-            assert await alice.store(key_of("r", alice.peer_id), alice.peer_id, status.pack(), 30.0)
+            assert await alice.store(BOARD.key("r", alice.peer_id), alice.peer_id, status.pack(), 30.0)
             invite = None if invitation is None else invitation.line()
             peer = PeerConfig(run_id="r", initial_peers=tuple(seed.daemon.addresses), invite=invite)
             return await examine(Wish(RunConfig(), peer), limit_s=40.0), alice.peer_id

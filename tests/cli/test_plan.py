@@ -19,10 +19,10 @@ from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
 from p2p_diloco.cli.plan.view import answer, duration
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
-from p2p_diloco.node.records import key_of
+from p2p_diloco.node.board import name_of
+from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.unowned import name_of
 from tests.net.memory import DeafInbox, MemoryNetwork
 
 FRIENDS = ["plan", "--params", "1B", "--peers", "4", "--bandwidth", "50mbit", "--latency", "60ms", "--step-time", "1"]
@@ -244,7 +244,7 @@ def test_a_runs_records_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
                 peer_id=f"{name}-id", name=name, role=role, state=state, time=time.time(), bandwidth=5000,
                 steps_per_second=4.0, **changed,  # type: ignore[arg-type]
             )  # fmt: skip
-            await eyes.store(key_of("main", status.peer_id), status.peer_id, status.pack(), 30.0, owned=False)
+            await eyes.store(BOARD.key("main", status.peer_id), status.peer_id, status.pack(), 30.0, owned=False)
         found = await inputs._look(PeerConfig(initial_peers=(ADDRESS,)))
         assert (found.params, found.config["sync_every"]) == (100, 40)
         assert (found.links, found.steps_s, found.names) == ((5000.0,), (0.25,), ("ann",))

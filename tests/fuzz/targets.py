@@ -5,6 +5,7 @@ Law: a target takes any bytes and returns, or raises what it promises. Anything 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import io
@@ -48,11 +49,11 @@ from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
-from p2p_diloco.node import curves, ends, privacy, providers, revising, revoking, unowned, wire
+from p2p_diloco.node import board, curves, ends, privacy, providers, revising, revoking, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import Described
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
@@ -92,7 +93,7 @@ class Held:
     peer_id = ME.peer_id
 
     def __init__(self, value: bytes, name: str = "") -> None:
-        self._found = {name or unowned.name_of(value): (value, time.time() + 60.0)}
+        self._found = {name or board.name_of(value): (value, time.time() + 60.0)}
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         return self._found
@@ -104,18 +105,18 @@ class Held:
             return False
 
 
+LOOP = asyncio.new_event_loop()
+
+
 def now(reading: Coroutine[Any, Any, object]) -> None:
-    """Play a coroutine that waits for nothing."""
-    with contextlib.suppress(StopIteration):
-        while True:
-            reading.send(None)
+    LOOP.run_until_complete(reading)
 
 
 # -- the network
 
 
 def _headers() -> list[bytes]:
-    mean = wire.OfMean(0, "k" * 32, 0, ME.peer_id, "e" * 64)
+    mean = wire.OfMean(0, "c" * 32, 0, ME.peer_id, "e" * 64)
     said: list[wire.NodeMessage] = [
         wire.Describe(), wire.Description(100), wire.Nudge(3), wire.Audit(mean),
         wire.Copy(mean, OTHER.peer_id, b"s" * 64),
@@ -123,7 +124,7 @@ def _headers() -> list[bytes]:
         wire.ListSlices("train"), wire.SliceList("train", 100), wire.GetSlice("a" * 64, 0),
         wire.SliceBytes("a" * 64, 0, 100),
     ]  # fmt: skip
-    return [wire.pack(message, TOKEN) for message in said]
+    return [packed(message, TOKEN) for message in said]
 
 
 def _rounds() -> list[bytes]:
@@ -146,7 +147,7 @@ def _frames(case: bytes) -> None:
 
 
 def _network() -> Iterator[Target]:
-    yield Target("headers", _headers(), lambda case: wire.unpack(case, TOKEN), (Refusal,))
+    yield Target("headers", _headers(), lambda case: of_nodes(case, TOKEN), (Refusal,))
     yield Target("messages", _rounds(), _message, (Refusal,))
     said = (Message(b"?" + bytes(300)), Bulk(b"header", 1 << 20), Refused("no"))
     yield Target("frames", [encode(frame) for frame in said], _frames, (FrameError,))
@@ -245,9 +246,9 @@ def _records() -> Iterator[Target]:
     signer: Any = SimpleNamespace(sign=lambda kind, said: ME.sign(kind, said).hex(), peer_id=ME.peer_id)
     end = ends.signed(signer, founding, ModelVersion(0, 8, 1, "e" * 32), 2, 1.0)
     reads: dict[str, tuple[bytes, Callable[[Any], Coroutine[Any, Any, object]]]] = {
-        "ends": (unowned.pack(end), lambda dht: ends.read_any(dht, "r")),
-        "revisions": (unowned.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
-        "notices": (msgpack.packb({"private": True, "key": KEY.public}), lambda dht: privacy.is_private(dht, "r")),
+        "ends": (board.pack(end), lambda dht: ends.read_any(dht, "r")),
+        "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
+        "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
         "revocation records": (KEY.sign_revocations(3, [bytes(8)]), lambda dht: revoking.read(dht, "r", access.member)),
     }
     for name, (seed, reading) in reads.items():

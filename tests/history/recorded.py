@@ -9,7 +9,7 @@ from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
 from p2p_diloco.node.history import History
-from p2p_diloco.node.recorded import Head, packed
+from p2p_diloco.node.recorded import Fed, Head, packed, read_line
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World
@@ -18,9 +18,10 @@ RUN = {"version": __version__, "protocol": 9, "run_id": "r", "founder": "p0", "f
 CALM = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": (), "interval": 2}
 
 
-def as_written(entries: Iterable[Entry]) -> bytes:
+def as_written(entries: Iterable[Entry]) -> list[object]:
     """The events as a history has them: without signatures and payloads."""
-    return packed(entry.what for entry in entries)
+    events = (Fed(0.0, entry.what, ()) for entry in entries if not isinstance(entry.what, str))
+    return [read_line(line) for line in packed(events).splitlines()]
 
 
 class _Written(list[Entry]):

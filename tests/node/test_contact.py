@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2p_diloco.node.contact import Contact
+from p2p_diloco.node.examining import Contact
 
 
 def test_a_peer_that_was_missing_once_counts_anew() -> None:

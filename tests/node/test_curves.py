@@ -14,9 +14,20 @@ from hypothesis import strategies as st
 
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
 from p2p_diloco.node import curves
-from p2p_diloco.node.curves import ABSENT, GREATEST, HIGHEST, KIND, POINTS_MAX, Point, keep, pack, read, thinned, unpack
+from p2p_diloco.node.curves import (
+    ABSENT,
+    BOARD,
+    GREATEST,
+    HIGHEST,
+    POINTS_MAX,
+    Point,
+    keep,
+    pack,
+    read,
+    thinned,
+    unpack,
+)
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import key_of
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -120,7 +131,7 @@ async def test_a_peers_curve_is_in_the_dht_and_a_forged_one_is_not_read(monkeypa
     peer, liar = network.join("a", Inbox()), network.join("b", Inbox())
     told = iter([None, None, *(at(float(time), 3.0 - time / 100) for time in range(100))])
     keeping = asyncio.create_task(keep(peer, "r", lambda: next(told, None)))
-    await liar.store(key_of("r", "b", KIND), "b", b"no curve", 60.0)
+    await liar.store(BOARD.key("r", "b"), "b", b"no curve", 60.0)
     while len((await read(liar, "r", 1e9)).get("a", ())) < 60:
         assert not keeping.done()
         await asyncio.sleep(0.01)

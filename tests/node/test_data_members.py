@@ -9,9 +9,9 @@ import pytest
 
 from p2p_diloco.data.files import cut_files
 from p2p_diloco.net.interface import Refusal, Unreachable
-from p2p_diloco.node import wire
 from p2p_diloco.node.data_node import DataNode, Served
 from p2p_diloco.node.fetching import Fetching
+from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.providers import read_data_nodes
 from p2p_diloco.node.wire import GetSlice, ListSlices
@@ -54,9 +54,9 @@ def test_workers_read_and_nobody_else(tmp_path: Path, monkeypatch: pytest.Monkey
         assert await read_data_nodes(stranger, "real", "corpus") == []
         for message in (ListSlices("corpus"), GetSlice(identity, 0)):
             with pytest.raises(Refusal, match="an observer's invitation allows no"):
-                await observer.send(node.peer_id, wire.pack(message))
+                await observer.send(node.peer_id, packed(message))
             with pytest.raises((Refusal, Unreachable)):
-                await stranger.send(node.peer_id, wire.pack(message))
+                await stranger.send(node.peer_id, packed(message))
         assert list(serving.sent) == [worker.peer_id]
         announcing.cancel()
         reader.close()

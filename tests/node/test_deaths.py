@@ -10,7 +10,7 @@ from typing import Any
 from p2p_diloco.core.events import Died
 from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import key_of, read_peers
+from p2p_diloco.node.records import BOARD, read_peers
 from p2p_diloco.node.status import Deaths, PeerStatus
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -22,7 +22,7 @@ async def counted(deaths: Sequence[Died], *records: PeerStatus) -> DeathCount:
     me = network.join("me", Inbox())
     for record in records:
         owner = network.join(record.peer_id, Inbox())
-        await owner.store(key_of("r", record.peer_id), record.peer_id, record.pack(), 30.0)
+        await owner.store(BOARD.key("r", record.peer_id), record.peer_id, record.pack(), 30.0)
     count = DeathCount(me, "r", lambda peer: f"{peer}'s name", told.set)
     for death in (*deaths, Died("last", 1, "node")):
         count.notice(death)

@@ -15,7 +15,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.describing import DescriptionInbox
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import pack
+from p2p_diloco.node.headers import pack, packed
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.tensors.card import CARD_BYTES_MAX
 from tests.net.memory import MemoryNetwork
@@ -38,8 +38,8 @@ async def test_before_the_run_is_known_everything_is_refused() -> None:
     with pytest.raises(Refusal, match="still waits for the description"):
         inbox.admit("friend", probe(token))
     with pytest.raises(Refusal, match="the description is empty, or longer than allowed"):
-        inbox.admit("friend", wire.pack(wire.Description(CARD_BYTES_MAX + 2**17), token))  # far more than ten need
-    header = wire.pack(wire.Description(1), token)
+        inbox.admit("friend", packed(wire.Description(CARD_BYTES_MAX + 2**17), token))  # far more than ten need
+    header = packed(wire.Description(1), token)
     with pytest.raises(Refusal, match="did not ask for a description"):
         await inbox.deliver("stranger", header, memoryview(b"\x80"))
     with pytest.raises(Refusal, match="the description of the model can't be read"):

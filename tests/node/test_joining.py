@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
-from p2p_diloco.node import records
+from p2p_diloco.node import records, run_record
+from p2p_diloco.node.board import name_of
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.joining import Joining, holders_of, keep_record, store_record
+from p2p_diloco.node.joining import Joining, holders_of
 from p2p_diloco.node.participation import LIVES_ON_S
-from p2p_diloco.node.records import key_of, look_around, publish, read_peers
+from p2p_diloco.node.records import BOARD, look_around, publish, read_peers
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.unowned import name_of
 from p2p_diloco.remembered import met_through, remember
 from tests.net.memory import MemoryNetwork, MemoryTransport
 from tests.net.patience import awaited
@@ -87,10 +87,10 @@ async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
     other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
     wins, loses = sorted((found, other), key=name_of)
     network.records["r/config"].clear()
-    await store_record(founder.transport, "r", loses)
+    await run_record.BOARD.store(founder.transport, "r", loses)
     joined = asyncio.create_task(joining[1].find_run(later.setup.asked))
     await asyncio.sleep(0.2)
-    await store_record(founder.transport, "r", wins)
+    await run_record.BOARD.store(founder.transport, "r", wins)
     assert (await joined).record == wins
     for peer in (founder, later):
         await peer.transport.close()
@@ -389,7 +389,7 @@ async def test_the_second_process_with_an_identity_is_refused(
     record = dataclasses.replace(own, **later)
     until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
     while not peer.task.done() and asyncio.get_running_loop().time() < until:
-        await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
+        await peer.transport.store(BOARD.key("r", "a"), "a", record.pack(), 30.0)
         await asyncio.sleep(0.02)
     ended = peer.task.done()
     await peer.stop()
@@ -445,11 +445,10 @@ async def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, ca
 
     broken: Any = Broken()
     record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
-    joined: Any = SimpleNamespace(run=SimpleNamespace(run_id="r"), record=b"x")
     for loop in (
         publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
         look_around(broken, "r", lambda peer, name: None, lambda: 0),
-        keep_record(broken, joined),
+        run_record.BOARD.keep(broken, "r", b"x", 15.0),
     ):
         task, before = asyncio.create_task(loop), broken.calls
         await asyncio.wait({task}, timeout=0.05)

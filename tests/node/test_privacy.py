@@ -15,8 +15,7 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node import privacy, revoking
-from p2p_diloco.node.joining import store_record
+from p2p_diloco.node import board, privacy, revoking, run_record
 from p2p_diloco.node.setup import Setup
 from tests.net.members import id_of
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
@@ -30,7 +29,7 @@ FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "FOUNDERS_MEET_S", 0.05)
-    monkeypatch.setattr(revoking, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(board, "LOOK_EVERY_S", 0.01)
 
 
 def run(test: Awaitable[None]) -> None:
@@ -74,7 +73,7 @@ async def test_a_run_that_other_machines_can_reach_is_private(local: dict[str, A
 async def test_a_run_of_that_name_is_not_founded_again() -> None:
     """Not if it is open; and if it is private, the peer is told to ask for an invitation."""
     network = MemoryNetwork()
-    await store_record(join(network, "open"), "r", b"the record of an open run")
+    await run_record.BOARD.store(join(network, "open"), "r", b"the record of an open run")
     newcomer = join(network, "newcomer")
     assert not await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
     await privacy.claim(join(network, "founder"), "r", KEY.public)
@@ -99,7 +98,7 @@ async def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() ->
 async def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
     """Strangers may store any bytes there."""
     network = MemoryNetwork()
-    await privacy.unowned.store(join(network, "eve"), "r/private", value, 60.0)
+    await privacy.BOARD.store(join(network, "eve"), "r", value)
     await privacy.refuse_if_private(join(network, "a"), "r")
 
 
@@ -115,7 +114,7 @@ async def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPat
     assert name[1] == "", "no peer owns it, so it shows no peer's id"
     assert KEY.public in value
     assert len(value) < 64
-    assert expires > time.time() + privacy.NOTICE_TTL_S - 1
+    assert expires > time.time() + privacy.BOARD.ttl_s - 1
 
 
 def member(dht: MemoryTransport, name: str, role: str = "worker") -> tuple[Membership, SealedRecords]:
@@ -132,7 +131,7 @@ async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> No
     watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in watching)
-    await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.id]))
+    await revoking.BOARD.store(c, "r", KEY.sign_revocations(1, [bob.own.id]))
     with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
         await asyncio.wait_for(watching[1], 5)
     await until(lambda: alice.banned == {bob.own.id})
@@ -148,7 +147,7 @@ async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogC
         member(join(network, id_of("eve")), "eve", "observer"),
         member(join(network, id_of("carol")), "carol"),
     )
-    await revoking.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
+    await revoking.BOARD.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
     task = asyncio.create_task(revoking.watch(watching, "r", eve))
     await until(lambda: eve.banned == {b"12345678"})
     await asyncio.sleep(0.05)  # some looks later
@@ -169,15 +168,16 @@ async def test_a_peer_ends_when_its_invitation_expires() -> None:
 @awaited
 async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that comes when all copies were lost finds it; a forged one is ignored."""
-    monkeypatch.setattr(revoking, "KEEP_EVERY_S", 60.0)
+    monkeypatch.setattr(board, "KEEP_EVERY_S", 60.0)
     network = MemoryNetwork()
     (alice, a), (bob, b) = (member(join(network, id_of(name)), name) for name in ("alice", "bob"))
     alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
     watching = asyncio.create_task(revoking.watch(a, "r", alice))
     await until(lambda: bool(network.records))
     network.records.clear()
-    await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
-    while not await revoking.read(b, "r", bob):
+    await revoking.BOARD.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
+    while not bob.banned:
+        await revoking.read(b, "r", bob)
         await asyncio.sleep(0.01)
     assert bob.banned == {b"12345678"}
     assert not watching.done()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.signing import as_text
-from p2p_diloco.node import ends, revising
+from p2p_diloco.node import board, ends, revising
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.tensors import checkpoint
@@ -30,7 +28,7 @@ from tests.net.patience import awaited
 
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revising, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(board, "LOOK_EVERY_S", 0.05)
 
 
 def founding_in(network: MemoryNetwork) -> Founding:
@@ -138,18 +136,18 @@ async def test_one_peer_that_knows_is_enough(
     config = {**quick, "start_peers": 2, "min_peers": 2}
     a = memory_peer(network, "a", config)
     b = memory_peer(network, "b", {})
-    read = revising.read
+    highest = revising._highest
 
-    async def only_a(transport: Any, founding: Founding) -> Revision:
-        return FOUNDED if transport is b.transport else await read(transport, founding)
+    def only_a(transport: Any, *of: Any) -> Revision:
+        return FOUNDED if transport is b.transport else highest(transport, *of)
 
-    monkeypatch.setattr(revising, "read", only_a)
+    monkeypatch.setattr(revising, "_highest", only_a)
     await asyncio.gather(a.enter(), b.enter())
     asked = await ask(network, 1, 0.5, 0.0)
     while b.memory.revision == 0:
         await both([a, b])
     network.records["r/revisions"].clear()
-    while (await read(a.transport, founding_in(network))) != asked:
+    while (await revising.read(a.transport, founding_in(network))) != asked:
         await asyncio.sleep(0.01)
     await asyncio.gather(a.stop(), b.stop())
 
@@ -181,7 +179,7 @@ def test_junk_hides_no_revision_for_long(memory_peer: Any, quick: dict[str, Any]
         await a.enter()
         await a.stop()
         watcher, founding = network.join("w", Inbox()), founding_in(network)
-        for number in range(3 * revising.TRIED_MAX):
+        for number in range(3 * board.TRIED_MAX):
             forged = Revision(100 + number, 0.1, 0.0, proof="forged")
             assert await revising.store(watcher, founding, forged)
         asked = await ask(network, 1, 0.5, 0.0)
@@ -288,8 +286,7 @@ def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
             await a.exchange(1.0)
         await a.stop()
         onlooker, rules = network.join("onlooker", Inbox()), Rules(run="r", fragments=((0,),))
-        end = await ends.read(onlooker, founding_in(network), rules)
-        assert end is not None
+        end = (await ends.read(onlooker, founding_in(network), rules))[0]
         assert (end.epoch, end.revision) == (a.memory.epoch, stop)
 
     async def again() -> None:
@@ -335,12 +332,3 @@ def test_the_run_key_of_a_private_run_signs_revisions() -> None:
         proof = as_text(signer.sign(revising.KIND, founding.statement(stop)))
         assert founding.proven(transport, dataclasses.replace(stop, proof=proof)) is counts
     assert not Founding("r", "founder", 1.0, key.public).proven(transport, dataclasses.replace(stop, proof="no base64"))
-
-
-def test_a_record_of_an_end_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
-    """It names no revision: the run has ended as it was founded."""
-    transport = MemoryNetwork().join("x", Inbox())
-    founding, rules = Founding("r", "founder", 1.0), Rules(run="r", fragments=((0,), (1,)), stop_after_epochs=3)
-    end = ends.signed(transport, founding, ModelVersion(0, 12, 6, "d" * 32), 2, 5.0)
-    (tmp_path / ends.FILE).write_text(json.dumps(to_plain(end)[:-1]))
-    assert ends.load(tmp_path, transport, founding, rules) == end

@@ -10,12 +10,11 @@ import pytest
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node import wire
+from p2p_diloco.node import headers
 from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
-from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.roles import forbidden
+from p2p_diloco.node.inbox import Inbox, forbidden
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
@@ -72,9 +71,9 @@ async def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, 
         with pytest.raises(Refusal, match="an observer's invitation allows no"):
             await observer.send("a", packed(message))
     with pytest.raises(Refusal, match="an observer's invitation allows no"):
-        await observer.send("a", wire.pack(Nudge(1), token))
+        await observer.send("a", headers.packed(Nudge(1), token))
     assert node.replica.roster.summary("observer") is None
-    await observer.send("a", wire.pack(Describe(), token))
+    await observer.send("a", headers.packed(Describe(), token))
     await peer.stop()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, Table, Use
 from p2p_diloco.core.training import Training
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.status import DataProgress
 from tests.net.memory import MemoryNetwork
@@ -52,10 +52,10 @@ async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], 
     assert (await peer.merge())["tables"] is None
     data = DataSet("train", 100)
     asked = {"shards": due, "weight": 1.0, "samples": 1, "stands": True, "every": 1}
-    release = await peer.ask("contribute", "release", **asked, uses=[to_plain(Use(data, (), 20))])
+    release = await peer.ask("contribute", "release", **asked, uses=[Use(data, (), 20)])
     assert release["sent"]
     load = await peer.ask("merge", "load", measures=False, data=True)
-    (table,) = (from_plain(Table, one) for one in load["tables"])
+    (table,) = (msgspec.convert(one, Table) for one in load["tables"])
     assert (table.data, leases.held(table, "a", told["life"])) == (data, ((0, 20),))
     peer.tell("have read", loaded=due)
     status = None

@@ -9,10 +9,10 @@ from dataclasses import replace
 from p2p_diloco.config import RunConfig
 from p2p_diloco.net.membership import SealedRecords
 from p2p_diloco.node.access import Access
-from p2p_diloco.node.records import key_of
+from p2p_diloco.node.board import name_of
+from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
-from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe.look import look
 from tests.net.members import KEY, id_of, membership
 from tests.net.memory import DeafInbox, MemoryNetwork
@@ -45,9 +45,9 @@ def test_an_observer_sees_what_peers_publish() -> None:
     async def test() -> None:
         network = MemoryNetwork()
         alice, eyes = network.join("alice-id", DeafInbox()), network.join("eyes", DeafInbox())
-        assert await alice.store(key_of("main", "alice-id"), "alice-id", ALICE.pack(), 30.0)
+        assert await alice.store(BOARD.key("main", "alice-id"), "alice-id", ALICE.pack(), 30.0)
         bob = replace(ALICE, peer_id="bob-id", name="bob")
-        assert await alice.store(key_of("other", "bob-id"), "bob-id", bob.pack(), 30.0, owned=False)
+        assert await alice.store(BOARD.key("other", "bob-id"), "bob-id", bob.pack(), 30.0, owned=False)
         assert await alice.store("main/config", name_of(RUN.pack()), RUN.pack(), 30.0, owned=False)
         seen = await look(eyes, "main")
         (peer,) = seen.peers

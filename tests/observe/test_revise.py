@@ -15,11 +15,11 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.signing import from_text
 from p2p_diloco.node import revising
-from p2p_diloco.node.records import key_of
+from p2p_diloco.node.board import name_of
+from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.revise import Asker, Outcome, revise
 from tests.net.clocks import by_hand
@@ -67,7 +67,7 @@ class Swarm:
     async def publish(self, rev: list[float], name: str = "alice", **more: Any) -> None:
         values = {**ALICE, "peer_id": f"{name}-id", "name": name, **dict(zip(RATES, rev, strict=True)), **more}
         status = PeerStatus(**values, time=time.time())
-        await self.alice.store(key_of("main", status.peer_id), status.peer_id, status.pack(), 30.0)
+        await self.alice.store(BOARD.key("main", status.peer_id), status.peer_id, status.pack(), 30.0)
 
     async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 30.0) -> Outcome:
         return await revise(self.eyes, "main", Asker(Identity(who)), rates, within_s)

@@ -12,8 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p_diloco.node.board import packed
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.status import TEXT_MAX, Buffered, PeerStatus, RoundProgress, Submissions
+from p2p_diloco.node.status import (
+    TEXT_MAX,
+    Buffered,
+    DataProgress,
+    Death,
+    Deaths,
+    Event,
+    GpuMemory,
+    LastRound,
+    PeerStatus,
+    RefusedPeer,
+    RoundProgress,
+    Submissions,
+    Ways,
+)
 from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, Snapshot
 from p2p_diloco.observe.snapshot import snapshot as made
 
@@ -34,26 +49,30 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "held_out_loss": 2.5, "samples": 48800, "counted_samples": 97600, "bytes_sent": 1000,
         "bytes_received": 2000, "revision": 1,
         "outer_lr": 0.5, "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
-        "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "gpu_memory": [11, 80], "node_threads": 4,
-        "last_round": [9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0], "bandwidth": 11_900_000, "ways": [2, 0, 0],
+        "waits_for": "waiting for bob", "cpu": 1.5, "memory_bytes": 812, "node_threads": 4,
+        "gpu_memory": GpuMemory(11, 80),
+        "last_round": LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0), "bandwidth": 11_900_000,
+        "ways": Ways(2, 0, 0),
         "reach": "public",
         "changed": [["outer_lr", 0.5], ["min_peers", 2.0], ["stop_after_epochs", None]], "checkpoint": 10,
-        "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "data": [["train", 60, 2, 90, 20]],
+        "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "data": [DataProgress("train", 60, 2, 90, 20)],
         "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
     }  # fmt: skip
 
 
 def snapshot(run_id: str, run: RunRecord | None, records: list[dict[str, Any]], now: float) -> Snapshot:
-    return made(run_id, run, [PeerStatus.unpack(msgpack.packb(told)) for told in records], now)
+    return made(run_id, run, [PeerStatus.unpack(packed(told)) for told in records], now)
 
 
 def test_the_schema_is_the_documented_one() -> None:
     """Every field of docs/status.md, with its name and kind; a change here is a change of the schema's
     version."""
-    refused = [["mallory (…abcdef)", 3, "a commit of shard 0 is ignored"]]
-    told = record(round=[1, 2, 3], doubt="its results differ", events=[[NOW - 10, "carol has joined"]], refused=refused,
-                  death=[NOW - 20, "dave was silent for 8 s"], deaths=[1, 0, 1],
-                  newest_deaths=[[NOW - 20, "dave (…abcdef)", "silent"]])  # fmt: skip
+    refused = [RefusedPeer("mallory (…abcdef)", 3, "a commit of shard 0 is ignored")]
+    told = record(round=RoundProgress(1, 2, 3), doubt="its results differ",
+                  events=[Event(NOW - 10, "carol has joined")],
+                  refused=refused,
+                  death=Event(NOW - 20, "dave was silent for 8 s"), deaths=Deaths(1, 0, 1),
+                  newest_deaths=[Death(NOW - 20, "dave (…abcdef)", "silent")])  # fmt: skip
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
         "schema_version": 1,
         "time": NOW,
@@ -171,7 +190,7 @@ def test_peers_that_are_gone_do_not_set_the_run_back() -> None:
 
 def test_submissions_are_told_in_asynchronous_mode() -> None:
     """What was counted and refused, by staleness; and how full the buffers are where the peer aggregates."""
-    told = record(submissions=[9, 1, [4, 0, 5]], buffered=[1, 2], sync_every=100)
+    told = record(submissions=Submissions(9, 1, (4, 0, 5)), buffered=Buffered(1, 2), sync_every=100)
     (peer,) = snapshot("main", None, [told], NOW).peers
     assert peer.submissions == Submissions(9, 1, (4, 0, 5))
     assert (peer.buffered, peer.sync_every) == (Buffered(1, 2), 100)
@@ -207,16 +226,16 @@ def test_peers_are_sorted_and_the_further_one_of_two_tells_the_epoch() -> None:
 def test_the_round_is_the_slowest_aggregators() -> None:
     """A fragment is through when its last shard is; what stragglers say of old rounds doesn't count."""
     rounds = [
-        record("a", round=[0, 3, 4]),
-        record("b", round=[0, 1, 4]),
-        record("c", epoch=11, round=[0, 0, 4]),
+        record("a", round=RoundProgress(0, 3, 4)),
+        record("b", round=RoundProgress(0, 1, 4)),
+        record("c", epoch=11, round=RoundProgress(0, 0, 4)),
     ]
     assert snapshot("main", CONFIG, rounds, NOW).run.round == RoundProgress(0, 1, 4)
 
 
 def test_events_are_the_newest_in_order() -> None:
     """Events of all peers in one list, oldest first, cut to the newest."""
-    records = [record(f"p{i:02}", events=[[NOW - i, f"event {i}"]]) for i in range(30)]
+    records = [record(f"p{i:02}", events=[Event(NOW - i, f"event {i}")]) for i in range(30)]
     events = snapshot("main", None, records, NOW).run.events
     assert [event.text for event in events] == [f"event {i}" for i in reversed(range(MAX_EVENTS))]
     assert events[-1].peer == "p00"
@@ -229,7 +248,7 @@ def test_a_clock_that_is_ahead_makes_no_negative_age() -> None:
 
 def test_text_of_strangers_is_tamed() -> None:
     """No escape sequence reaches a terminal, and no text fills a screen."""
-    seen = snapshot("main", None, [record(name="\x1b[2Jevil\n" + "x" * 999, events=[[NOW, "a\x07b"]])], NOW)
+    seen = snapshot("main", None, [record(name="\x1b[2Jevil\n" + "x" * 999, events=[Event(NOW, "a\x07b")])], NOW)
     assert seen.peers[0].name.startswith(" [2Jevil x")
     assert len(seen.peers[0].name) == TEXT_MAX
     assert seen.run.events[0].text == "a b"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from p2p_diloco.core.leases import DataSet, Lease, Table
 from p2p_diloco.errors import ConfigError, GaveUpWaiting
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.peer.shard import Shard, data_set
 from tests.peer.scripted import hooked, step
 
@@ -368,7 +368,7 @@ def test_progress_is_dropped_if_its_data_belongs_to_another_peer(caplog: pytest.
     hook, node, model = hooked()
     data = DataSet("train", 100, 1)
     shard = Shard(data, data_set(100, "train", 1, "")[1], "run/train", lambda _: False)
-    ours, theirs = (to_plain((Table(data, 20, (Lease(peer, 7, 0, 20, 1),)),)) for peer in "ab")
+    ours, theirs = (msgspec.to_builtins((Table(data, 20, (Lease(peer, 7, 0, 20, 1),)),)) for peer in "ab")
     hook.supply.add(shard, {"me": "a", "life": 7, "ledger": 0, "tables": ours, "ended": False})
     batches = iter(shard.loader(4))
     next(batches)

@@ -7,13 +7,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core import leases
 from p2p_diloco.core.leases import DataSet, Lease, Table, Tables
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.node.plain import to_plain
 from p2p_diloco.peer import refilling
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.refilling import Refill, open_shard
@@ -91,7 +91,7 @@ class Opened:
         self.node = SimpleNamespace(client=self)
 
     def ask(self, kind: str, answer: str) -> dict[str, Any]:
-        return {"me": "a", "life": 1, "ledger": 0, "tables": to_plain(self.tables), "ended": False}
+        return {"me": "a", "life": 1, "ledger": 0, "tables": msgspec.to_builtins(self.tables), "ended": False}
 
     def open(self, samples: int, name: str = "train") -> Shard:
         return open_shard(self, *data_set(samples, name, 1, ""), "run")  # type: ignore[arg-type]

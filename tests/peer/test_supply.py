@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from p2p_diloco.core.leases import DataSet, Lease, Table, Tables, Use
+from p2p_diloco.core.leases import DataSet, Lease, Table, Tables
 from p2p_diloco.core.spans import Spans
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.peer.progress import LOAD, Anchor, Blend
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.supply import Supply
@@ -31,7 +31,7 @@ class Trainer:
         self.supply = Supply()
         refill: Any = lambda shard: False  # noqa: E731
         self.shard = Shard(DATA, data_set(100, "train", 1, "")[1], "run/train", refill)
-        told = {"me": "a", "life": 7, "ledger": LEDGER, "tables": to_plain(table()), "ended": False}
+        told = {"me": "a", "life": 7, "ledger": LEDGER, "tables": msgspec.to_builtins(table()), "ended": False}
         self.supply.add(self.shard, told)
         self.batches = iter(self.shard.loader(4))
         self.trains()
@@ -47,9 +47,8 @@ class Trainer:
     def sent(self, shard: int = LEDGER) -> Spans:
         """What a contribution to this shard of the model says of the positions."""
         (use,) = self.supply.send([shard])
-        found: Use = from_plain(Use, use)
-        assert (found.data, found.wants) == (DATA, 8)
-        return found.used
+        assert (use.data, use.wants) == (DATA, 8)
+        return use.used
 
 
 @pytest.mark.parametrize(

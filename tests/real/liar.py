@@ -27,10 +27,9 @@ from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
 from p2p_diloco.node.entry import LIMITS
 from p2p_diloco.node.forms import About
-from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
+from p2p_diloco.node.headers import Folded, Rolls, opened, pack, packed, unpack
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.wire import OF_NODES
 from p2p_diloco.tensors.step_limit import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join
@@ -109,17 +108,12 @@ class Liar:
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         message: Said | Folded
-        if header[:1] == OF_NODES:
-            unpacked = wire.unpack(header, self.token)
-            assert isinstance(unpacked, wire.NodeMessage)
-            message = unpacked
+        body, about = opened(header, self.token), About(sender, self.run.rules)
+        if isinstance(body, int):
+            assert payload is not None
+            message = unpack(payload, about, self.rolls)
         else:
-            body, about = opened(header, self.token), About(sender, self.run.rules)
-            if isinstance(body, int):
-                assert payload is not None
-                message = unpack(payload, about, self.rolls)
-            else:
-                message = unpack(body, about, self.rolls)
+            message = unpack(body, about, self.rolls)
         if isinstance(message, Folded):  # it names peers by their places in a roll that never came
             self._soon(sender, m.Ask(0))
             return
@@ -209,7 +203,7 @@ class Liar:
     async def tell(self, to: str, message: Said, payload: memoryview | None = None) -> str:
         """Send a message, signed if it needs that; returns an empty text if it was accepted, or the reason why not."""
         if isinstance(message, wire.NodeMessage):
-            header = wire.pack(message, self.token)
+            header = packed(message, self.token)
         else:
             header, body = pack(self.signatures.signed(message), About(self.id, self.run.rules), self.token)
             payload = payload if body is None else memoryview(body)

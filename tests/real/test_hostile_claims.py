@@ -12,7 +12,7 @@ from liar import Liar, liar
 from nodes import RUN_ID, Field
 
 from p2p_diloco.core.credit import SAMPLES_TIMES
-from p2p_diloco.node.records import key_of
+from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
 from p2p_diloco.observe.look import look
@@ -86,7 +86,7 @@ async def tells_wonders(member: Liar) -> None:
     while True:
         status = PeerStatus(peer_id=member.id, name=member.name, role="worker", state="training", time=time.time(),
                             incarnation=member.incarnation, **FALSE)  # type: ignore[arg-type]  # fmt: skip
-        await member.transport.store(key_of(RUN_ID, member.id), member.id, status.pack(), 30.0)
+        await member.transport.store(BOARD.key(RUN_ID, member.id), member.id, status.pack(), 30.0)
         await asyncio.sleep(0.5)
 
 

@@ -23,11 +23,11 @@ from p2p_diloco.net.framing import Bulk, FrameStream, Message, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.relay import RELAY
 from p2p_diloco.node.allowance import FETCH_EVERY_S, FETCHES_AT_ONCE
+from p2p_diloco.node.board import name_of
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.unowned import fetch, name_of, store
+from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.node.wire import Audit, Copy, Nudge, OfMean
 from tests.net.members import invitation
 
@@ -283,7 +283,7 @@ def test_junk_in_the_dht_hides_nothing(field: Field, caplog: pytest.LogCaptureFi
     async def row() -> None:
         first = field.nodes[0]
         async with liar(field, "litterer") as member:
-            true = min(await fetch(first.transport, f"{RUN_ID}/config"))
+            true = min(await BOARD.fetch(first.transport, RUN_ID))
             for number in range(10_000):
                 run = Run(RUN_ID, RunConfig(**{**field.config, "outer_lr": number / 7}), field.layout)
                 false = RunRecord.founding(run, member.id, 0.0).pack()
@@ -291,7 +291,7 @@ def test_junk_in_the_dht_hides_nothing(field: Field, caplog: pytest.LogCaptureFi
                     break
             assert name_of(false) < true
             for value in (os.urandom(900), false):
-                assert await store(member.transport, f"{RUN_ID}/config", value, 60.0)
+                assert await BOARD.store(member.transport, RUN_ID, value)
             for bucket in range(4):
                 await member.transport.store(f"{RUN_ID}/peers/{bucket}", member.id, os.urandom(900), 60.0)
             newcomer = RealNode("newcomer", invitation(name="newcomer"), {})

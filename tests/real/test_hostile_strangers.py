@@ -15,7 +15,6 @@ from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.framing import VERSION, Bulk, Message
 from p2p_diloco.net.hivemind import DIRECT
-from p2p_diloco.node.records import bucket_key
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
@@ -53,11 +52,11 @@ def test_a_stranger_reads_nothing(field: Field) -> None:
                 refused(await outside.tell_all(message))
             assert outside.came == []
             member = field.nodes[0].access.member
-            for key in (f"{RUN_ID}/config", *(bucket_key(RUN_ID, bucket) for bucket in range(4))):
+            for key in (f"{RUN_ID}/config", *(f"{RUN_ID}/peers/{bucket}" for bucket in range(4))):
                 assert await outside.transport.fetch(key) == {}
                 for value, _ in (await outside.transport.fetch(member.hidden(key))).values():
                     assert not any(word in value for word in (b"sync_every", b"training", b"/ip4/", b"peer_id"))
-            assert any([await outside.transport.fetch(member.hidden(bucket_key(RUN_ID, b))) for b in range(4)])
+            assert any([await outside.transport.fetch(member.hidden(f"{RUN_ID}/peers/{b}")) for b in range(4)])
 
     field.do(row())
 
@@ -107,7 +106,7 @@ def test_a_stranger_s_records_are_left_out(field: Field) -> None:
             for name, value in (("0" * 32, record), (outside.id, record), (f"{outside.id}/~{'0' * 32}", bytes(1000))):
                 await outside.transport.store(config, name, value, 60.0, owned=name.startswith(outside.id))
             for bucket in range(4):
-                await outside.transport.store(member.hidden(bucket_key(RUN_ID, bucket)), outside.id, bytes(1000), 60.0)
+                await outside.transport.store(member.hidden(f"{RUN_ID}/peers/{bucket}"), outside.id, bytes(1000), 60.0)
             assert set(await first.fetch(f"{RUN_ID}/config")) == before
             assert set(await field.statuses()) >= {node.id for node in field.nodes}
             assert outside.id not in await field.statuses()

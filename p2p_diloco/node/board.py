@@ -1,0 +1,188 @@
+"""Boards: the records of a run in the DHT. A board holds those of one kind: it stores them, keeps them alive, reads the
+newest valid ones, and watches for newer ones.
+
+Law: records come from strangers. Any bytes give a value of the requested type or a ValueError. A record that no peer
+owns is named by its content, so any peer can keep it alive; one of another name, or that can't be read, is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import sample
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.node.wire import PROTOCOL
+
+LOOK_EVERY_S, KEEP_EVERY_S = 3.0, 60.0
+"""How often a peer looks for newer records, and renews the newest one."""
+TRIED_MAX = 64
+"""The most records whose signatures are checked at one look, which takes 10 ms at most: strangers may store many. Each
+look tries a new random choice of them, so false ones can't hide a right one for long."""
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The records of one kind. `ttl_s`: how long the DHT keeps one that nobody renews. `owned`: each peer has one,
+    under its own id. `buckets`: the number of keys over which they are spread; all records of a key travel together."""
+
+    kind: str
+    ttl_s: float
+    owned: bool = False
+    buckets: int = 1
+
+    def key(self, run_id: str, peer: str = "") -> str:
+        """The DHT key of a peer's record, or of all records if there is one bucket."""
+        return self._key(run_id, blake2b(peer.encode(), digest_size=1).digest()[0] % self.buckets)
+
+    def _key(self, run_id: str, bucket: int) -> str:
+        return f"{run_id}/{self.kind}" if self.buckets == 1 else f"{run_id}/{self.kind}/{bucket}"
+
+    async def store(self, dht: Records, run_id: str, value: bytes) -> bool:
+        """Store a record, or renew it. Returns False if it wasn't stored."""
+        if self.owned:
+            return await dht.store(self.key(run_id, dht.peer_id), dht.peer_id, value, self.ttl_s)
+        return await dht.store(self.key(run_id), name_of(value), value, self.ttl_s, owned=False)
+
+    async def keep(self, dht: Records, run_id: str, value: bytes, every_s: float) -> None:
+        """Renew a record until cancelled. Every peer that has it does so, and the record lives as long as any of
+        them."""
+        while True:
+            try:
+                await self.store(dht, run_id, value)
+            except Exception:  # the other peers renew it too
+                log.warning("a record (%s) can't be stored in the DHT; trying again", self.kind, exc_info=True)
+            await asyncio.sleep(every_s)
+
+    async def fetch(self, dht: Records, run_id: str) -> dict[str, bytes]:
+        """Fetch the records; returns them by name, which is the peer's id if they are owned. Buckets that don't come
+        are left out.
+
+        Raises:
+            Unreachable: none of them comes.
+        """
+        fetching = (dht.fetch(self._key(run_id, bucket)) for bucket in range(self.buckets))
+        found = await asyncio.gather(*fetching, return_exceptions=True)
+        failed = [records for records in found if isinstance(records, BaseException)]
+        if failed:
+            log.debug("some records (%s) can't be read: %r", self.kind, failed)
+            if len(failed) == len(found) or not all(isinstance(error, Exception) for error in failed):
+                raise failed[0]
+        pairs = (pair for records in found if not isinstance(records, BaseException) for pair in records.items())
+        return {name: value for name, (value, _) in pairs if self.owned or name == name_of(value)}
+
+    async def read(
+        self,
+        dht: Records,
+        run_id: str,
+        kind: type[T],
+        valid: Callable[[T], bool],
+        order: Callable[[T], Any] = lambda record: 0,
+    ) -> list[T]:
+        """Read the valid records, which are dataclasses of the type `kind`; returns them, the highest first. `valid`:
+        checks a signature. If there are more than `TRIED_MAX`, those are checked that come first in this `order`.
+
+        Raises:
+            Unreachable: the DHT doesn't answer.
+        """
+        return newest((await self.fetch(dht, run_id)).values(), kind, valid, order)
+
+    async def watch(
+        self, dht: Records, run_id: str, take: Callable[[Collection[bytes]], None], mine: Callable[[], bytes | None]
+    ) -> None:
+        """Until cancelled, give what is there to `take` now and then. Keep `mine()` stored: at once if it isn't there.
+        Raises what `take` raises of the errors that a user sees."""
+        clock, keep_at = asyncio.get_running_loop().time, 0.0
+        while True:
+            try:
+                there = (await self.fetch(dht, run_id)).values()
+                take(there)
+                if (value := mine()) is not None and (value not in there or clock() >= keep_at):
+                    keep_at = clock() + KEEP_EVERY_S
+                    await self.store(dht, run_id, value)
+            except Unreachable as error:
+                log.debug("the DHT gave no answer (%s): %s", self.kind, error)
+            except P2PDilocoError:
+                raise
+            except Exception:  # the other peers look too
+                log.warning("records (%s) can't be read or renewed", self.kind, exc_info=True)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def newest(
+    values: Collection[bytes],
+    kind: type[T],
+    valid: Callable[[T], bool],
+    order: Callable[[T], Any] = lambda record: 0,
+) -> list[T]:
+    """As `Board.read`, of these records."""
+    found = list[T]()
+    for value in sample(list(values), len(values)):
+        try:
+            protocol, said = read(tuple[int, kind], value)  # type: ignore[valid-type]
+        except ValueError:
+            continue
+        if protocol == PROTOCOL:
+            found.append(said)
+    tried = sorted(found, key=order)[:TRIED_MAX]
+    return sorted(filter(valid, tried), reverse=True)  # type: ignore[type-var]
+
+
+def name_of(value: bytes) -> str:
+    """The name of a record that no peer owns: the hash of its content."""
+    return blake2b(value, digest_size=16).hexdigest()
+
+
+def pack(said: object) -> bytes:
+    """Encode a dataclass as a record for `Board.read`."""
+    return packed([PROTOCOL, said])
+
+
+# -- what is in a record
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Measure = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""No loss, speed or time is larger; sums and means of such numbers are finite."""
+
+packed = msgspec.msgpack.Encoder().encode
+
+
+def read(kind: type[T], value: bytes) -> T:
+    """Decode a value of this type from msgpack. Fields that its dataclass doesn't have are passed over. Raises
+    ValueError for anything else."""
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def told(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, by name."""
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return {field.name: content for field, content in fields if content != field.default}
+
+
+def heard(kind: type[T], content: dict[str, Any]) -> T:
+    """Make a dataclass of its fields by name, as another version of this package may write them: what is no field is
+    passed over, and a field that is missing or has another type gets its default. Raises ValueError if it has none."""
+    hints, fields = get_type_hints(kind, include_extras=True), {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        try:
+            fields[field.name] = msgspec.convert(content[field.name], hints[field.name])
+        except (KeyError, msgspec.ValidationError):
+            if field.default is dataclasses.MISSING:
+                raise ValueError(f"the field {field.name} is missing or invalid") from None
+    return kind(**fields)
