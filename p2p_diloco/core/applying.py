@@ -145,6 +145,8 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     log.late -= set(commit.choice.late) if commit.choice.by == log.me else set()
     log.fresh, log.unproven, log.lacking = False, False, set()
     tells = holding.holds(log, commit) if log.rules.asynchronous else []
+    tells += [Send(peer, commit) for peer in sorted(log.followers)]
+    log.followers = set()
     log.begin(after, now)
     if log.rules.asynchronous:
         holding.carry_over(log, round)

@@ -33,6 +33,7 @@ class FragmentLog:
         self.round = Round()
         self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
+        self.followers: set[str] = set()  # asynchronous: peers that fetch, and asked for the next commit
         self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
         self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
         self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove

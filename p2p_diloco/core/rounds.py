@@ -84,8 +84,10 @@ class Rounds:
             case What.LACKS:
                 return owning.answer(log, sender, want)
             case What.COMMIT:
-                commit = log.round.commit
-                return [] if commit is None else [Send(sender, commit)]
+                if (commit := log.round.commit) is not None:
+                    return [Send(sender, commit)]
+                log.followers |= {sender} if log.rules.asynchronous else set()
+                return []
         return self.exchange.wanted(log, sender, want)
 
     def _older(self, log: FragmentLog, sender: str, message: OfRound) -> list[Effect]:
