@@ -26,13 +26,13 @@ from .version import Version
 
 @dataclass(slots=True)
 class Fetch:
-    """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
-    by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
-    when; ``busy``: by slice, the version that tensor work under way leads to. ``asked``: by slice (-1: the head), whom,
-    and when; ``questions``: all that was ever asked, because an answer may take long; ``sources``: who sent each slice.
-    ``repair``: only ``numbers`` are fetched, and rounds go on; ``near_at``: when a donor last was at a version that can
-    be rolled. ``wanted``: in asynchronous mode, when the commit that follows an epoch (number -1), or a slice's mean of
-    it, was asked for."""
+    """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it;
+    ``head_at``: since when; ``path``: by epoch, the commit that follows it and the state before it. ``staged``: the
+    version of each slice here, and since when; ``busy``: by slice, the version that tensor work under way leads to.
+    ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
+    take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
+    ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
+    commit that follows an epoch (number -1), or a slice's mean of it, was asked for."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -40,6 +40,7 @@ class Fetch:
     near_at: float
     repair: bool = False
     head: State | None = None
+    head_at: float = 0.0
     digests: tuple[str, ...] = ()
     path: dict[int, tuple[Commit, State, tuple[Mean, ...]]] = field(default_factory=dict)
     staged: dict[int, tuple[Version, float]] = field(default_factory=dict)
@@ -170,7 +171,7 @@ class Fetching:
             self.failures.add(sender, now)  # this donor is no further than this peer
             return self._ask(fetch, now)
         if fetch.head is None or message.state.version.epoch > fetch.head.version.epoch:
-            fetch.head, fetch.digests = message.state, message.digests
+            fetch.head, fetch.head_at, fetch.digests = message.state, now, message.digests
         return self._go_on(fetch, now)
 
     def part(self, sender: str, message: Part, now: float) -> list[Effect]:
@@ -205,8 +206,9 @@ class Fetching:
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
             effects += self._advance(fetch, now)
-            asked = fetch.wanted.get((-1, fetch.head.version.epoch), now)
-            waits = self.rules.asynchronous and now - asked <= self.rules.settle  # for the commit after the head
+            waits = (
+                self.rules.asynchronous and now - fetch.head_at <= self.rules.settle
+            )  # for the commit after the head
             if done.version.epoch > fetch.head.version.epoch and not waits and -1 not in fetch.asked:
                 self._asks(fetch, source, (-1,), now)
                 effects.append(Send(source, Ask(fetch.fragment)))
@@ -277,6 +279,7 @@ class Fetching:
                 return wants + self._wants(fetch, -1, head.version, fetch.donors, now)
             fetch.path[head.version.epoch] = commit, head, ()
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
+            fetch.head_at = now
             for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {-1}) if commit.hashes else ():
                 wants += self._wants(fetch, number, commit.base, (sender,), now)
         return wants

@@ -84,7 +84,7 @@ class Rounds:
             case What.LACKS:
                 return owning.answer(log, sender, want)
             case What.COMMIT:
-                if (commit := log.round.commit) is not None:
+                if (commit := log.round.commit) is not None and log.phase is not Phase.HOLDING:
                     return [Send(sender, commit)]
                 log.followers |= {sender} if log.rules.asynchronous else set()
                 return []
