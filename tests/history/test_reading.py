@@ -125,7 +125,9 @@ def test_of_a_folder_one_run_is_taken(world: RecordedWorld, tmp_path: Path, capl
         read([tmp_path], "third")
 
 
-@pytest.mark.parametrize("content", [b"", b"no history", packed("no map"), packed("[1]"), packed("[" * 100_000)])
+@pytest.mark.parametrize(
+    "content", [b"", b"no history", packed("no map"), packed("[1]"), packed("[" * 100_000)], ids=range(5)
+)
 def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
     """Any other file is refused in one sentence that names it."""
     path = tmp_path / "other.txt"

@@ -127,20 +127,17 @@ def in_another_form() -> list[Grant]:
     return [*(spelt(x509.Name(name)) for name in names), spelt(one_set)]
 
 
-@pytest.mark.parametrize(
-    "grant",
-    [*other_case(), *in_another_form(), changed("worker", "king"), changed("alice", "a b"), changed("1800", "1900")],
-    ids=lambda grant: grant.subject.rfc4514_string()[-60:],
-)
-def test_a_grant_has_one_spelling(grant: Grant) -> None:
+def test_a_grant_has_one_spelling() -> None:
     """OpenSSL takes names for equal that differ in case or spaces; the sum fits one alone. Neither below the true
     grant, nor below a grant of that spelling, is a leaf taken."""
-    leaf = grant.leaf(key_in(BOB), SIGNER)
-    for shown in (chained(GRANT.der, leaf), chained(grant.certificate(GRANT.public, RUN_SIGNER), leaf)):
+    others = [changed("worker", "king"), changed("alice", "a b"), changed("1800", "1900")]
+    for grant in (*other_case(), *in_another_form(), *others):
+        leaf = grant.leaf(key_in(BOB), SIGNER)
+        for shown in (chained(GRANT.der, leaf), chained(grant.certificate(GRANT.public, RUN_SIGNER), leaf)):
+            with pytest.raises(Stranger):
+                admit_chain(shown, BOB, NOW)
         with pytest.raises(Stranger):
-            admit_chain(shown, BOB, NOW)
-    with pytest.raises(Stranger):
-        admit(der(leaf), KEY.public, BOB, NOW)
+            admit(der(leaf), KEY.public, BOB, NOW)
 
 
 def below_a_leaf() -> bytes:
