@@ -257,7 +257,7 @@ class Fetching:
         if not self.rules.asynchronous or now - asked < self.rules.settle:
             return []
         fetch.wanted[number, base.epoch] = now
-        what, numbers = (What.COMMIT, ()) if number < 0 else (What.MEANS, (number,))
+        what, numbers = (What.NEXT, ()) if number < 0 else (What.MEANS, (number,))
         return [Send(donor, Want(fetch.fragment, base, what, numbers)) for donor in sorted(donors)]
 
     def _go_on(self, fetch: Fetch, now: float) -> list[Effect]:
@@ -275,8 +275,9 @@ class Fetching:
             able = {*fetch.donors, *head.plan.succession[:1]}
             sound = ((p, c) for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
             sender, commit = next(sound, ("", None))
-            if commit is None:
-                return wants + self._wants(fetch, -1, head.version, fetch.donors, now)
+            if commit is None:  # a short fetch needs no commit
+                lasts = fetch.path or now > fetch.head_at
+                return wants + (self._wants(fetch, -1, head.version, fetch.donors, now) if lasts else [])
             fetch.path[head.version.epoch] = commit, head, ()
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
             fetch.head_at = now

@@ -36,7 +36,7 @@ class FragmentLog:
         self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
         self.signed: dict[Version, int] = {}  # versions on which this peer led a round, the newest last: its term then
-        self.followers: set[str] = set()  # asynchronous: peers that fetch, and asked for the next commit
+        self.followers: dict[str, float] = {}  # asynchronous: which fetching peers asked for the next commit, and when
         self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
         self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
         self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove

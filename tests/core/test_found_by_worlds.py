@@ -568,17 +568,18 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     fetching = Fetching(log.rules, [log], log.roster)
     fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, head=state, asked={1: ("B", 0.0)}, sources={0: "B"})
     fetch.staged[0] = state.version, 0.0
-    assert sent(fetching._advance(fetch, 0.0), Want) == [("B", Want(0, state.version, What.COMMIT))]
+    assert fetching._advance(fetch, 0.0) == []
+    assert sent(fetching._advance(fetch, 0.1), Want) == [("B", Want(0, state.version, What.NEXT))]
     choice = choice_of(state, "B", by="B")
     close = Close(0, state.version, 0, "B", 0, key_of(0, state.version, choice), choice, ("B",) * log.slices)
     commit = commit_of(state, close, ("x", "y", "z"), close.owners, log.rules)
     log.keep("B", commit)
-    wants = sent(fetching._advance(fetch, 0.1), Want)
+    wants = sent(fetching._advance(fetch, 0.2), Want)
     assert [(want.what, want.numbers, want.base) for _, want in wants] == [
         (What.MEANS, (0,), state.version),
         (What.MEANS, (1,), state.version),
-        (What.COMMIT, (), commit.version),
+        (What.NEXT, (), commit.version),
     ]
-    assert fetching._advance(fetch, 0.2) == []
+    assert fetching._advance(fetch, 0.3) == []
     again = sent(fetching._advance(fetch, 0.2 + log.rules.settle), Want)
-    assert [want.what for _, want in again] == [What.COMMIT]
+    assert [want.what for _, want in again] == [What.NEXT]
