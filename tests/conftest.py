@@ -43,7 +43,7 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 COMMANDS = {
-    "worlds": ["tests.sim.worlds", "--seeds", "60", "--first", "1140"],
+    "worlds": ["tests.sim.worlds", "--seeds", "60", "--first", "1076"],
     "types": ["mypy", "--strict"],
 }
 """Commands that run in parallel to all tests, by the name of the fixture that reads their result."""

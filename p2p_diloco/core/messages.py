@@ -209,7 +209,6 @@ class What(Enum):
     LACKS = "lacks"
     MEANS = "means"
     COMMIT = "commit"
-    NEXT = "next commit"  # of one that fetches: it is sent once it is applied
 
 
 @dataclass(frozen=True, slots=True)
