@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import sample
-from typing import Annotated, Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -170,9 +171,29 @@ def read(kind: type[T], value: bytes) -> T:
 
 
 def told(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, by name."""
+    """The fields of a dataclass that differ from their defaults, by name. A dataclass in a field is a list: a record has
+    no room for more names."""
     fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {field.name: content for field, content in fields if content != field.default}
+    return {field.name: _listed(content) for field, content in fields if content != field.default}
+
+
+def _listed(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [_listed(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _named(hint: Any, value: Any) -> Any:
+    """A value that `_listed` made, as msgspec reads it: each dataclass as a map. Anything else stays as it is."""
+    if dataclasses.is_dataclass(hint) and isinstance(value, list):
+        hints = get_type_hints(hint, include_extras=True)
+        if len(hints) == len(value):
+            return {name: _named(hints[name], one) for name, one in zip(hints, value, strict=True)}
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return [_named(get_args(hint)[0], one) for one in value]
+    if get_origin(hint) in (Union, UnionType):
+        return _named(get_args(hint)[0], value)
+    return value
 
 
 def heard(kind: type[T], content: dict[str, Any]) -> T:
@@ -181,7 +202,8 @@ def heard(kind: type[T], content: dict[str, Any]) -> T:
     hints, fields = get_type_hints(kind, include_extras=True), {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         try:
-            fields[field.name] = msgspec.convert(content[field.name], hints[field.name])
+            hint = hints[field.name]
+            fields[field.name] = msgspec.convert(_named(hint, content[field.name]), hint)
         except (KeyError, msgspec.ValidationError):
             if field.default is dataclasses.MISSING:
                 raise ValueError(f"the field {field.name} is missing or invalid") from None

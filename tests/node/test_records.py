@@ -91,9 +91,18 @@ def test_the_peers_that_were_refused_last_stay() -> None:
     assert (longer.events, len(longer.refused), longer.addresses) == ((), 1, addresses)
 
 
+def test_the_parts_of_a_field_have_no_names_in_a_record() -> None:
+    """They would take the room of events and refused peers."""
+    rich = dataclasses.replace(
+        RECORD, ways=Ways(1, 2, 3), last_round=LastRound(*map(float, range(8))), refused=(RefusedPeer("b", 1, "late"),)
+    )
+    assert PeerStatus.unpack(rich.pack()) == rich
+    assert not any(name in rich.pack() for name in (b"relayed", b"outer_step", b"why"))
+
+
 def test_other_versions_have_other_fields() -> None:
     """A field that this version doesn't know is passed over, and one that is missing is unknown."""
-    other = msgpack.packb({"peer_id": "a", "step": 7, "mood": "good", "ways": {"direct": 1, "libp2p": 0, "relayed": 0}})
+    other = msgpack.packb({"peer_id": "a", "step": 7, "mood": "good", "ways": [1, 0, 0]})
     assert PeerStatus.unpack(other) == PeerStatus(peer_id="a", step=7, ways=Ways(1, 0, 0))
     with pytest.raises(ValueError, match="not a peer's status: the field peer_id is missing or invalid"):
         PeerStatus.unpack(msgpack.packb({"name": "alice"}))
