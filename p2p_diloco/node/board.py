@@ -171,8 +171,8 @@ def read(kind: type[T], value: bytes) -> T:
 
 
 def told(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, by name. A dataclass in a field is a list: a record has
-    no room for more names."""
+    """The fields of a dataclass that differ from their defaults, by name. A dataclass in a field is a list, because a
+    record has no room for more names."""
     fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
     return {field.name: _listed(content) for field, content in fields if content != field.default}
 
