@@ -145,6 +145,9 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     log.late -= set(commit.choice.late) if commit.choice.by == log.me else set()
     log.fresh, log.unproven, log.lacking = False, False, set()
     tells = holding.holds(log, commit) if log.rules.asynchronous else []
+    # whoever still fetches asks again within `settle`; to others a commit that doesn't name them is of no use
+    tells += [Send(peer, commit) for peer, at in sorted(log.followers.items()) if now - at <= 2 * log.rules.settle]
+    log.followers = {}
     log.begin(after, now)
     if log.rules.asynchronous:
         holding.carry_over(log, round)

@@ -26,13 +26,13 @@ from .version import Version
 
 @dataclass(slots=True)
 class Fetch:
-    """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it; ``path``:
-    by epoch, the commit that follows it and the state before it. ``staged``: the version of each slice here, and since
-    when; ``busy``: by slice, the version that tensor work under way leads to. ``asked``: by slice (-1: the head), whom,
-    and when; ``questions``: all that was ever asked, because an answer may take long; ``sources``: who sent each slice.
-    ``repair``: only ``numbers`` are fetched, and rounds go on; ``near_at``: when a donor last was at a version that can
-    be rolled. ``wanted``: in asynchronous mode, the epochs (number -1) whose commit, and the slices whose mean after an
-    epoch, was asked for."""
+    """One fragment on its way. ``head``: the state that its slices will have, None until a donor has told it;
+    ``head_at``: since when; ``path``: by epoch, the commit that follows it and the state before it. ``staged``: the
+    version of each slice here, and since when; ``busy``: by slice, the version that tensor work under way leads to.
+    ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
+    take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
+    ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
+    commit that follows an epoch (number -1), or a slice's mean of it, was asked for."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -40,6 +40,7 @@ class Fetch:
     near_at: float
     repair: bool = False
     head: State | None = None
+    head_at: float = 0.0
     digests: tuple[str, ...] = ()
     path: dict[int, tuple[Commit, State, tuple[Mean, ...]]] = field(default_factory=dict)
     staged: dict[int, tuple[Version, float]] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Fetch:
     asked: dict[int, tuple[str, float]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
-    wanted: set[tuple[int, int]] = field(default_factory=set)
+    wanted: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -170,7 +171,7 @@ class Fetching:
             self.failures.add(sender, now)  # this donor is no further than this peer
             return self._ask(fetch, now)
         if fetch.head is None or message.state.version.epoch > fetch.head.version.epoch:
-            fetch.head, fetch.digests = message.state, message.digests
+            fetch.head, fetch.head_at, fetch.digests = message.state, now, message.digests
         return self._go_on(fetch, now)
 
     def part(self, sender: str, message: Part, now: float) -> list[Effect]:
@@ -204,13 +205,12 @@ class Fetching:
         self.failures.forget(source)
         effects: list[Effect] = []
         if fetch.head is not None and done.version.epoch > fetch.head.version.epoch and not fetch.repair:
-            self._advance(fetch)
-            if done.version.epoch > fetch.head.version.epoch:
-                wants = self._wants(fetch, -1, What.COMMIT, fetch.head.version)
-                if not wants and -1 not in fetch.asked:
-                    self._asks(fetch, source, (-1,), now)
-                    wants = [Send(source, Ask(fetch.fragment))]
-                effects += wants
+            effects += self._advance(fetch, now)
+            # in asynchronous mode the next commit is asked for already
+            waits = self.rules.asynchronous and now - fetch.head_at <= self.rules.settle
+            if done.version.epoch > fetch.head.version.epoch and not waits and -1 not in fetch.asked:
+                self._asks(fetch, source, (-1,), now)
+                effects.append(Send(source, Ask(fetch.fragment)))
         return effects + self._go_on(fetch, now)
 
     def rolled(self, done: Rolled, now: float) -> list[Effect]:
@@ -248,40 +248,50 @@ class Fetching:
 
     # -- rolling forward
 
-    def _wants(self, fetch: Fetch, number: int, what: What, base: Version) -> list[Effect]:
-        """Ask once for a commit, or for a slice's mean of it: a commit of those whose commits the head may follow. In
-        asynchronous mode commits go to the named peers alone; without them slices that come from moving donors would
-        never meet at one version."""
-        if not self.rules.asynchronous or (number, base.epoch) in fetch.wanted:
+    def _wants(self, fetch: Fetch, number: int, base: Version, donors: Sequence[str], now: float) -> list[Effect]:
+        """Ask for the commit on this base (number -1: whoever has none yet sends it once it has), or for a slice's mean
+        of it. In asynchronous mode commits go to the named peers alone; without them slices that come from moving
+        donors would never meet at one version."""
+        asked = fetch.wanted.get((number, base.epoch), float("-inf"))
+        if not self.rules.asynchronous or now - asked < self.rules.settle:
             return []
-        fetch.wanted.add((number, base.epoch))
-        numbers = () if number < 0 else (number,)
-        donors = {*fetch.donors} if number < 0 else {fetch.sources[number]}
+        fetch.wanted[number, base.epoch] = now
+        what, numbers = (What.NEXT, ()) if number < 0 else (What.MEANS, (number,))
         return [Send(donor, Want(fetch.fragment, base, what, numbers)) for donor in sorted(donors)]
 
     def _go_on(self, fetch: Fetch, now: float) -> list[Effect]:
-        if not fetch.repair:
-            self._advance(fetch)
-        return [*self._roll(fetch, now), *self._ask(fetch, now)]
+        follows = [] if fetch.repair else self._advance(fetch, now)
+        return [*follows, *self._roll(fetch, now), *self._ask(fetch, now)]
 
-    def _advance(self, fetch: Fetch) -> None:
+    def _advance(self, fetch: Fetch, now: float) -> list[Effect]:
         """Let the head follow the commits that were kept: the outer steps that others took meanwhile. This peer can't
-        know who holds the term, so a commit must come from a donor, or be by the leader that the plan names."""
-        log = self.logs[fetch.fragment]
+        know who holds the term, so a commit must come from a donor, or be by the leader that the plan names. The means
+        of slices on their way are asked for at once: nobody keeps them for as long as a slow slice takes."""
+        log, wants = self.logs[fetch.fragment], list[Effect]()
         while fetch.head is not None:
             head = fetch.head
             early = ((key[1], m) for key, m in log.early.items() if isinstance(m, Commit) and m.base == head.version)
             able = {*fetch.donors, *head.plan.succession[:1]}
-            commit = next((c for p, c in early if p in able and not objection(c, head, self.rules, None, log.me)), None)
-            if commit is None:
-                return
+            sound = ((p, c) for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
+            sender, commit = next(sound, ("", None))
+            if commit is None:  # a short fetch needs no commit
+                lasts = fetch.path or now > fetch.head_at
+                return wants + (self._wants(fetch, -1, head.version, fetch.donors, now) if lasts else [])
             fetch.path[head.version.epoch] = commit, head, ()
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
+            fetch.head_at = now
+            for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {-1}) if commit.hashes else ():
+                wants += self._wants(fetch, number, commit.base, (sender,), now)
+        return wants
 
     def _roll(self, fetch: Fetch, now: float) -> Iterator[Effect]:
         """Roll each staged slice that is behind the head; one that can't be is asked for again."""
         for number, (version, since) in list(fetch.staged.items()):
-            if fetch.head is None or version == fetch.head.version or number in fetch.busy:
+            if fetch.head is None or number in fetch.busy:
+                continue
+            if version == fetch.head.version:
+                if self.rules.asynchronous:
+                    fetch.staged[number] = version, now  # it lacks nothing yet
                 continue
             commit, before, means = fetch.path.get(version.epoch, (None, None, ()))
             if commit is None or before is None or commit.base != version:
@@ -295,10 +305,10 @@ class Fetching:
             elif mean is not None:
                 fetch.busy[number] = commit.version
                 yield Roll(commit, mean, before.buffered, len(before.plan.succession))
-            elif now - since > self.rules.settle:
+            elif now - since > (self.rules.fetch_again if self.rules.asynchronous else self.rules.settle):
                 del fetch.staged[number]
             else:
-                yield from self._wants(fetch, number, What.MEANS, version)
+                yield from self._wants(fetch, number, version, (fetch.sources[number],), now)
 
     def _mean(self, fetch: Fetch, commit: Commit, number: int, means: tuple[Mean, ...]) -> Mean | None:
         kept = (m for m in self.logs[fetch.fragment].early.values() if isinstance(m, Mean) and m.number == number)

@@ -19,6 +19,8 @@ from .version import Version
 
 USUAL_OF = 9
 """A usual time is the median of the last ones, this many."""
+SIGNED_KEPT = 64
+"""Of so many of its last led rounds a peer remembers what term it held."""
 EARLY_ROUNDS = 3
 """Of each sender, the messages of this many rounds are kept until their version is reached. While a state is fetched,
 `Rules.commits_kept` are: the means of slices that are here or on their way are needed to roll these forward."""
@@ -33,6 +35,8 @@ class FragmentLog:
         self.round = Round()
         self.early: dict[tuple[type, str, int, int], OfRound] = {}  # by kind, sender, epoch and number
         self.last: list[tuple[Commit, tuple[Mean, ...]]] = []  # the newest commits, with their means
+        self.signed: dict[Version, int] = {}  # versions on which this peer led a round, the newest last: its term then
+        self.followers: dict[str, float] = {}  # asynchronous: which fetching peers asked for the next commit, and when
         self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
         self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
         self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove
@@ -125,10 +129,19 @@ class FragmentLog:
 
     # -- a new version
 
+    def offers(self, version: Version) -> bool:
+        """Whether this peer makes the commit of this version itself: others took its step before this peer may."""
+        commit = self.round.commit
+        return self.phase is Phase.HOLDING and commit is not None and commit.version == version
+
     def begin(self, state: State, now: float) -> None:
         """Make this the present state, and begin an empty round on it. If the version stays, as where a fetch is given
         up, what this peer has signed on it still binds: it numbers its Closes on, and makes no second commit."""
         again = self.round if state.version == self.version else None
+        if self.round.attempt and self.round.holder == self.me and self.state is not None:
+            self.signed[self.state.version] = self.round.term
+            for old in list(self.signed)[:-SIGNED_KEPT]:
+                del self.signed[old]
         self.state, plan = state, state.plan
         phase = Phase.FINAL if final(state, self.rules) else Phase.COLLECTING
         first = plan.succession[0] if plan.succession else self.me
@@ -136,6 +149,8 @@ class FragmentLog:
         self.round.moved_at = now
         if again is not None:
             self._take_up(again)
+        elif state.version in self.signed:  # back here with another lineage: what was signed then binds up to its term
+            self.round.term, self.round.holder = self.signed[state.version], ""
         for peer in (*plan.succession, *plan.owners):
             self.roster.name(peer)
 

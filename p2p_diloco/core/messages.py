@@ -28,7 +28,8 @@ class Summary:
 
     ``heads``: (epoch, chain) of each fragment; empty while the peer lacks one. ``sent``: by fragment, the epoch for
     which its contribution is out; -1: none. ``awaits``: of each fragment that it leads, peers that it waits for.
-    ``digests``: by fragment, (epoch, digest of the tensors) of its last versions.
+    ``digests``: by fragment, (epoch, digest of the tensors) of its last versions. ``number``: how often it changed in
+    this process; messages overtake each other, and an older Summary replaces no newer one.
     """
 
     incarnation: int
@@ -44,6 +45,7 @@ class Summary:
     sent: tuple[int, ...] = ()
     awaits: tuple[tuple[int, tuple[str, ...]], ...] = ()
     digests: tuple[Links, ...] = ()
+    number: int = 0
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -209,6 +211,7 @@ class What(Enum):
     LACKS = "lacks"
     MEANS = "means"
     COMMIT = "commit"
+    NEXT = "next commit"  # of one that fetches: it is sent once it is applied
 
 
 @dataclass(frozen=True, slots=True)

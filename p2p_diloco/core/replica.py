@@ -305,7 +305,7 @@ class Replica:
         for log, version, links in zip(self.logs, belief.told.versions, belief.told.links, strict=True):
             if (belief.fork and version != log.version) or log.state is None:
                 behind.append(log.fragment)
-            elif version.epoch > log.epoch:
+            elif version.epoch > log.epoch and not log.offers(version):
                 news = {chain for epoch, chain in links if epoch > log.epoch}
                 tried, log.believed = news <= log.believed, news
                 if version.epoch > log.epoch + 1 or tried:
@@ -315,7 +315,7 @@ class Replica:
                     effects += [e.Send(peer, want) for peer in belief.donors]
                     effects += self.rounds.advance(log, now)
         if behind:
-            effects += self.fetching.begin(behind, (belief.teller, *belief.donors), now, together=belief.fork)
+            effects += self.fetching.begin(behind, sorted({belief.teller, *belief.donors}), now, together=belief.fork)
         return effects
 
     # -- time

@@ -124,7 +124,8 @@ class Roster:
 
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
-        self.mine = replace(self.mine, **changes)
+        if (changed := replace(self.mine, **changes)) != self.mine:
+            self.mine = replace(changed, number=self.mine.number + 1)
 
     def granted(self, peer: str, grant: str, now: float) -> None:
         """Record by which grant the peer is in the run."""
@@ -168,10 +169,12 @@ class Roster:
         return back and record.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """Record a peer's Summary. Return whether it shows that the peer has restarted. Its incarnation may be lower
-        than before: clocks are wrong."""
-        record = self.peers[peer]
-        known = record.left if record.summary is None else record.summary.incarnation
+        """Record a peer's Summary, unless a newer one has overtaken it. Return whether it shows that the peer has
+        restarted. Its incarnation may be lower than before: clocks are wrong."""
+        record, last = self.peers[peer], self.peers[peer].summary
+        if last is not None and last.incarnation == summary.incarnation and last.number > summary.number:
+            return False
+        known = record.left if last is None else last.incarnation
         restarted = known not in (None, summary.incarnation)
         record.came = summary.epochs if restarted or not record.came else record.came
         record.summary, record.left = summary, None if restarted else record.left

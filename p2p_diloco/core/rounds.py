@@ -50,6 +50,8 @@ class Rounds:
 
     def _present(self, log: FragmentLog, sender: str, message: OfRound, now: float) -> list[Effect]:
         """Handle a message on the present version."""
+        if not isinstance(message, Want):
+            log.followers.pop(sender, None)  # it holds this version, and fetches no longer
         if log.phase is Phase.FINAL:
             return [Complaint(sender, "nothing follows a final state")] if isinstance(message, Commit) else []
         match message:
@@ -86,6 +88,9 @@ class Rounds:
             case What.COMMIT:
                 commit = log.round.commit
                 return [] if commit is None else [Send(sender, commit)]
+            case What.NEXT:
+                log.followers[sender] = now
+                return []
         return self.exchange.wanted(log, sender, want)
 
     def _older(self, log: FragmentLog, sender: str, message: OfRound) -> list[Effect]:
@@ -96,7 +101,7 @@ class Rounds:
         commit, means = log.last[since[0]]
         if isinstance(message, Want) and message.what is What.MEANS:
             return [Send(sender, mean) for mean in means if mean.number in message.numbers]
-        asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what is What.COMMIT)
+        asks = isinstance(message, ANSWERED) or (isinstance(message, Want) and message.what in (What.COMMIT, What.NEXT))
         if log.rules.asynchronous and isinstance(message, Commit) and message.version == commit.version:
             return [Send(sender, Held(log.fragment, commit.version))]  # the first one was lost
         other = isinstance(message, Commit) and message.version < commit.version  # else the two would answer for ever

@@ -137,10 +137,10 @@ def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     close = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)
     commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
     log.keep("X", commit)
-    fetching._advance(fetch)
+    fetching._advance(fetch, 0.0)
     assert fetch.head == log.held
     log.keep("B", commit)
-    fetching._advance(fetch)
+    fetching._advance(fetch, 0.0)
     assert fetch.head is not None
     assert fetch.head.version == commit.version
 

@@ -11,7 +11,7 @@ import pytest
 from p2p_diloco.core import claims, closing, digests, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
-from p2p_diloco.core.fetching import Fetching
+from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataSet, Use
 from p2p_diloco.core.lineage import Inquiry, Lineage
@@ -143,6 +143,22 @@ def test_a_peer_whose_clock_is_behind_is_met_again() -> None:
     roster.departed("B", 50)
     assert roster.summarized("B", Summary(7, "worker"))
     assert roster.live("B")
+
+
+def test_an_older_summary_replaces_no_newer_one() -> None:
+    """Messages overtake each other. B has just fetched the state and said so; its answer to an earlier probe, which
+    comes later, says that it holds none: A would take over the term that it has handed to B."""
+    roster, told = Roster("A", rules(), Summary(9, "worker")), Roster("B", rules(), Summary(50, "worker"))
+    answer = told.mine
+    told.says(heads=((3, "chain"),))
+    roster.heard("B")
+    roster.summarized("B", told.mine)
+    roster.summarized("B", answer)
+    assert roster.holds_state("B")
+    told.says(heads=((3, "chain"),))
+    assert told.mine.number == 1
+    roster.summarized("B", Summary(51, "worker"))
+    assert not roster.holds_state("B")
 
 
 # -- who leads
@@ -544,3 +560,42 @@ def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase:
         assert said.setdefault((commit.base, commit.term, commit.leader), commit.key) == commit.key
     assert all(peer.epoch > 4 for peer in world.peers.values() if peer.alive)
     world.check()
+
+
+def test_a_peer_that_comes_back_to_a_version_claims_a_later_term_there() -> None:
+    """It has led a round on it, goes over to the others' lineage, and is to make another commit on the same version:
+    two of one term would expel it."""
+    log = a_log("A", "A", "B")
+    state, choice = log.held, choice_of(log.held, "A", "B")
+    log.round.attempt, log.round.term, log.round.holder = 1, 3, "A"
+    log.begin(append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), log.rules), 1.0)
+    assert (log.round.term, log.epoch) == (0, 4)
+    log.begin(state, 2.0)
+    assert log.round.term == 3
+    assert not log.leads
+    assert claims.target(log)[0] > 3
+
+
+def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> None:
+    """In asynchronous mode A is not told them. A slice may take as long as many commits, and nobody keeps their means
+    for so long: A would never have all slices at one version."""
+    log = a_log("A", "B", of=rules(mode="async"))
+    state, log.round.phase = log.held, Phase.FETCHING
+    fetching = Fetching(log.rules, [log], log.roster)
+    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, head=state, asked={1: ("B", 0.0)}, sources={0: "B"})
+    fetch.staged[0] = state.version, 0.0
+    assert fetching._advance(fetch, 0.0) == []
+    assert sent(fetching._advance(fetch, 0.1), Want) == [("B", Want(0, state.version, What.NEXT))]
+    choice = choice_of(state, "B", by="B")
+    close = Close(0, state.version, 0, "B", 0, key_of(0, state.version, choice), choice, ("B",) * log.slices)
+    commit = commit_of(state, close, ("x", "y", "z"), close.owners, log.rules)
+    log.keep("B", commit)
+    wants = sent(fetching._advance(fetch, 0.2), Want)
+    assert [(want.what, want.numbers, want.base) for _, want in wants] == [
+        (What.MEANS, (0,), state.version),
+        (What.MEANS, (1,), state.version),
+        (What.NEXT, (), commit.version),
+    ]
+    assert fetching._advance(fetch, 0.3) == []
+    again = sent(fetching._advance(fetch, 0.2 + log.rules.settle), Want)
+    assert [want.what for _, want in again] == [What.NEXT]

@@ -418,11 +418,11 @@ class Hostile:
 
     def _summary(self, process: Process) -> Summary:
         """Return a Summary that may lie, but claims no greater model than ``process`` has."""
-        rng, replica = self.rng, process.replica
+        rng, replica, number = self.rng, process.replica, process.replica.roster.mine.number
         heads = tuple((v.epoch, v.digest) for v in replica.versions if v is not None) if replica.has_state else ()
         model = replica.model
         if self.delays or rng.random() < 0.5:
-            return Summary(self.incarnation, "worker", True, model, heads, speed=1.0)
+            return Summary(self.incarnation, "worker", True, model, heads, speed=1.0, number=number)
         sent = tuple(rng.choice([-1, epoch, HUGE]) for epoch, _ in heads)
         awaits = tuple((log.fragment, (rng.choice(self.world.names),)) for log in replica.logs[:1])
         digests = tuple(((epoch, self._digest()),) for epoch, _ in heads)
@@ -439,4 +439,5 @@ class Hostile:
             sent=sent,
             awaits=awaits,
             digests=digests if rng.random() < 0.5 else (),
+            number=number,
         )

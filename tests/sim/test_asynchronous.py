@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -198,10 +198,10 @@ def dies_while_naming(seed: int) -> None:
     assert world.happened["note takeover"] > 0
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3])
+@pytest.mark.parametrize("seed", [0, 2, 4])
 def test_the_leader_dies_while_it_names_a_newcomer(seed: int) -> None:
-    """The newcomer does not hold what the old successor lacks. In other worlds the link is cut for so long that the two
-    ends call each other dead: that is more than one failure."""
+    """The newcomer does not hold what the old successor lacks. In other worlds the two don't hear of each other until
+    the newcomer alone is named: a cut and a death are more than one failure."""
     dies_while_naming(seed)
 
 
@@ -243,18 +243,7 @@ def longest_pause(world: World, since: float) -> float:
     return max(b - a for a, b in pairwise(sorted(epochs(world, since).values())))
 
 
-TWO_TRANSFERS = pytest.mark.xfail(
-    strict=True, reason="a peer that is elected may have to fetch its state again, if it is far behind when it is named"
-)
-
-
-@pytest.mark.parametrize(
-    ("seed", "successors"),
-    [
-        *[(0, 0), (0, 1), (0, 2), (1, 1), (2, 0), (2, 1)],
-        *(pytest.param(*one, marks=TWO_TRANSFERS) for one in [(1, 0), (1, 2), (2, 2)]),
-    ],
-)
+@pytest.mark.parametrize(("seed", "successors"), [*product(range(3), range(3)), (5, 1), (7, 1)])
 def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     """Leading is handed over while a state takes 6 s: commits pause no longer than one transfer and a submission, and
     no submission is lost or counted twice."""
@@ -265,7 +254,6 @@ def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
     settle(world)
 
 
-@TWO_TRANSFERS
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fragment_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
     """It was killed, and starts again without a state: once it holds the state it is named, and later elected."""
