@@ -189,11 +189,10 @@ def tick(log: FragmentLog, now: float) -> list[Effect]:
 
 
 def _anew(log: FragmentLog, now: float) -> list[Effect]:
-    """Close anew: nobody has the means of a told commit. The choice stays, if it is known, so that the version does."""
-    told = claims.told_choice(log)
+    """Collect anew: nobody has the means of a told commit. In synchronous mode the choice stays, if it is known, so
+    that the version does."""
+    told = None if log.rules.asynchronous else claims.told_choice(log)
     if log.round.commit is not None:
         log.round.void.add(log.round.commit.version.digest)
     log.round.phase, log.round.commit = Phase.COLLECTING, None
-    if told is not None:
-        return leading.close(log, told, now)
-    return leading.advance(log, now)
+    return [] if told is None else leading.close(log, told, now)

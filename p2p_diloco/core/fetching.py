@@ -365,6 +365,8 @@ class Fetching:
                 if now - when >= self.rules.fetch_again or not self.roster.live(donor):
                     self.failures.add(donor, now)
                     del fetch.asked[number]
+                    if fetch.repair:  # it may repair the same slice, and wait for this peer's
+                        fetch.donors = tuple(peer for peer in fetch.donors if peer != donor)
             if not self._able(fetch, now):
                 del self.fetches[fetch.fragment]
                 effects += self._give_up(fetch, now)

@@ -166,12 +166,16 @@ def must_hold(log: FragmentLog) -> list[str]:
 
 def offer(log: FragmentLog, now: float) -> list[Effect]:
     """Send the proposal and its means to those that must hold it next, again after a while. Once all hold it, take its
-    step: it is the present version then."""
+    step: it is the present version then. If one of them went on without this peer, which stood still, nobody else is
+    to take the step: this peer will be told the others' commit."""
     round = log.round
     assert round.commit is not None
     if not (lacking := must_hold(log)):
         round.phase = Phase.LACKING
         return applying.apply(log)
+    told = [summary for peer in lacking if (summary := log.roster.summary(peer)) is not None and summary.heads]
+    if any(summary.heads[log.fragment][0] > log.epoch for summary in told):
+        return []
     due = [peer for peer in lacking if now >= round.offered.get(peer, now)]
     round.offered |= dict.fromkeys(due, now + log.rules.dead_after)
     offered: list[Message] = [*log.means_of(round.commit.key).values(), round.commit]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import claims, closing, digests, waits
+from p2p_diloco.core import applying, claims, closing, digests, holding, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
 from p2p_diloco.core.fetching import Fetch, Fetching
@@ -353,16 +353,44 @@ def test_damage_that_nobody_can_mend_is_kept_and_said_to_the_node() -> None:
     assert e.Keep(0, (1,)) in replica.handle(e.Wakeup(), world.now)
 
 
-def test_a_repair_does_not_wait_for_donors_that_are_far_behind() -> None:
-    """B, which is behind, wants the very slice from A that A repairs: each would wait for the other for ever."""
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
+    """B repairs the same slice as A, or is behind and wants it from A: each would wait for the other for ever."""
     world = World("AB")
     world.reach(2)
     replica = world.peers["A"].replica
     state = replica.logs[0].held
-    replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=(state.links[0],)))
+    if behind:
+        replica.roster.summarized("B", replace(world.peers["B"].replica.roster.mine, heads=(state.links[0],)))
     replica.handle(e.Damaged(0, state.version, (1,)), world.now)
     assert not [one for one in replica.fetching.tick(world.now + 1) if isinstance(one, e.Keep)]
-    assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.dead_after + 1)
+    assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.fetch_again)
+
+
+def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_window() -> None:
+    """A leads after B, whose commit it knows but not its means. It collects anew as in this mode, so that the buffer
+    is not overfilled and its successors hold the commit first."""
+    log = a_log("A", "A", "B", of=rules(mode="async", dn_buffer_size=1))
+    close = Close(0, log.held.version, 0, "B", 0, "", choice_of(log.held, "B", by="B"), ("B",) * log.slices)
+    log.round.commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    log.round.phase, log.round.term, log.round.holder, log.round.promised = Phase.LACKING, 1, "A", {"B"}
+    log.round.served, log.round.asked["A"] = close, 0.0
+    assert applying.tick(log, 100.0) == []
+    assert (log.phase, log.round.close) == (Phase.COLLECTING, None)
+
+
+def test_a_leader_that_stood_still_does_not_offer_what_others_have_gone_beyond() -> None:
+    """A stood still, and B made another commit of the same epoch. C, which comes later, would take A's step, and nobody
+    else."""
+    log = a_log("A", "A", "B", "C", of=rules(mode="async", successors=2))
+    choice = replace(choice_of(log.held, "A"), successors=("A", "B", "C"))
+    close = Close(0, log.held.version, 0, "A", 0, "", choice, ("A",) * log.slices)
+    log.round.commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    log.round.phase = Phase.HOLDING
+    log.roster.summarized("B", Summary(1, "worker", heads=((4, "another"),)))
+    assert holding.offer(log, 0.0) == []
+    log.roster.summarized("B", Summary(1, "worker", heads=((3, log.held.version.digest),)))
+    assert {to for to, _ in sent(holding.offer(log, 0.0), Commit)} == {"B", "C"}
 
 
 def test_a_donor_that_left_the_lineage_is_asked_no_more() -> None:
