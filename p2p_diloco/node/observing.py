@@ -30,14 +30,15 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ends, revoking, wire
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.encoding import check_values
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined, Joining
-from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.privacy import refuse_if_private
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run_inbox import Long, misplaced
+from p2p_diloco.node.refusals import refusing
+from p2p_diloco.node.run_inbox import Long, check_place
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.slice_work import SliceWork
@@ -263,18 +264,18 @@ class Observer(Handler):
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
         if isinstance(message, m.Part) and payload is not None:
-            if why := unfit(payload, "fp32", payload.nbytes // 4):
-                raise Refusal(f"the Part is refused: {why}")
+            with refusing(m.Part):
+                check_values(payload, "fp32", payload.nbytes // 4)
             return replace(message, payload=payload)
         return message
 
     def _checked(self, message: wire.AnyMessage | Folded) -> m.Message:
         if not isinstance(message, m.Told | m.Head | m.Part):
             raise Refusal("this peer only observes the run")
-        if why := misplaced(message, self.run.rules):
-            raise Refusal(f"the {type(message).__name__} is refused: {why}")
-        if isinstance(message, m.Head) and not is_sound(message.state):
-            raise Refusal("the Head is refused: its state does not have the chain of its version")
+        with refusing(type(message)):
+            check_place(message, self.run.rules)
+            if isinstance(message, m.Head) and not is_sound(message.state):
+                raise Refusal("its state does not have the chain of its version")
         return message
 
     async def take(self, sender: str, message: Any) -> None:

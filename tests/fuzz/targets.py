@@ -57,7 +57,7 @@ from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packe
 from p2p_diloco.node.history import SUFFIX
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.run_inbox import misplaced
+from p2p_diloco.node.run_inbox import check_place
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.saving import Checkpoint, _packed
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
@@ -137,7 +137,7 @@ def _rounds() -> list[bytes]:
 def _message(case: bytes) -> None:
     message = unpack(case, About(OTHER.peer_id, RULES), Rolls())
     if not isinstance(message, Folded):
-        misplaced(message, RULES)
+        check_place(message, RULES)
 
 
 def _frames(case: bytes) -> None:
