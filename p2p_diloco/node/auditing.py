@@ -32,7 +32,6 @@ from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.contradictions import Contradiction, Remembered, contradict
 from p2p_diloco.node.examining import LOOK, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
 from p2p_diloco.node.forms import About
@@ -40,7 +39,7 @@ from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Signatures, Statement, hash_of
-from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
+from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 

@@ -20,10 +20,10 @@ from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
-from p2p_diloco.node import headers, revoking, wire
+from p2p_diloco.node import headers, wire
 from p2p_diloco.node.fetching import AT_ONCE
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.privacy import refuse_if_private
+from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
 from p2p_diloco.node.providers import DataNodeRecord, Questions, publish, read_data_nodes
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.swarm import entered, until_one_ends
@@ -217,5 +217,5 @@ async def serve(
         tell(f"serves {served.name!r} in the run {local.run_id}: {_told(served.manifest)}")
         tasks = [node.announce(local.run_id, local.name or gethostname(), ready), node.tell()]
         if swarm.access is not None:
-            tasks.append(revoking.watch(swarm.transport, local.run_id, swarm.access.member))
+            tasks.append(watch_revocations(swarm.transport, local.run_id, swarm.access.member))
         await until_one_ends(tasks, swarm.dead)

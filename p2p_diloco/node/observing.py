@@ -27,15 +27,14 @@ from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import ends, revoking, wire
-from p2p_diloco.node.access import Access
+from p2p_diloco.node import ends, wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.encoding import check_values
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.joining import Joined, Joining
-from p2p_diloco.node.privacy import refuse_if_private
+from p2p_diloco.node.privacy import Access, read_revocations, refuse_if_out, refuse_if_private
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.refusals import refusing
 from p2p_diloco.node.run_inbox import Long, check_place
@@ -364,8 +363,8 @@ async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIter
 async def _refuse_if_out(transport: Transport, run_id: str, access: Access) -> None:
     """Raises Refused if this peer's invitation was revoked or has expired: no member would answer it."""
     with contextlib.suppress(Unreachable):
-        await revoking.read(transport, run_id, access.member)
-    revoking.refuse_if_out(access.member)
+        await read_revocations(transport, run_id, access.member)
+    refuse_if_out(access.member)
 
 
 async def _refuse_without_peers(transport: Transport, run_id: str) -> None:

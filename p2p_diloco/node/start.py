@@ -25,13 +25,12 @@ import torch
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.invitation_used import on_this_machine
-from p2p_diloco.node import revoking
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.observing import follow
 from p2p_diloco.node.participation import Participation
-from p2p_diloco.node.privacy import OPEN, keep_notice
+from p2p_diloco.node.privacy import OPEN, keep_notice, watch_revocations
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
@@ -58,7 +57,7 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
         tasks = [(follow if observes else take_part)(setup, channel, messages, shared, swarm)]
         if swarm.access is not None:
             member = swarm.access.member
-            tasks.append(revoking.watch(transport, run_id, member))
+            tasks.append(watch_revocations(transport, run_id, member))
             if not observes:
                 tasks.append(keep_notice(transport.plain, run_id, member.run))
         await until_one_ends(tasks, swarm.dead)

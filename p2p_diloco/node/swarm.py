@@ -27,9 +27,8 @@ from p2p_diloco.net.invited import (
     revocations_of,
     write_files,
 )
-from p2p_diloco.node.access import Access
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.privacy import claim, founds_privately
+from p2p_diloco.node.privacy import Access, claim, founds_privately
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.remembered import met_through, remembered
 

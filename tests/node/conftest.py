@@ -14,9 +14,9 @@ from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node import beginning, joining, shared, slice_work
-from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.start import take_part

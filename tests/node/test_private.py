@@ -15,9 +15,9 @@ from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node import observing, records, revoking, run_record
-from p2p_diloco.node.access import Access
+from p2p_diloco.node import observing, privacy, records, run_record
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.node.swarm import invited_through
@@ -163,7 +163,7 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
     assert access is not None
     await observing._refuse_if_out(reader.transport, "r", access)
     revoked = KEY.sign_revocations(1, [access.member.own.id])
-    assert await revoking.BOARD.store(a.transport, "r", revoked)
+    assert await privacy.REVOCATIONS.store(a.transport, "r", revoked)
     with pytest.raises(Refused, match="invite=reader was revoked"):
         await observing._refuse_if_out(reader.transport, "r", access)
     for peer in (a, reader):
