@@ -115,8 +115,9 @@ class Joining:
                 found = await self._records() or {name_of(own): own}
                 break
             why, mend = (_SEEN if told else _NOT_TOLD) if self._may_found else ("", _LOOK_AFTER_THE_PEERS)
+            founder = "a worker" if self._access is None else "a worker that has the run key"
             await self._wait(
-                f"waiting for {self._founder} to found the run {self._run_id}{why}",
+                f"waiting for {founder} to found the run {self._run_id}{why}",
                 f"is over: no peer has founded the run {self._run_id}{why}",
                 mend,
             )
@@ -155,10 +156,6 @@ class Joining:
     def _may_begin_again(self, record: RunRecord) -> bool:
         own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
         return self._setup.local.found or (own and not self._has_been_in_it)
-
-    @property
-    def _founder(self) -> str:
-        return "a worker" if self._access is None else "a worker that has the run key"
 
     async def _records(self) -> dict[str, bytes]:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
@@ -203,8 +200,7 @@ class Joining:
             log.debug("the DHT gave no answer about the run's end: %s", error)
             return
         if end is not None:
-            observes = self._setup.local.role == "observer"
-            raise ends.unreadable(self._run_id, end) if observes else ends.ended(self._run_id, end)
+            raise ends.ended(self._run_id, end, observes=self._setup.local.role == "observer")
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)

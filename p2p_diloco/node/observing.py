@@ -167,7 +167,7 @@ class Observer(Handler):
         except Unreachable:
             return
         if end is not None and end.model != self.model:
-            raise ends.unreadable(self.run.run_id, end)
+            raise ends.ended(self.run.run_id, end, observes=True)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
         clock, self._donor = asyncio.get_running_loop().time, donor
@@ -381,6 +381,6 @@ async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
             continue
         with contextlib.suppress(Unreachable):
             if (end := await ends.read_any(transport, run_id)) is not None:
-                raise ends.unreadable(run_id, end)
+                raise ends.ended(run_id, end, observes=True)
         mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
         raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

@@ -16,7 +16,7 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 
 SLOTS = 2
-"""The number of a device's buffers in host memory (`staging`)."""
+"""The number of a device's buffers in host memory (`DeviceStaging`)."""
 
 
 class Copies:

@@ -3,7 +3,7 @@
 Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
 thread: no piece is so long that torch would divide it among its threads. They wait for each other, which on busy cores
 takes many times as long as the work, and how many there are is the user's choice for training. θ is written only once,
-before this peer enters its run, and read only while the node allows it. `staging` copies values from a device;
+before this peer enters its run, and read only while the node allows it. `devices` copies values from a device;
 `extents` says which values this process holds; `local_buffers` does the same work for the model's buffers.
 """
 
