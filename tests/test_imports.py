@@ -100,7 +100,7 @@ NODE = (
     "ours, theirs = socket.socketpair()\n"
     "sys.argv = ['', f'--channel-fd={theirs.detach()}', '--memory-fd=0', f'--parent-pid={os.getppid()}']\n"
     "node.main()\n"
-    "import p2p_diloco.node.entry\n"
+    "import p2p_diloco.node.start\n"
 )
 """The node's process, up to its first message."""
 
@@ -167,7 +167,7 @@ def test_a_node_finds_the_classes_of_outer_optimizers(name: str) -> None:
 
 def test_a_programs_filters_of_warnings_are_not_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that makes warnings errors would end the node in a library that warns."""
-    from p2p_diloco.peer.process import _environment
+    from p2p_diloco.peer.node_client import _environment
 
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     assert "PYTHONWARNINGS" not in _environment()

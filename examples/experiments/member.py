@@ -24,8 +24,8 @@ from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import descends
+from p2p_diloco.node.ledger import SubmissionLog
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.node.trainer import contribution
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.merging import blends_of, progress_of

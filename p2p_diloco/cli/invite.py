@@ -206,14 +206,14 @@ async def _revoke(
 ) -> int:
     """Store the new list of revocations in the DHT and in the file beside the key; returns its length."""
     from p2p_diloco.net.invited import founders_own
-    from p2p_diloco.node import revoking
+    from p2p_diloco.node import privacy
     from p2p_diloco.observe.look import observer
 
     own = founders_own(shared.run_id, key)
     async with observer(addresses, own) as dht:
         now = time.time()
         member = Membership(own, dht.peer_id, now)
-        await revoking.read(dht, shared.run_id, member)
+        await privacy.read_revocations(dht, shared.run_id, member)
         issued.revoke(ids, max(member.number + 1, int(now)))
         made = issued.revocations(key, member.banned, now)
         assert made is not None, "these grants are revoked"
@@ -224,10 +224,10 @@ async def _revoke(
 
 
 async def _stored(dht: Records, run_id: str, packed: bytes) -> None:
-    from p2p_diloco.node import revoking
+    from p2p_diloco.node import privacy
 
     give_up_at = time.monotonic() + STORED_WITHIN_S
-    while not await revoking.BOARD.store(dht, run_id, packed):
+    while not await privacy.REVOCATIONS.store(dht, run_id, packed):
         if time.monotonic() >= give_up_at:
             raise GaveUpWaiting(
                 "the DHT did not store the revocation", mend="check that its peers are up, and try again"

@@ -24,8 +24,7 @@ from p2p_diloco.core.events import Depart, Effect
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.history.entry import Entry, tell
-from p2p_diloco.node.history import GZIP, SUFFIX
-from p2p_diloco.node.recorded import Clock, End, Fed, Head, Name, read_head, read_line
+from p2p_diloco.node.history import GZIP, SUFFIX, Clock, End, Fed, Head, Name, read_head, read_line
 
 log = logging.getLogger(__name__)
 

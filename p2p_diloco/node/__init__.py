@@ -5,26 +5,27 @@ process owns the model. The two share one piece of memory (`shared`) and one soc
 
     __main__       starts and ends the process; `torch_library` imports torch there
     setup          the first message, with which the peer configures its node
-    entry          from this message to taking part in the run
+    start          all steps from this message until the node takes part
+    swarm          opens the transport; in a private run, as a member
     joining        finds the run or founds it
     run            the settings and the layout that the peers of a run agree on
     common         the values that all parts of a node share
     participation  makes a node's parts, and runs them concurrently
-    beginning      the state that a peer starts with (`restart`, `ending`)
+    beginning      the state that a peer starts with, and when training may start (`ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of the replica's notes
-    slice_work     effects on tensors; `encoding` encodes contributions, `bases` keeps the bases of pseudo-gradients
+    slice_work     effects on tensors, and the bases of pseudo-gradients; `encoding` encodes contributions
     outbox         outgoing messages
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox` those of rounds, `node_messages` those that nodes handle themselves)
     headers        messages as bytes, in the forms that `forms` makes of their types and `fields` limits; `wire` has the
                    messages of nodes
     signatures     what peers sign, and whether it is signed
-    auditing       audits of other peers' means (`cases`, `examining`, `verdicts`, `contradictions`)
-    trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
+    auditing       audits of other peers' means (`cases`, `examining`, `verdicts`)
+    trainer        the trainer's requests and their answers; `ledger` keeps its counters
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
     board          records of a run in the DHT: its settings (`run_record`), changed settings (`revising`), its end
                    (`ends`), statuses (`records`), losses (`curves`), data nodes (`providers`), revoked invitations
-                   (`revoking`), that it is private (`privacy`)
+                   and that it is private (`privacy`)
 """

@@ -32,15 +32,14 @@ from p2p_diloco.net.signing import octets, pack, unpack
 from p2p_diloco.node.allowance import Budget
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.contradictions import Contradiction, Remembered, contradict
 from p2p_diloco.node.examining import LOOK, Examiner
 from p2p_diloco.node.fields import CHOICE, HASH_BYTES
-from p2p_diloco.node.forms import About, Unfit
+from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.inbox import group_of, no_grant
 from p2p_diloco.node.outbox import Outcome
 from p2p_diloco.node.signatures import Signatures, Statement, hash_of
-from p2p_diloco.node.verdicts import PROOFS_MAX, Verdicts
+from p2p_diloco.node.verdicts import PROOFS_MAX, Contradiction, Remembered, Verdicts, contradict
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy, OfMean
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
@@ -246,9 +245,9 @@ class Audits:
         told = tuple(hashes[at : at + size] for at in range(0, len(hashes), size))
         entry = dict(case.counted)[copy.author]
         ready = rooted(replace(entry, hashes=told, seal=copy.seal))
-        objects = ready.root != entry.root or hash_of(payload) != told[copy.mean.number]
-        if objects or self._signatures.objection(copy.author, ready):
+        if ready.root != entry.root or hash_of(payload) != told[copy.mean.number]:
             raise Refusal("the copy isn't what its author signed")
+        self._signatures.check(copy.author, ready)
         case.readys[copy.author], case.copies[copy.author] = ready, payload
         self._examiner.came.set()
 
@@ -332,11 +331,12 @@ class Audits:
             told = msgspec.msgpack.decode(said.payload, type=CHOICE.type)
             about = About(mean.owner, self._rules, fragment=mean.fragment, base=said.base)
             choice: Choice = CHOICE.read(told, about)
-        except (msgspec.MsgspecError, ValueError, RecursionError, Unfit):
+        except (msgspec.MsgspecError, ValueError, RecursionError, Refusal):
             raise of from None
-        signed = Mean(mean.fragment, said.base, mean.key, mean.number, mean.hash, mean.owner, seal=said.seal)
-        if key_of(mean.fragment, said.base, choice) != mean.key or self._signatures.objection(mean.owner, signed):
+        if key_of(mean.fragment, said.base, choice) != mean.key:
             raise of
+        signed = Mean(mean.fragment, said.base, mean.key, mean.number, mean.hash, mean.owner, seal=said.seal)
+        self._signatures.check(mean.owner, signed)
         state = self._replica.logs[mean.fragment].state
         known = len(self._roster.peers) + (0 if state is None else len(state.roll))
         case = self._case_of(mean, said.base, said.seal, choice)

@@ -1,28 +1,32 @@
-"""Decides which state a peer starts with, and when its trainer may start.
+"""The state that a peer starts with, and when its trainer may start. This is the same way for a founder, a newcomer, a
+peer that starts again from its checkpoint, and one that comes after the run's end.
 
-Law: posts events to the replica and holds the trainer back; it changes no state itself.
+Law: posts events to the replica and holds the trainer back; it changes no state itself. The replica runs in the
+meantime, and adopts a higher version. So after a restart, the highest version on any peer's disk wins, even if that
+peer starts late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 
 from p2p_diloco.core.events import Event, Found, Restore, Revised
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.state import State
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending, until_the_others_have_it
+from p2p_diloco.node.ending import Ending, GoesOn
 from p2p_diloco.node.joining import Joined, holders_of
-from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.saving import Checkpoint
-from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.tensors.outer_state import OuterState
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 1.0
+SEEN_EVERY_S = 0.1
+"""Seconds between two checks of what the replica and its roster have."""
 LOST = "has begun, and no peer holds its state now"
 """What is wrong with a run whose record is there, but whose state is not."""
 MENDS = (
@@ -59,83 +63,100 @@ class Beginning:
         if goes_on:
             self.events.append(Restore(tuple(states)))
         elif saved is not None:
-            self.events.append(self.founding(saved.generation + 1))
+            self.events.append(self._founding(saved.generation + 1))
             if saved.run_id == run.run_id:
                 self.events.append(Revised(saved.revision))
         elif joined.founder:
-            self.events.append(self.founding(0))
+            self.events.append(self._founding(0))
 
-    def founding(self, generation: int) -> Found:
+    def _founding(self, generation: int) -> Found:
         """Make the event by which the present tensors become epoch 0 of this generation."""
         hashes = founding_hashes(self._record, self._common.run.rules.fragments, self._common.work.state)
         return Found(generation, hashes)
 
-    async def find_state(self, ending: Ending, tell: Callable[[str], None]) -> None:
-        """Wait for the run's state. If no peer has it, say so with `tell` and go on waiting, or found the run anew if
-        this peer may do that (`Joined.may_begin_again`). This call doesn't return: only an error or a cancellation ends
-        it.
+    async def until_it_may_train(self, ending: Ending, goes_on: GoesOn, tell: Callable[[str], None]) -> None:
+        """Wait until training may start. `tell` is called with the reason for each wait.
+
+        A peer without a checkpoint waits until it holds the run's state; a peer with one also until the peers of the
+        last round are back. If the run has ended, the trainer waits until this peer has fetched the last state; or, if
+        its checkpoint has that state, until the others have fetched it. A new generation waits for nobody.
+
+        Raises:
+            GaveUpWaiting, Refused: as `until_it_has_a_state`.
+        """
+        local, replica, group = self._common.local, self._common.replica, self.last_group
+        if local.new_generation and self.events:
+            return
+        if self._has_the_end:
+            await until_the_others_have_it(replica, group, local.restart_wait, tell)
+            return
+        while True:
+            await self.until_it_has_a_state(ending, tell)
+            if not group:
+                return
+            await until_the_others_are_back(replica, group, local.restart_wait, goes_on, tell)
+            if not await ending.look():
+                return
+
+    async def until_it_has_a_state(self, ending: Ending, tell: Callable[[str], None]) -> None:
+        """Wait until this peer holds a state, and knows of no end of the run after that state. If no peer has the
+        state, go on waiting, or found the run anew if this peer may do that (`Joined.may_begin_again`).
 
         A run that has begun may have been trained for hours, and a peer that began it again by itself would make a
         second result under the same name. If a peer's DHT record says that it holds the state, that peer is only
-        unreachable from here, and founding again would make two runs. A run that has ended is not founded either:
-        `ending` waits for its last state.
+        unreachable from here, and founding again would make two runs. A run that has ended is not founded either.
 
         Raises:
-            GaveUpWaiting: no state came within `wait_timeout`.
+            GaveUpWaiting: no state, or not the run's last one, came within `wait_timeout`.
+            Refused: the run has ended, this peer has no state, and no other peer has been there for a while.
         """
-        common, replica, give_up_s = self._common, self._common.replica, self._common.local.wait_timeout
-        roster, run_id = replica.roster, common.run.run_id
-        began = alone_since = time.monotonic()
-        while not replica.has_state:
-            now = time.monotonic()
-            if any(roster.holds_state(peer) for peer in roster.alive()):
-                alone_since = now
-            late = now - began >= give_up_s
-            if late or now - alone_since >= self._patience_s:
-                # in this order: a peer that came to the end and left between the two looks has stored the end
-                known, over = _told(await holders_of(common.transport, run_id)), await ending.look()
-                if None not in replica.versions:  # the state has come
-                    break
-                if late and not over and known:
-                    mend = "check that its peers can be reached from here, or raise wait_timeout"
-                    whose = f"by their records these peers hold it: {known}"
-                    raise GaveUpWaiting(
-                        f"no peer handed over the run's state within {give_up_s:g} s; {whose}", mend=mend
-                    )
-                if late and not over:
-                    wrong = f"is over: the run {run_id} {LOST}"
-                    raise GaveUpWaiting(wrong, key="wait_timeout", value=f"{give_up_s:g}", mend=MENDS)
-                if known:
-                    log.warning("the run's state is held by peers that can't be reached from here: %s", known)
-                elif not over and self._may_begin_again:
-                    log.warning("the run %s %s: founding it anew with this peer's model", run_id, LOST)
-                    common.events.post(self.founding(0))
-                    break
-                elif not over:
-                    tell(f"the run {run_id} {LOST}; waiting for a peer that does, for {give_up_s:g} s; or {MENDS}")
-                alone_since = now
-            await asyncio.sleep(LOOK_EVERY_S)
-        await asyncio.Event().wait()
+        replica, give_up_s = self._common.replica, self._common.local.wait_timeout
+        roster, clock = replica.roster, asyncio.get_running_loop().time
+        began = alone_since = clock()
+        while True:
+            look_again_at = clock() + LOOK_EVERY_S
+            over = await ending.look()
+            if not over and replica.has_state:
+                return
+            late = clock() - began >= give_up_s
+            if roster.alive() if over else any(roster.holds_state(peer) for peer in roster.alive()):
+                alone_since = clock()
+            alone = not replica.has_state and clock() - alone_since >= self._patience_s
+            if over:
+                tell(ending.awaited(give_up_s, late=late, alone=alone))
+            elif late or alone:
+                await self._find_holders(ending, tell, late=late)
+                alone_since = clock()
+            while clock() < look_again_at and (over or not replica.has_state):
+                await asyncio.sleep(SEEN_EVERY_S)
 
-    async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
-        """Hold the trainer back until training may start, then let it start. A peer without a checkpoint waits until it
-        holds the run's state; a peer with one also until the peers of the last round are back. If the run has ended,
-        the trainer waits until this peer has fetched the last state; or, if its checkpoint has that state, until the
-        others have fetched it. With `new_generation` it doesn't wait. Once the trainer may start, this call stays open
-        until it is cancelled."""
-        local, replica, group = self._common.local, self._common.replica, self.last_group
-        if self._has_the_end:
-            await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)
-        elif not local.new_generation:
-            ended = True
-            while ended:
-                await ending.until_it_may_train(local.wait_timeout, self._patience_s, trainer.hold_for)
-                if not group:
-                    break
-                await until_the_others_are_back(replica, group, local.restart_wait, goes_on, trainer.hold_for)
-                ended = await ending.look()
-        trainer.let_go()
-        await asyncio.Event().wait()
+    async def _find_holders(self, ending: Ending, tell: Callable[[str], None], *, late: bool) -> None:
+        """Look for peers that hold the state, though none of them can be reached from here; found the run anew if there
+        are none and this peer may do that.
+
+        Raises:
+            GaveUpWaiting: it is `late`.
+        """
+        common, run_id, give_up_s = self._common, self._common.run.run_id, self._common.local.wait_timeout
+        # in this order: a peer that came to the end and left between the two looks has stored the end
+        holders, over = await holders_of(common.transport, run_id), await ending.look()
+        known = ", ".join(f"{peer} ({' '.join(at) or 'no address'})" for peer, at in sorted(holders.items()))
+        if over or common.replica.has_state:
+            return
+        if late and known:
+            wrong = f"no peer handed over the run's state within {give_up_s:g} s"
+            mend = "check that its peers can be reached from here, or raise wait_timeout"
+            raise GaveUpWaiting(f"{wrong}; by their records these peers hold it: {known}", mend=mend)
+        if late:
+            wrong = f"is over: the run {run_id} {LOST}"
+            raise GaveUpWaiting(wrong, key="wait_timeout", value=f"{give_up_s:g}", mend=MENDS)
+        if known:
+            log.warning("the run's state is held by peers that can't be reached from here: %s", known)
+        elif self._may_begin_again:
+            log.warning("the run %s %s: founding it anew with this peer's model", run_id, LOST)
+            common.events.post(self._founding(0))
+        else:
+            tell(f"the run {run_id} {LOST}; waiting for a peer that does, for {give_up_s:g} s; or {MENDS}")
 
 
 def counted_last(state: State) -> Sequence[str]:
@@ -152,5 +173,79 @@ def founding_hashes(record: bytes, fragments: Sequence[Sequence[int]], state: Ou
     return tuple(found)
 
 
-def _told(holders: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))
+# -- a peer that starts again
+
+
+async def until_the_others_are_back(
+    replica: Replica,
+    group: Collection[str],
+    wait_s: float,
+    goes_on: GoesOn,
+    tell: Callable[[str], None],
+) -> None:
+    """Wait, for at most `wait_s`, until at least as many peers are live as were in `group` (the last round's averaging
+    group), and no live peer lacks a state or holds a higher one than this peer. If the run is going on without this
+    peer, return at once, unless a live peer's state is of a newer generation.
+
+    `tell` is called with the reason for the wait; the text stays the same while the reason does.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + wait_s
+    while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
+        if await goes_on.look() and not _outlived(replica):
+            return
+        tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
+        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
+    if missing and not replica.finished:
+        log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
+
+
+def _outlived(replica: Replica) -> bool:
+    """Whether a live peer's state is of a newer generation than this peer's. Progress on this peer's state would be
+    lost then."""
+    summaries = replica.roster.summaries().values()
+    return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
+
+
+def _missing(replica: Replica, group: Collection[str]) -> str:
+    """Name what this peer still waits for: peers that are not back, or else peers whose state is missing or higher than
+    this peer's. Empty if there is nothing to wait for."""
+    alive, mine = replica.roster.alive(), replica.roster.mine.model
+    if (count := len(group) - 1 - len(alive)) > 0:
+        gone = ", ".join(sorted(set(group) - {replica.me, *alive}))
+        return f"{count} of the {len(group)} peers of the last round ({gone})"
+    summaries = replica.roster.summaries().items()
+    others = ", ".join(peer for peer, summary in summaries if summary.model > mine or not summary.epochs)
+    return f"the state of {others}" if others else ""
+
+
+async def until_the_others_have_it(
+    replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
+) -> None:
+    """Wait, for at most `wait_s`, while the other peers fetch the last state from this peer. The wait ends earlier if
+    no live peer lacks the state, and at least len(group) - 1 other peers have it or have left; `group` is the averaging
+    group of the last round."""
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + wait_s
+    while clock() < give_up_at:
+        if replica.finished:
+            through, lacking = _served(replica.roster)
+            missing = len(group) - 1 - len(through)
+            if not lacking and missing <= 0:
+                return
+            others = ", ".join(lacking) or f"{missing} of the {len(group)} peers of the last round"
+            within = f"for restart_wait={wait_s:g} s at most"
+            tell(f"the run has ended; waiting for {others} to take its last state, {within}")
+        await asyncio.sleep(SEEN_EVERY_S)
+
+
+def _served(roster: Roster) -> tuple[list[str], list[str]]:
+    """Divide the other peers into two lists. In the first are those that have this peer's state or have left, because a
+    peer may leave before it reports the state. In the second are the live peers that lack the state."""
+    through, lacking = [], []
+    for peer, member in sorted(roster.peers.items()):
+        if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):
+            through.append(peer)
+        elif member.live:
+            lacking.append(peer)
+    return through, lacking

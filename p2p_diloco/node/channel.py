@@ -102,6 +102,10 @@ class NodeEnd:
         if not self._writer.is_closing():
             self._writer.write(msgspec.msgpack.encode({"kind": kind, **values}))
 
+    def progress(self, text: str) -> None:
+        """Tell the trainer which step of its start this node has reached."""
+        self.send("progress", text=text)
+
     async def receive(self) -> Message:
         """Wait for the trainer's next message.
 

@@ -16,7 +16,6 @@ from p2p_diloco.core.events import Event
 from p2p_diloco.core.lives import SALT_BITS, incarnation
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Transport
-from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.describing import Describing
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.fetching import Fetching
@@ -25,6 +24,7 @@ from p2p_diloco.node.history import begin as begin_history
 from p2p_diloco.node.joining import Joined
 from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
 from p2p_diloco.node.outbox import Outbox
+from p2p_diloco.node.records import DeathCount
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.slice_work import SliceWork

@@ -20,14 +20,13 @@ from p2p_diloco.data.manifest import Manifest
 from p2p_diloco.errors import Refused, reason
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.net.shares import Groups, has_room
-from p2p_diloco.node import headers, revoking, wire
-from p2p_diloco.node.entry import close, enter_swarm
+from p2p_diloco.node import headers, wire
 from p2p_diloco.node.fetching import AT_ONCE
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.participation import until_one_ends
-from p2p_diloco.node.privacy import refuse_if_private
+from p2p_diloco.node.privacy import refuse_if_private, watch_revocations
 from p2p_diloco.node.providers import DataNodeRecord, Questions, publish, read_data_nodes
 from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.swarm import entered, until_one_ends
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
 
 SENT_AT_ONCE = 16
@@ -210,20 +209,13 @@ async def serve(
     Raises:
         P2PDilocoError: this process can't serve in the run, or can't go on.
     """
-    inbox, dead = Inbox(), asyncio.get_running_loop().create_future()
-    transport, access = await enter_swarm(Setup(RunConfig(), local, None), inbox, tell, dead)
-    inbox.knows(transport)
-    inbox.handler = node = DataNode(transport, inbox, served)
-    try:
-        if access is None and not local.open:
-            await refuse_if_private(transport, local.run_id)
+    async with entered(Setup(RunConfig(), local, None), tell) as swarm:
+        swarm.inbox.handler = node = DataNode(swarm.transport, swarm.inbox, served)
+        if swarm.access is None and not local.open:
+            await refuse_if_private(swarm.transport, local.run_id)
         await node.refuse_another(local.run_id)
         tell(f"serves {served.name!r} in the run {local.run_id}: {_told(served.manifest)}")
         tasks = [node.announce(local.run_id, local.name or gethostname(), ready), node.tell()]
-        if access is not None:
-            tasks.append(revoking.watch(transport, local.run_id, access.member))
-        await until_one_ends([asyncio.create_task(task) for task in tasks], dead)
-    finally:
-        if dead.done():
-            dead.exception()
-        await close(transport)
+        if swarm.access is not None:
+            tasks.append(watch_revocations(swarm.transport, local.run_id, swarm.access.member))
+        await until_one_ends(tasks, swarm.dead)

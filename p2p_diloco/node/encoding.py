@@ -1,4 +1,4 @@
-"""Encodes the trainer's pseudo-gradients, and the values of buffers, as payloads.
+"""Encodes the trainer's pseudo-gradients, and the values of buffers, as payloads; and checks the values in payloads.
 
 Law: changes no outer state. If every peer would refuse the values, no progress is sent, because a refused contribution
 would be sent again for ever.
@@ -10,18 +10,31 @@ import logging
 from collections.abc import Callable
 from hashlib import blake2b
 
+import torch
 from torch import Tensor
 
 from p2p_diloco.core.carry import Carry
 from p2p_diloco.core.version import ContributionId
-from p2p_diloco.node.payloads import unfit
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running
 from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
+FINITE_MAX = torch.finfo(torch.float32).max
+
 log = logging.getLogger(__name__)
+
+
+def check_values(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> None:
+    """Raises Refusal if the values in a payload can't be used."""
+    try:
+        if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
+            return
+    except ValueError as error:
+        raise Refusal(f"its payload can't be decoded: {error}") from None
+    raise Refusal("its payload has values that are not finite or too large")
 
 
 class Encoding:
@@ -44,15 +57,18 @@ class Encoding:
             feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(place.numel)
             values = feedback.added(values) if weighs else values
         payload = self._encoded(values, shard, id)
-        if objection := unfit(payload, codec, place.numel, MAGNITUDE_MAX):
-            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, objection)
+        try:
+            check_values(payload, codec, place.numel, MAGNITUDE_MAX)
+        except Refusal as refusal:
+            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, refusal.reason)
             payload = memoryview(bytearray(codecs.encode(self._neutral(shard), codec)))
             if feedback is not None:
                 feedback.sent_nothing(id)
-        elif feedback is not None and weighs:
-            feedback.sent(id, codecs.decode_blocks(payload, codec, place.numel))
-        elif feedback is not None:
-            feedback.sent_apart(id)
+        else:
+            if feedback is not None and weighs:
+                feedback.sent(id, codecs.decode_blocks(payload, codec, place.numel))
+            elif feedback is not None:
+                feedback.sent_apart(id)
         return payload
 
     def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:

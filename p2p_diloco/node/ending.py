@@ -11,28 +11,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends
 from p2p_diloco.node.ends import End
-from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.revising import Founding
 
-LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
-SEEN_EVERY_S = 0.1
-"""Seconds between two checks of which peers hold the last state."""
 SIGNERS_MAX = 8
 """So many peers of the last round that have signed an end are enough, however many there were."""
 
 log = logging.getLogger(__name__)
+
+
+class GoesOn:
+    """Finds out whether the run is still going on, that is, whether a live peer trains according to its DHT record.
+
+    `training` returns the peers that train according to their records, with the records' times. A record counts only
+    once it has been renewed, because the first one found may be from before a power cut.
+    """
+
+    def __init__(self, replica: Replica, training: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
+        self._replica, self._training = replica, training
+        self._first: dict[str, float] = {}
+
+    async def look(self) -> bool:
+        """Read the peers' DHT records again; returns whether a live peer trains."""
+        told = (await self._training()).items()
+        renewed = {peer for peer, when in told if self._first.setdefault(peer, when) != when}
+        return bool(renewed & set(self._replica.roster.alive()))
 
 
 class Ending:
@@ -91,33 +104,6 @@ class Ending:
         self._something.set()
         return True
 
-    async def until_it_may_train(self, wait_s: float, patience_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until this peer holds a state, and knows of no end of the run after that state. `tell` is called with
-        the reason for the wait. `patience_s`: how long a peer without a state looks for others.
-
-        Raises:
-            GaveUpWaiting: no peer handed over the last state within `wait_s`.
-            Refused: this peer has no state, and no other peer has been there for `patience_s`.
-        """
-        clock = asyncio.get_running_loop().time
-        give_up_at = clock() + wait_s
-        alone_since: float | None = None
-        while True:
-            look_again_at = clock() + LOOK_EVERY_S
-            if await self.look() and (end := self.known) is not None:
-                if clock() >= give_up_at:
-                    raise self._gave_up(end, wait_s)
-                if alone_since is None or self._replica.roster.alive():
-                    alone_since = clock()
-                if not self._replica.has_state and clock() - alone_since >= patience_s:
-                    raise ends.ended(self._founding.run_id, end)
-                tell(f"the run has ended at {end}: waiting for a peer that holds that state")
-                await asyncio.sleep(LOOK_EVERY_S)
-            elif self._replica.has_state:
-                return
-            while clock() < look_again_at and not self._replica.has_state:
-                await asyncio.sleep(SEEN_EVERY_S)
-
     def _overtaken(self, end: End) -> bool:
         """Whether this peer or another live peer holds a state that is higher than this end's and doesn't end the run.
         For example, the state may be of a newer generation."""
@@ -151,16 +137,28 @@ class Ending:
         enough = max(1, min(len(others) - len(others) // 2, SIGNERS_MAX))
         return not self._group or bool(signers & self._trusted) or len(signers & others) >= enough
 
-    def _gave_up(self, end: End, wait_s: float) -> GaveUpWaiting:
-        mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"
-        return GaveUpWaiting(
-            f"is over: the run {self._founding.run_id} has ended at {end}, this peer's state is {mine}, "
-            "and no peer handed over the last state",
-            key="wait_timeout",
-            value=f"{wait_s:g}",
-            mend=f"start a peer whose checkpoint_dir has checkpoint-{end.epoch}, or go on from another one with "
-            "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
-        )
+    def awaited(self, wait_s: float, *, late: bool, alone: bool) -> str:
+        """The reason why a peer that knows of the run's end waits for its last state.
+
+        Raises:
+            GaveUpWaiting: the peer is `late`: it has waited for `wait_s`.
+            Refused: the peer is `alone`: it has no state, and no other peer has been there for a while.
+        """
+        end = self.known
+        assert end is not None, "it was looked at before"
+        if late:
+            mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"
+            raise GaveUpWaiting(
+                f"is over: the run {self._founding.run_id} has ended at {end}, this peer's state is {mine}, "
+                "and no peer handed over the last state",
+                key="wait_timeout",
+                value=f"{wait_s:g}",
+                mend=f"start a peer whose checkpoint_dir has checkpoint-{end.epoch}, or go on from another one with "
+                "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
+            )
+        if alone:
+            raise ends.ended(self._founding.run_id, end)
+        return f"the run has ended at {end}: waiting for a peer that holds that state"
 
     # -- a peer that has the end
 
@@ -212,35 +210,3 @@ class Ending:
     @property
     def _mine(self) -> ModelVersion:
         return self._replica.roster.mine.model
-
-
-async def until_the_others_have_it(
-    replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
-) -> None:
-    """Wait, for at most `wait_s`, while the other peers fetch the last state from this peer. The wait ends earlier if
-    no live peer lacks the state, and at least len(group) - 1 other peers have it or have left; `group` is the averaging
-    group of the last round."""
-    clock = asyncio.get_running_loop().time
-    give_up_at = clock() + wait_s
-    while clock() < give_up_at:
-        if replica.finished:
-            through, lacking = _served(replica.roster)
-            missing = len(group) - 1 - len(through)
-            if not lacking and missing <= 0:
-                return
-            others = ", ".join(lacking) or f"{missing} of the {len(group)} peers of the last round"
-            within = f"for restart_wait={wait_s:g} s at most"
-            tell(f"the run has ended; waiting for {others} to take its last state, {within}")
-        await asyncio.sleep(SEEN_EVERY_S)
-
-
-def _served(roster: Roster) -> tuple[list[str], list[str]]:
-    """Divide the other peers into two lists. In the first are those that have this peer's state or have left, because a
-    peer may leave before it reports the state. In the second are the live peers that lack the state."""
-    through, lacking = [], []
-    for peer, member in sorted(roster.peers.items()):
-        if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):
-            through.append(peer)
-        elif member.live:
-            lacking.append(peer)
-    return through, lacking

@@ -102,15 +102,12 @@ def _proven(end: End, transport: Transport, run_id: str) -> bool:
     return sound and transport.signed_by(end.signer, end.proof, KIND, said)
 
 
-def ended(run_id: str, end: End) -> Refused:
-    """The error for a peer without a state: the run has ended, and no other peer has its last state."""
+def ended(run_id: str, end: End, *, observes: bool = False) -> Refused:
+    """The error for a peer without a state, or for an observer: the run has ended, and no other peer has its last
+    state."""
     mend = "choose another run id, or start from one of its checkpoints (from_checkpoint)"
-    return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
-
-
-def unreadable(run_id: str, end: End) -> Refused:
-    """The error for an observer: the run has ended, and no other peer has its last state."""
-    mend = "export one of its checkpoints (--checkpoint), or start a peer whose checkpoint_dir has the last one"
+    if observes:
+        mend = "export one of its checkpoints (--checkpoint), or start a peer whose checkpoint_dir has the last one"
     return Refused(f"has ended at {end}, and no peer here has its last state", key="run_id", value=run_id, mend=mend)
 
 

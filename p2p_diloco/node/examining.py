@@ -14,9 +14,9 @@ from functools import partial
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.cases import Case, Cases
 from p2p_diloco.node.common import Common
+from p2p_diloco.node.encoding import check_values
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.outbox import Outcome
-from p2p_diloco.node.payloads import unfit
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.wire import Audit
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -81,9 +81,11 @@ class Examiner:
         self.examined += 1
         place = self._run.layout.shards_of(case.mean.fragment)[case.mean.number]
         for peer, _ in case.counted:
-            if why := unfit(case.copies[peer], self._run.codecs(place.index)[0], place.numel, MAGNITUDE_MAX):
+            try:
+                check_values(case.copies[peer], self._run.codecs(place.index)[0], place.numel, MAGNITUDE_MAX)
+            except Refusal as refusal:
                 case.proves = True
-                return f"its mean of {case.place} counts an impossible contribution of {peer}: {why}"
+                return f"its mean of {case.place} counts an impossible contribution of {peer}: {refusal.reason}"
         # computed again before the mean is called wrong: a bit may change in this machine's memory
         case.right = await self._is_mean(case, place.index) or await self._is_mean(case, place.index)
         case.proves = not case.right

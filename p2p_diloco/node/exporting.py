@@ -15,7 +15,7 @@ from torch import Tensor
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.version import model_version
 from p2p_diloco.errors import CheckpointError
-from p2p_diloco.node.entry import observing
+from p2p_diloco.node.observing import observing
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import read_checkpoint
 from p2p_diloco.tensors import export

@@ -20,9 +20,10 @@ from p2p_diloco.core.messages import Choice, Ready
 from p2p_diloco.core.plan import SPARE_EPOCHS, Plan, plan_after
 from p2p_diloco.core.state import State, founding, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import forms as f
-from p2p_diloco.node.forms import About, Form, Unfit, Unplaced
+from p2p_diloco.node.forms import About, Form, Unplaced
 
 CHAIN_BYTES, HASH_BYTES = 16, 32
 """Lengths of the hashes of versions, choices and tensors; and of payloads."""
@@ -171,10 +172,10 @@ def _read_state(value: Any, about: About) -> State:
     state: State = BARE.read(bare, about)
     rules, epoch, fragment, roll = about.rules, state.version.epoch, about.fragment, dict(sorted(state.roll.items()))
     if not roll:
-        raise Unfit("its roll is empty")
+        raise Refusal("its roll is empty")
     counted = [peer for peer, member in roll.items() if member.epoch == epoch]
     if epoch and not rules.asynchronous and not counted:
-        raise Unfit("its roll names nobody whom the last commit counts")
+        raise Refusal("its roll names nobody whom the last commit counts")
     if not epoch:
         plan = founding(fragment, state.version, min(roll), len(rules.fragments[fragment])).plan
     else:

@@ -2,9 +2,9 @@
 two functions that convert a value to plain numbers, text, bytes and lists, and back. `Forms` makes that of a dataclass
 from the types of its fields.
 
-Law: pure. Whatever passes the type is converted, or raises `Unfit`. A dataclass is the list of its fields, in order; at
-its end, fields with their default values are left out. In a message, a hash is written as bytes; a peer as None if it
-is the sender, as its place in a roll if the roll has it, as the 32 bytes of its key, or as text after a zero byte.
+Law: pure. Whatever passes the type is converted, or raises `Refusal`. A dataclass is the list of its fields, in order;
+at its end, fields with their default values are left out. In a message, a hash is written as bytes; a peer as None if
+it is the sender, as its place in a roll if the roll has it, as the 32 bytes of its key, or as text after a zero byte.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from p2p_diloco.core.plan import Member
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State
 from p2p_diloco.core.version import Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID
 
 ITEMS_MAX = 12_000
@@ -35,11 +36,7 @@ TEXT_MAX, NAME_MAX = 1024, 66
 NOWHERE = Version(0, 0, 0, "")
 
 
-class Unfit(Exception):
-    """Raised when a value of the right type can't be meant. Its text is the reason."""
-
-
-class Unplaced(Unfit):
+class Unplaced(Refusal):
     """Raised when a value can't be read because the roll lacks a member."""
 
 
@@ -116,7 +113,7 @@ def octets(*lengths: int) -> Form:
 
 def _of_length(value: bytes, lengths: tuple[int, ...]) -> bytes:
     if len(value) not in lengths:
-        raise Unfit(f"a field has {len(value)} bytes, not {' or '.join(map(str, lengths))}")
+        raise Refusal(f"a field has {len(value)} bytes, not {' or '.join(map(str, lengths))}")
     return value
 
 
@@ -131,7 +128,7 @@ def digests(length: int) -> Form:
 
     def read(value: bytes, about: About) -> tuple[str, ...]:
         if len(value) % length:
-            raise Unfit(f"a list of hashes has {len(value)} bytes")
+            raise Refusal(f"a list of hashes has {len(value)} bytes")
         return tuple(value[at : at + length].hex() for at in range(0, len(value), length))
 
     kind = Annotated[bytes, Meta(max_length=length * ITEMS_MAX)]
@@ -187,7 +184,7 @@ def _name_of(spelled: bytes) -> str:
     try:
         return spelled.lstrip(b"\0").decode()
     except UnicodeDecodeError:
-        raise Unfit("a name is no text") from None
+        raise Refusal("a name is no text") from None
 
 
 _Peer = Annotated[int, Meta(ge=0, lt=ITEMS_MAX)] | Annotated[bytes, Meta(max_length=NAME_MAX)] | None

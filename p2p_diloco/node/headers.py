@@ -2,7 +2,7 @@
 
 Law: any bytes give a message, a `Folded` message or a `Refusal`, and take memory by their length, whatever lengths they
 claim. Payloads go beside the header, and their hashes are not in it: who receives a payload computes its hash.
-`misplaced` checks a message against the run.
+`check_place` checks a message against the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from p2p_diloco.net.signing import SIGNATURE_BYTES
 from p2p_diloco.node import fields
 from p2p_diloco.node import forms as f
 from p2p_diloco.node.fields import DIGESTS, FORMS, HASH_BYTES, VERSION
-from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unfit, Unplaced
+from p2p_diloco.node.forms import NO_RUN, NOBODY, NOWHERE, About, Roll, Unplaced
+from p2p_diloco.node.refusals import refusing
 from p2p_diloco.node.signatures import LIFE_BYTES
 from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, NodeMessage, OfMean
 
@@ -168,19 +169,20 @@ def of_nodes(header: bytes, token: bytes) -> NodeMessage | None:
 
 def _read(struct: Any, about: About, rolls: Rolls) -> AnyMessage | Folded:
     kind, form = _OF_STRUCT[type(struct)]
-    about = replace(about, fragment=getattr(struct, "fragment", None) or 0)
-    if hasattr(struct, "fragment") and about.fragment >= len(about.rules.fragments):
-        raise Refusal(f"the {kind.__name__} message is about fragment {about.fragment}, which the run does not have")
     roll: Roll | None = NOBODY
-    try:
+    with refusing(kind):
+        about = replace(about, fragment=getattr(struct, "fragment", None) or 0)
+        if hasattr(struct, "fragment") and about.fragment >= len(about.rules.fragments):
+            raise Refusal(f"the run has no fragment {about.fragment}")
         if hasattr(struct, "base"):
             about = replace(about, base=VERSION.read(struct.base, about))
         if kind in BY_ROLL:
             roll = rolls.of(about.fragment, about.base)
             about = replace(about, roll=roll or NOBODY)
-        message: AnyMessage = form.read(struct, about)
-    except Unfit as error:
-        if roll is None and isinstance(error, Unplaced):
-            return Folded(about.fragment, about.base, struct)
-        raise Refusal(f"the {kind.__name__} message can't be used: {error}") from None
+        try:
+            message: AnyMessage = form.read(struct, about)
+        except Unplaced:
+            if roll is None:
+                return Folded(about.fragment, about.base, struct)
+            raise
     return rooted(message) if isinstance(message, m.Ready) and message.hashes else message

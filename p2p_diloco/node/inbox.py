@@ -47,9 +47,8 @@ class Handler:
             Refusal: this peer is leaving.
         """
 
-    def objection(self, sender: str) -> str:
-        """The reason why no message of this peer is taken; empty if its messages are taken."""
-        return ""
+    def check_sender(self, sender: str) -> None:
+        """Raises Refusal if no message of this peer is taken."""
 
     def closed(self, peer: str) -> None:
         """Called when a link to or from `peer` broke."""
@@ -117,8 +116,8 @@ class Inbox:
 
     def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message, expected = self.handler.read(sender, header)
-        if reason := self.handler.objection(sender) or forbidden(self.role_of(sender), message):
-            raise Refusal(reason)
+        self.handler.check_sender(sender)
+        check_role(self.role_of(sender), message)
         return message, expected
 
     def closed(self, peer: str) -> None:
@@ -128,8 +127,8 @@ class Inbox:
         self.handler.moving(peer)
 
 
-def forbidden(role: str | None, message: wire.AnyMessage) -> str:
-    """The reason why a peer of this role may not send the message; empty if it may.
+def check_role(role: str | None, message: wire.AnyMessage) -> None:
+    """Raises Refusal if a peer of this role may not send the message.
 
     A worker may send everything. An aggregator may neither contribute, nor nudge, nor say that it is a worker, nor get
     or serve data of data nodes. An observer may only ask for the run's description and states, and say that it leaves.
@@ -137,18 +136,15 @@ def forbidden(role: str | None, message: wire.AnyMessage) -> str:
     """
     match role, message:
         case (None | "worker", _) | ("observer", Describe() | m.Ask() | m.Leave()):
-            return ""
+            return
         case "aggregator", m.Ready(weight=0.0):
-            return ""
-        case (
-            "aggregator",
-            m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes(),
-        ):
-            return f"an aggregator's invitation allows no {type(message).__name__}"
+            return
         case "aggregator", m.Probe(summary) | m.ProbeAck(summary) if summary.role != "aggregator":
-            return "the peer's invitation lets it aggregate, and not train; start it with --role aggregator"
+            raise Refusal("the peer's invitation lets it aggregate, and not train; start it with --role aggregator")
+        case "aggregator", m.Ready() | m.Slice() | Nudge() | ListSlices() | SliceList() | GetSlice() | SliceBytes():
+            raise Refusal(f"an aggregator's invitation allows no {type(message).__name__}")
         case "aggregator", _:
-            return ""
+            return
         case "observer", _:
-            return f"an observer's invitation allows no {type(message).__name__}"
-    return "not a member of this run"
+            raise Refusal(f"an observer's invitation allows no {type(message).__name__}")
+    raise Refusal("not a member of this run")

@@ -17,15 +17,14 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
 from p2p_diloco.node import ends, privacy
-from p2p_diloco.node.access import Access
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.describing import Described, ask_to_describe
-from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, layout_of, token
 from p2p_diloco.node.run_record import BOARD, RunRecord, cut_of
 from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.remembered import met_through, remembered
 from p2p_diloco.tensors.layout import Layout
 
@@ -81,21 +80,12 @@ class Joined:
 
 
 class Joining:
-    """Finds or founds a run for one peer. `tell` is called with the reason for each wait. `access`: the peer's
-    membership of a private run, with the run key if this peer may found the run; None: the run is open."""
+    """Finds or founds a run for one peer. `tell` is called with the reason for each wait."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        transport: Transport,
-        inbox: Inbox,
-        tell: Callable[[str], None],
-        access: Access | None = None,
-    ) -> None:
-        self._setup, self._transport, self._inbox, self._tell = setup, transport, inbox, tell
-        self._run_id = setup.local.run_id
-        self._access = access
-        self._salt = b"" if access is None else access.member.token_salt
+    def __init__(self, setup: Setup, swarm: Swarm, tell: Callable[[str], None]) -> None:
+        self._setup, self._tell, self._run_id = setup, tell, setup.local.run_id
+        self._transport, self._inbox, self._access = swarm.transport, swarm.inbox, swarm.access
+        self._salt = b"" if swarm.access is None else swarm.access.member.token_salt
         self._card = setup.card
         self._left_out: set[str] = set()
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
@@ -125,8 +115,9 @@ class Joining:
                 found = await self._records() or {name_of(own): own}
                 break
             why, mend = (_SEEN if told else _NOT_TOLD) if self._may_found else ("", _LOOK_AFTER_THE_PEERS)
+            founder = "a worker" if self._access is None else "a worker that has the run key"
             await self._wait(
-                f"waiting for {self._founder} to found the run {self._run_id}{why}",
+                f"waiting for {founder} to found the run {self._run_id}{why}",
                 f"is over: no peer has founded the run {self._run_id}{why}",
                 mend,
             )
@@ -165,10 +156,6 @@ class Joining:
     def _may_begin_again(self, record: RunRecord) -> bool:
         own = record.founder == self._transport.peer_id if self._access is None else self._access.key is not None
         return self._setup.local.found or (own and not self._has_been_in_it)
-
-    @property
-    def _founder(self) -> str:
-        return "a worker" if self._access is None else "a worker that has the run key"
 
     async def _records(self) -> dict[str, bytes]:
         """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
@@ -213,8 +200,7 @@ class Joining:
             log.debug("the DHT gave no answer about the run's end: %s", error)
             return
         if end is not None:
-            observes = self._setup.local.role == "observer"
-            raise ends.unreadable(self._run_id, end) if observes else ends.ended(self._run_id, end)
+            raise ends.ended(self._run_id, end, observes=self._setup.local.role == "observer")
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
         run = Run(self._run_id, config, self._own_layout(config), self._salt)

@@ -114,9 +114,9 @@ class NodeMessages(Handler):
         if group is not None and not self._allowances.nudge(group, goal, commits, fragments):
             raise Refusal("the last nudge with the sender's invitation came less than a round ago")
 
-    def objection(self, sender: str) -> str:
-        lie = self._audits.expelled.get(sender)
-        return "" if lie is None else f"{EXPELLED}: {lie}"
+    def check_sender(self, sender: str) -> None:
+        if (lie := self._audits.expelled.get(sender)) is not None:
+            raise Refusal(f"{EXPELLED}: {lie}")
 
     def closed(self, peer: str) -> None:
         if not self._questions.closed(peer):

@@ -1,4 +1,5 @@
-"""Reads a run's global parameters without taking part in the run.
+"""Reads a run's global parameters without taking part in the run, for a trainer's process (`follow`) or in this process
+(`observing`).
 
 Law: an observer only asks (`Describe`, `Ask`). It is in no roster and in no plan, no peer waits for it, and it
 publishes nothing. It takes only what it has asked for. A fragment is read once all its slices have the version of its
@@ -8,31 +9,39 @@ head, and the digests that the head names. Donors keep no past, so slices that a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import torch
 
+from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.events import Fill
 from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.state import State, final, is_sound
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import ends, wire
+from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.encoding import check_values
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, unpack
 from p2p_diloco.node.inbox import Handler
-from p2p_diloco.node.joining import Joined
-from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.joining import Joined, Joining
+from p2p_diloco.node.privacy import Access, read_revocations, refuse_if_out, refuse_if_private
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run_inbox import Long, misplaced
+from p2p_diloco.node.refusals import refusing
+from p2p_diloco.node.run_inbox import Long, check_place
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.swarm import Swarm, entered
 
 LOOK_EVERY_S = 1.0
 """Seconds between two searches for a peer that holds the state."""
@@ -40,6 +49,8 @@ TELL_EVERY_S = 3.0
 """Seconds between two reports of how much of a state has come."""
 QUESTIONS_MAX = 20
 """The most questions in a row to one peer. After them the next peer is asked, only for slices that still differ."""
+PEERS_S = 5.0
+"""The most seconds for which `observing` looks for a peer of the run."""
 END_S = 5.0
 """Seconds for which an observer looks for a peer that holds a state, before it looks whether the run has ended."""
 
@@ -156,7 +167,7 @@ class Observer(Handler):
         except Unreachable:
             return
         if end is not None and end.model != self.model:
-            raise ends.unreadable(self.run.run_id, end)
+            raise ends.ended(self.run.run_id, end, observes=True)
 
     async def _take_from(self, donor: str, give_up_at: float) -> bool:
         clock, self._donor = asyncio.get_running_loop().time, donor
@@ -252,18 +263,18 @@ class Observer(Handler):
         if sender != self._donor or not awaited:
             raise Refusal("this observer did not ask for it")
         if isinstance(message, m.Part) and payload is not None:
-            if why := unfit(payload, "fp32", payload.nbytes // 4):
-                raise Refusal(f"the Part is refused: {why}")
+            with refusing(m.Part):
+                check_values(payload, "fp32", payload.nbytes // 4)
             return replace(message, payload=payload)
         return message
 
     def _checked(self, message: wire.AnyMessage | Folded) -> m.Message:
         if not isinstance(message, m.Told | m.Head | m.Part):
             raise Refusal("this peer only observes the run")
-        if why := misplaced(message, self.run.rules):
-            raise Refusal(f"the {type(message).__name__} is refused: {why}")
-        if isinstance(message, m.Head) and not is_sound(message.state):
-            raise Refusal("the Head is refused: its state does not have the chain of its version")
+        with refusing(type(message)):
+            check_place(message, self.run.rules)
+            if isinstance(message, m.Head) and not is_sound(message.state):
+                raise Refusal("its state does not have the chain of its version")
         return message
 
     async def take(self, sender: str, message: Any) -> None:
@@ -295,3 +306,81 @@ class Observer(Handler):
     def _heard(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         self._news.set()
+
+
+async def _observer(setup: Setup, swarm: Swarm, tell: Callable[[str], None]) -> Observer:
+    joined = await Joining(setup, swarm, tell).find_run(setup.asked)
+    swarm.inbox.handler = observer = Observer(swarm.transport, joined, tell)
+    return observer
+
+
+async def follow(
+    setup: Setup, channel: NodeEnd, messages: asyncio.Queue[Message], shared: SharedMemory, swarm: Swarm
+) -> None:
+    """Find the run, and read its global parameters whenever the trainer's process asks for them, until cancelled."""
+    observer = await _observer(setup, swarm, channel.progress)
+    run, wait_s = observer.run, setup.local.wait_timeout
+    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=None)
+
+    async def refreshed() -> dict[str, Any]:
+        came = await observer.refresh(wait_s)
+        shared.theta[: run.layout.numel].copy_(observer.theta)
+        peers, traffic = await observer.peers(), swarm.transport.traffic
+        shared.peers, shared.bytes_sent, shared.bytes_received = len(peers), traffic.bytes_sent, traffic.bytes_received
+        digest, finished = observer.model.digest, observer.finished
+        return {"came": came, "epoch": observer.epoch, "digest": digest, "finished": finished}
+
+    channel.send("ready", **await refreshed())
+    while True:
+        match await messages.get():
+            case {"kind": "refresh", "n": n}:
+                try:
+                    channel.send("refreshed", n=n, **await refreshed())
+                except P2PDilocoError as error:  # the next call may succeed
+                    channel.send("refreshed", n=n, error=error.to_wire())
+            case {"kind": "ask", "n": n}:
+                channel.send("told", n=n, peers=await observer.peers())
+
+
+@contextlib.asynccontextmanager
+async def observing(local: PeerConfig, tell: Callable[[str], None]) -> AsyncIterator[Observer]:
+    """An observer of a run, in this process; it leaves at the block's end. `tell` is called with a text about each
+    step, and with the reason for each wait.
+
+    Raises:
+        P2PDilocoError: the run can't be read.
+    """
+    setup = Setup(RunConfig(), local, None)
+    async with entered(setup, tell) as swarm:
+        if swarm.access is not None:
+            await _refuse_if_out(swarm.transport, local.run_id, swarm.access)
+        elif not local.open:
+            await refuse_if_private(swarm.transport, local.run_id)
+        await _refuse_without_peers(swarm.transport, local.run_id)
+        yield await _observer(setup, swarm, tell)
+
+
+async def _refuse_if_out(transport: Transport, run_id: str, access: Access) -> None:
+    """Raises Refused if this peer's invitation was revoked or has expired: no member would answer it."""
+    with contextlib.suppress(Unreachable):
+        await read_revocations(transport, run_id, access.member)
+    refuse_if_out(access.member)
+
+
+async def _refuse_without_peers(transport: Transport, run_id: str) -> None:
+    """Look for a peer of the run, for `PEERS_S` seconds at most.
+
+    Raises:
+        Refused: there is none, because the run has ended. GaveUpWaiting: there is none.
+    """
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + PEERS_S
+    while all(status.gone for status in (await read_peers(transport, run_id)).values()):
+        if clock() < give_up_at:
+            await asyncio.sleep(LOOK_EVERY_S)
+            continue
+        with contextlib.suppress(Unreachable):
+            if (end := await ends.read_any(transport, run_id)) is not None:
+                raise ends.ended(run_id, end, observes=True)
+        mend = "start one, check the run's name, or export a checkpoint (--checkpoint)"
+        raise GaveUpWaiting(f"no peer of the run {run_id} is there", mend=mend)

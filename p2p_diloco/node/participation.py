@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,18 +32,18 @@ from p2p_diloco.node.auditing import Audits
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.ending import Ending
+from p2p_diloco.node.ending import Ending, GoesOn
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.joining import RECORD_EVERY_S, Joined
 from p2p_diloco.node.ledger import OUTER_STEP
 from p2p_diloco.node.node import Beside, Node, Told
 from p2p_diloco.node.node_messages import NodeMessages
 from p2p_diloco.node.reporting import Reporter
-from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.node.swarm import until_one_ends
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import met_through, remember
 
@@ -133,8 +133,7 @@ class Participation:
             self._trainer.watch_progress(),
             self._trainer.tell_waiting(),
             self._measure(),
-            self._beginning.find_state(self._ending, self._trainer.hold_for),
-            self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
+            self._start_training(),
             self._audits.serve(),
             self._ending.keep(),
             run_record.BOARD.keep(transport, run_id, self._joined.record, RECORD_EVERY_S),
@@ -158,9 +157,16 @@ class Participation:
             ),
         )
         try:
-            await until_one_ends([asyncio.create_task(task) for task in beside], consuming)
+            await until_one_ends(beside, consuming)
         finally:
             await self._leave(consuming)
+
+    async def _start_training(self) -> None:
+        """Hold the trainer back until training may start, then let it start. After that, this call stays open until it
+        is cancelled."""
+        await self._beginning.until_it_may_train(self._ending, self._goes_on, self._trainer.hold_for)
+        self._trainer.let_go()
+        await asyncio.Event().wait()
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:
         """Stop all parts, in bounded time. If the replica still takes events, tell the other peers first that this peer
@@ -259,17 +265,3 @@ class Participation:
                 log.info("this peer's link carries %.3g MB/s", found / 1e6)
                 self._events.post(Measured(found))
             await asyncio.sleep(MEASURE_EVERY_S)
-
-
-async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Future[None]) -> None:
-    """Wait until one of the tasks, or the future `other`, has ended. Then cancel the tasks, but not `other`. If `other`
-    or a task has failed, raise its exception."""
-    try:
-        await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for each in (other, *tasks):  # `other` comes first: its exception may have made the tasks fail
-        if each.done() and not each.cancelled() and (error := each.exception()) is not None:
-            raise error

@@ -1,4 +1,5 @@
-"""Private runs: the public notice that a run is private, and the decision whether this peer founds a private run.
+"""Private runs: the public notice that a run is private, the decision whether this peer founds a private run, what it
+knows as a member, and revoked invitations.
 
 Law: a notice is a record of the plain DHT, which strangers can read and store. It decides nothing for members; it only
 keeps a peer without an invitation from founding another run of the same name.
@@ -7,16 +8,22 @@ keeps a peer without an invitation from founding another run of the same name.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from p2p_diloco.errors import Refused
+from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation_used import on_this_machine
+from p2p_diloco.net.membership import Membership
 from p2p_diloco.node import run_record
 from p2p_diloco.node.board import Board, pack
+from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.remembered import met_through, remembered
 
 if TYPE_CHECKING:
@@ -24,10 +31,13 @@ if TYPE_CHECKING:
 
 OPEN = "each peer that knows one of its addresses can read and change it"
 """The end of a warning about an open run that other machines can reach: the run X is OPEN: …"""
-BOARD = Board("private", ttl_s=60.0)
+NOTICES = Board("private", ttl_s=60.0)
+REVOCATIONS = Board("revocations", ttl_s=24 * 3600.0)
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """Seconds that a founder waits to see another founder's notice."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,7 +90,7 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
     Raises:
         Refused: another peer claims it at the same time, with a lower key.
     """
-    await BOARD.store(dht, run_id, pack(Notice(public)))
+    await NOTICES.store(dht, run_id, pack(Notice(public)))
     await asyncio.sleep(FOUNDERS_MEET_S)
     first = min([public, *await _keys_in(dht, run_id)])
     if first != public:
@@ -90,12 +100,85 @@ async def claim(dht: Records, run_id: str, public: bytes) -> None:
 
 async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
     """Renew the notice until cancelled. Every member does so."""
-    await BOARD.keep(dht, run_id, pack(Notice(public)), NOTICE_EVERY_S)
+    await NOTICES.keep(dht, run_id, pack(Notice(public)), NOTICE_EVERY_S)
 
 
 async def _keys_in(dht: Records, run_id: str) -> list[bytes]:
     """The public run keys in the notices under a run's name."""
     try:
-        return [notice.key for notice in await BOARD.read(dht, run_id, Notice, lambda notice: True)]
+        return [notice.key for notice in await NOTICES.read(dht, run_id, Notice, lambda notice: True)]
     except Unreachable:
         return []
+
+
+# -- revoked invitations
+
+
+async def read_revocations(dht: Records, run_id: str, member: Membership) -> None:
+    """Take the newest list of revocations that is in the DHT. It is valid if the run key has signed it
+    (`Membership.revoke`); any member may pass it on.
+
+    Raises:
+        Unreachable: the DHT doesn't answer.
+    """
+    _take(run_id, member, (await REVOCATIONS.fetch(dht, run_id)).values())
+
+
+def _take(run_id: str, member: Membership, found: Collection[bytes]) -> None:
+    for packed in found:
+        if member.revoke(packed):
+            log.info("revoked invitations to the run %s: %d", run_id, len(member.banned))
+
+
+def refuse_if_out(member: Membership) -> None:
+    """Raises Refused if this peer's own grant was revoked, or has expired."""
+    if member.revoked:
+        raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
+    if time.time() >= member.own.expires:
+        raise Refused("has expired", key="invite", value=member.own.name, mend="ask for a new invitation")
+
+
+async def watch_revocations(dht: Records, run_id: str, member: Membership) -> None:
+    """Until cancelled, take each newer list in the DHT, and keep the newest one stored there, unless this peer's grant
+    allows only to read.
+
+    Raises:
+        Refused: this peer's own grant was revoked, or has expired.
+    """
+
+    def take(found: Collection[bytes]) -> None:
+        _take(run_id, member, found)
+        refuse_if_out(member)
+
+    await REVOCATIONS.watch(dht, run_id, take, lambda: None if member.own.role == "observer" else member.revocations)
+
+
+# -- the run key signs the run's record, so that no member can replace it with one of its own
+
+_KIND = b"run record"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A private run's membership, and its run key. `key`: None on all machines but the founder's."""
+
+    member: Membership
+    key: RunKey | None = None
+
+    def signed(self, run_id: str, record: RunRecord) -> bytes:
+        """Encode a run's record, signed with the run key."""
+        assert self.key is not None, "only a peer that has the run key founds the run"
+        key = self.key
+        return record.pack(lambda content: key.sign(_KIND, _statement(run_id, content)))
+
+    def founded_by_the_key(self, run_id: str, value: bytes) -> bool:
+        """Whether the run key signed this record of the run. `value` may be any bytes."""
+        try:
+            content, signature = signature_of(value)
+        except ValueError:
+            return False
+        return self.member.by_the_run_key(_KIND, _statement(run_id, content), signature)
+
+
+def _statement(run_id: str, content: bytes) -> bytes:
+    return run_id.encode() + b"\0" + content

@@ -1,5 +1,8 @@
 """The refused messages of other peers: how many each peer has sent, and why the last one was refused.
 
+A check raises `Refusal` with the reason. `Inbox` alone catches it: it counts and logs the refusal here, and the
+transport answers the sender with the reason.
+
 Law: the table is bounded, and each peer in it gets one line in the log.
 """
 
@@ -9,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.status import clean
@@ -20,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Tally:
     """The refused messages of one peer."""
 
     count: int
@@ -35,7 +39,7 @@ class Refusals:
     def __init__(self) -> None:
         self.name_of: Callable[[str], str] = lambda peer: ""
         """The name in a peer's invitation to a private run; empty if the peer has none."""
-        self._of: dict[str, Refused] = {}
+        self._of: dict[str, Tally] = {}
 
     def count(self, peer: str, why: str) -> None:
         """Count a refused message of a peer. Only the first one of each peer is logged."""
@@ -44,7 +48,7 @@ class Refusals:
             name = self.name_of(peer)
             who = f"{name} ({peer})" if name else peer
             log.warning("refused a message of %s: %s (logged once for each peer; status has the last reason)", who, why)
-        self._of[peer] = Refused(1 if before is None else before.count + 1, why)
+        self._of[peer] = Tally(1 if before is None else before.count + 1, why)
         if len(self._of) > PEERS_MAX:
             del self._of[next(iter(self._of))]
 
@@ -58,6 +62,15 @@ class Refusals:
                 self.count(peer, refusal.reason)
             raise
 
-    def newest(self, most: int) -> list[tuple[str, Refused]]:
+    def newest(self, most: int) -> list[tuple[str, Tally]]:
         """The `most` peers whose messages were refused last, the newest last."""
         return list(self._of.items())[-most:]
+
+
+@contextmanager
+def refusing(kind: type[Any]) -> Iterator[None]:
+    """If the block refuses a message of this kind, let the reason name the kind."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(f"the {kind.__name__} is refused: {refusal.reason}") from None

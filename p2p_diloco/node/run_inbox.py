@@ -7,6 +7,7 @@ values. One that names peers by their places in a roll that this peer doesn't ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,13 @@ from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
+from p2p_diloco.node.encoding import check_values
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, opened, unpack
-from p2p_diloco.node.inbox import Handler, Inbox, forbidden, group_of
+from p2p_diloco.node.inbox import Handler, Inbox, check_role, group_of
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.node_messages import NodeMessages
-from p2p_diloco.node.payloads import unfit
-from p2p_diloco.node.refusals import Refusals
+from p2p_diloco.node.refusals import Refusals, refusing
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -70,25 +71,21 @@ class RunInbox(Handler):
         body = opened(header, self._run.token)
         if isinstance(body, int):
             return Long(), body
-        message = unpack(body, self._about(sender), self._node.rolls)
-        if isinstance(message, Folded):
-            return message, 0
+        message = self._placed(unpack(body, self._about(sender), self._node.rolls))
         if isinstance(message, wire.NodeMessage):
             return message, self._beside.nbytes(message)
-        if why := misplaced(message, self._run.rules):
-            raise Refusal(f"the {type(message).__name__} is refused: {why}")
-        return message, self._node.work.nbytes(message)
+        return message, 0 if isinstance(message, Folded) else self._node.work.nbytes(message)
 
     def check(self, sender: str, message: Any, payload: memoryview | None) -> Any:
         if isinstance(message, wire.NodeMessage):
             return self._beside.check(sender, message, payload)
         if isinstance(message, Long):
             assert payload is not None, "the length of its payload was checked"
-            message, payload = unpack(payload, self._about(sender), self._node.rolls), None
+            message, payload = self._placed(unpack(payload, self._about(sender), self._node.rolls)), None
             if isinstance(message, wire.NodeMessage):
                 raise Refusal(f"a {type(message).__name__} must come as a header")
-            if not isinstance(message, Folded) and (why := forbidden(self._members.role_of(sender), message)):
-                raise Refusal(why)
+            if not isinstance(message, Folded):
+                check_role(self._members.role_of(sender), message)
         if isinstance(message, m.Ask):
             part = len(message.numbers) / self._run.rules.shards
             group = group_of(sender, self._members.grant_of)
@@ -114,8 +111,8 @@ class RunInbox(Handler):
         if self._node.replica.roster.peers.get(sender, Peer()).grant != named:
             self._node.events.post(Granted(sender, named))
 
-    def objection(self, sender: str) -> str:
-        return self._beside.objection(sender)
+    def check_sender(self, sender: str) -> None:
+        self._beside.check_sender(sender)
 
     def closed(self, peer: str) -> None:
         self._beside.closed(peer)  # it may be a data node, else it goes on to the node
@@ -128,6 +125,17 @@ class RunInbox(Handler):
     def _about(self, sender: str) -> About:
         return About(sender, self._run.rules)
 
+    def _placed(self, message: wire.AnyMessage | Folded) -> wire.AnyMessage | Folded:
+        """Check that a message which was just read can belong to the run; returns it.
+
+        Raises:
+            Refusal: it can't.
+        """
+        if not isinstance(message, Folded | wire.NodeMessage):
+            with refusing(type(message)):
+                check_place(message, self._run.rules)
+        return message
+
     def _checked(self, sender: str, message: m.Message, payload: memoryview | None) -> m.Message:
         """Check a message that is complete; returns it with its payload and the hash of that.
 
@@ -139,9 +147,12 @@ class RunInbox(Handler):
             message = replace(message, payload=payload)
             if isinstance(message, m.Slice | m.Mean):
                 message = replace(message, hash=hash_of(payload))
-        why = misplaced(message, self._run.rules) or self._signatures.objection(sender, message)
-        if why := why or self._unsound(message) or self._misgranted(sender, message):
-            raise Refusal(f"the {type(message).__name__} is refused: {why}")
+        with refusing(type(message)):
+            self._signatures.check(sender, message)
+            if not all(map(self._may_hold, _revisions(message))):
+                raise Refusal("the run's founder has not signed its revision")
+            self._check_values(message)
+            self._check_grants(sender, message)
         if isinstance(message, m.Probe | m.ProbeAck) and not self._may_hold(revision := message.summary.revision):
             if sender not in self._unsigned:
                 self._unsigned.add(sender)
@@ -153,23 +164,23 @@ class RunInbox(Handler):
     def _may_hold(self, revision: Revision) -> bool:
         return revision.sound and self._proven(revision)
 
-    def _unsound(self, message: m.Message) -> str:
-        """Why a message's values or its revision can't be used; empty if they can."""
-        if not all(map(self._may_hold, _revisions(message))):
-            return "the run's founder has not signed its revision"
+    def _check_values(self, message: m.Message) -> None:
+        """Raises Refusal if the values in a message's payload can't be used."""
         if not isinstance(message, m.Slice | m.Mean | m.Part):
-            return ""
+            return
         place = self._run.layout.shards_of(message.fragment)[message.number]
         codec, reply = self._run.codecs(place.index)
-        if isinstance(message, m.Slice):
-            return unfit(message.payload, codec, place.numel, MAGNITUDE_MAX)
-        if isinstance(message, m.Mean):
-            return unfit(message.payload, reply, place.numel)
-        return unfit(message.payload, "fp32", message.payload.nbytes // 4)
+        match message:
+            case m.Slice(payload=payload):
+                check_values(payload, codec, place.numel, MAGNITUDE_MAX)
+            case m.Mean(payload=payload):
+                check_values(payload, reply, place.numel)
+            case m.Part(payload=payload):
+                check_values(payload, "fp32", payload.nbytes // 4)
 
-    def _misgranted(self, sender: str, message: m.Message) -> str:
-        """Why a contribution in a message is not by the grant that it names; empty if all are. That of a member which
-        this peer has never met can't be judged."""
+    def _check_grants(self, sender: str, message: m.Message) -> None:
+        """Raises Refusal if a contribution in a message is not by the grant that it names. That of a member which this
+        peer has never met can't be judged."""
         named: list[tuple[str, m.Ready]] = []
         match message:
             case m.Ready():
@@ -179,8 +190,7 @@ class RunInbox(Handler):
         for peer, ready in named:
             grant = self._members.grant_of(peer)
             if grant != peer and ready.grant != (grant.hex() if isinstance(grant, bytes) else ""):
-                return f"{peer} is not here by the grant that its contribution names"
-        return ""
+                raise Refusal(f"{peer} is not here by the grant that its contribution names")
 
     # -- what can't be read yet
 
@@ -201,12 +211,10 @@ class RunInbox(Handler):
             del self._folded[key]
             if not known:
                 continue
-            try:
-                message = folded.read(self._about(sender), self._node.rolls)
+            with contextlib.suppress(Refusal), self._refusals.counted(sender):
+                message = self._placed(folded.read(self._about(sender), self._node.rolls))
                 assert not isinstance(message, Folded | wire.NodeMessage)
                 self._node.events.post(Received(sender, self._checked(sender, message, None)))
-            except Refusal as refusal:
-                self._refusals.count(sender, refusal.reason)
 
 
 def _revisions(message: m.Message) -> list[Revision]:
@@ -224,91 +232,95 @@ def _revisions(message: m.Message) -> list[Revision]:
 # -- what can't belong to the run
 
 
-def misplaced(message: m.Message, rules: Rules) -> str:
-    """Why a message can't belong to the run; empty if it can. Each number by itself was checked when the message was
+def check_place(message: m.Message, rules: Rules) -> None:
+    """Raises Refusal if a message can't belong to the run. Each number by itself was checked when the message was
     decoded; the core judges commits by the state before them."""
     fragments, fragment = len(rules.fragments), getattr(message, "fragment", None)
     if fragment is not None and not 0 <= fragment < fragments:
-        return f"the run has no fragment {fragment}"
+        raise Refusal(f"the run has no fragment {fragment}")
     slices = 0 if fragment is None else len(rules.fragments[fragment])
     match message:
         case m.Probe(summary) | m.ProbeAck(summary):
-            return _summary(summary, fragments)
+            _check_summary(summary, fragments)
         case m.Ready():
-            return _ready(message, slices)
+            _check_ready(message, slices)
         case m.Slice(number=number) | m.Mean(number=number) | m.Part(number=number):
-            return _numbers([number], slices)
+            _check_numbers([number], slices)
         case m.Want(numbers=numbers) | m.Ask(fragment=int(), numbers=numbers):
-            return _numbers(numbers, slices)
+            _check_numbers(numbers, slices)
         case m.Ask(numbers=numbers) if numbers:
-            return "it asks for slices of no fragment"
+            raise Refusal("it asks for slices of no fragment")
         case m.Lack(missing=missing):
-            return _numbers([number for number, _ in missing], slices)
+            _check_numbers([number for number, _ in missing], slices)
         case m.Close():
-            return _close(message, slices)
+            _check_close(message, slices)
         case m.Vote(served=served, commit=commit):
             for part in (served, commit):
                 if part is not None and (part.fragment, part.base) != (fragment, message.base):
-                    return "it tells of another round than its own"
+                    raise Refusal("it tells of another round than its own")
             if served is not None:
-                return "it tells of a Close without a choice" if served.choice is None else _close(served, slices)
+                if served.choice is None:
+                    raise Refusal("it tells of a Close without a choice")
+                _check_close(served, slices)
         case m.Told(versions=versions, links=links):
             if len(versions) != fragments or len(links) != fragments:
-                return f"it lists {len(versions)} fragments, the run has {fragments}"
-            return next(filter(None, map(_links, versions, links)), "")
+                raise Refusal(f"it lists {len(versions)} fragments, the run has {fragments}")
+            for version, line in zip(versions, links, strict=True):
+                _check_links(version, line)
         case m.Head(state=state, digests=digests):
             if len(digests) not in (0, slices):
-                return f"it lists {len(digests)} slices, the fragment has {slices}"
-            return _state(state, slices)
-    return ""
+                raise Refusal(f"it lists {len(digests)} slices, the fragment has {slices}")
+            _check_state(state, slices)
 
 
-def _numbers(numbers: Sequence[int], slices: int) -> str:
-    wrong = next((number for number in numbers if not 0 <= number < slices), None)
-    return "" if wrong is None else f"the fragment has no slice {wrong}"
+def _check_numbers(numbers: Sequence[int], slices: int) -> None:
+    for number in numbers:
+        if not 0 <= number < slices:
+            raise Refusal(f"the fragment has no slice {number}")
 
 
-def _summary(summary: m.Summary, fragments: int) -> str:
+def _check_summary(summary: m.Summary, fragments: int) -> None:
     for listed in (summary.heads, summary.sent, summary.digests):
         if len(listed) not in (0, fragments):
-            return f"it lists {len(listed)} fragments, the run has {fragments}"
+            raise Refusal(f"it lists {len(listed)} fragments, the run has {fragments}")
     if any(fragment >= fragments for fragment, _ in summary.awaits):
-        return "it awaits peers for a fragment that the run doesn't have"
+        raise Refusal("it awaits peers for a fragment that the run doesn't have")
     if summary.role not in ("worker", "aggregator"):
-        return f"the role {summary.role!r} is unknown"
-    return ""
+        raise Refusal(f"the role {summary.role!r} is unknown")
 
 
-def _ready(ready: m.Ready, slices: int) -> str:
+def _check_ready(ready: m.Ready, slices: int) -> None:
     if len(ready.hashes) != (slices if ready.weight else 0):
-        return f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}"
-    return "" if not ready.weight or ready.weight >= WEIGHT_MIN else "its weight is out of range"
+        raise Refusal(f"it has the hashes of {len(ready.hashes)} slices, the fragment has {slices}")
+    if 0 < ready.weight < WEIGHT_MIN:
+        raise Refusal("its weight is out of range")
 
 
-def _close(close: m.Close, slices: int) -> str:
+def _check_close(close: m.Close, slices: int) -> None:
     if len(close.owners) != slices:
-        return f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}"
+        raise Refusal(f"it lists the owners of {len(close.owners)} slices, the fragment has {slices}")
     if close.choice is None:
-        return ""
+        return
     names = [peer for peer, _ in close.choice.entries]
     if names != sorted(set(names)):
-        return "its contributions are not sorted, or one peer has two"
-    faults = (_ready(ready, slices) for _, ready in close.choice.entries)
-    if why := next(filter(None, faults), ""):
-        return why
-    return "" if key_of(close.fragment, close.base, close.choice) == close.key else "its key is not that of its choice"
+        raise Refusal("its contributions are not sorted, or one peer has two")
+    for _, ready in close.choice.entries:
+        _check_ready(ready, slices)
+    if key_of(close.fragment, close.base, close.choice) != close.key:
+        raise Refusal("its key is not that of its choice")
 
 
-def _links(version: Version, links: m.Links) -> str:
+def _check_links(version: Version, links: m.Links) -> None:
     epochs = [epoch for epoch, _ in links]
     if not links or epochs != sorted(set(epochs)) or links[-1] != (version.epoch, version.digest):
-        return "its links don't lead to its version"
-    return ""
+        raise Refusal("its links don't lead to its version")
 
 
-def _state(state: State, slices: int) -> str:
+def _check_state(state: State, slices: int) -> None:
     if len(state.hashes) not in (0, slices):
-        return f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices"
+        raise Refusal(f"its last commit has {len(state.hashes)} means, the fragment has {slices} slices")
     if not 0 <= state.paced[0] <= state.version.epoch:
-        return "its count of inner steps has values that can't be used"
-    return _links(state.version, state.links) or fault(state.tables)
+        raise Refusal("its count of inner steps has values that can't be used")
+    _check_links(state.version, state.links)
+    if why := fault(state.tables):
+        raise Refusal(why)

@@ -34,9 +34,10 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, final, founded_by
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fields import STATE
-from p2p_diloco.node.forms import NOBODY, About, Unfit
+from p2p_diloco.node.forms import NOBODY, About
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.setup import SAVE_S_MAX
@@ -383,7 +384,7 @@ def _unpacked(fragment: int, text: object, rules: Rules) -> State:
     try:
         struct = msgspec.msgpack.decode(base64.b64decode(str(text)), type=STATE.type)
         state: State = STATE.read(struct, replace(About("", rules), fragment=fragment))
-    except (binascii.Error, msgspec.MsgspecError, Unfit) as error:
+    except (binascii.Error, msgspec.MsgspecError, Refusal) as error:
         raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
     return state
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from p2p_diloco.core.messages import Choice, Close, Commit, Mean, Message, Ready, Vote
 from p2p_diloco.core.version import Version
-from p2p_diloco.net.interface import Records
+from p2p_diloco.net.interface import Records, Refusal
 from p2p_diloco.net.signing import as_text, from_text, pack
 
 READY, CLOSE, CHOICE, MEAN, COMMIT = b"ready", b"close", b"choice", b"mean", b"commit"
@@ -42,15 +42,14 @@ class Signatures:
         self._me, self._records, self._token = me, records, token
         self._life = secrets.token_bytes(LIFE_BYTES)
         self.saw: Callable[[Statement], None] = lambda said: None
-        """Called with each statement whose signature `objection` has checked."""
+        """Called with each statement whose signature `check` has checked."""
 
-    def objection(self, sender: str, message: Message) -> str:
-        """Why a message is refused: because of a signature that it or a part of it lacks. Empty if it isn't."""
+    def check(self, sender: str, message: Message) -> None:
+        """Raises Refusal if a message, or a part of it, lacks a signature."""
         for said in self._statements(sender, message):
             if not self.holds(said):
-                return f"{said[0]} has not signed its {said[1].decode()}"
+                raise Refusal(f"{said[0]} has not signed its {said[1].decode()}")
             self.saw(said)
-        return ""
 
     def holds(self, said: Statement) -> bool:
         """Whether this peer has signed this statement."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -33,13 +33,12 @@ from p2p_diloco.core.events import (
 from p2p_diloco.core.messages import Commit, Mean, Message, Part, Slice
 from p2p_diloco.core.state import is_empty
 from p2p_diloco.core.version import Version
-from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.encoding import Encoding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import running
-from p2p_diloco.tensors.layout import PARAMETER
+from p2p_diloco.tensors.layout import PARAMETER, Layout
 from p2p_diloco.tensors.mean import Given, weighted_mean
 from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
 from p2p_diloco.tensors.threads import ALONE, Threads
@@ -247,3 +246,56 @@ class SliceWork:
 def submissions_of(commit: Commit) -> int:
     """How many contributions with progress a commit counts. If there are none, its step changes no tensor."""
     return sum(ready.weight > 0 and not is_empty(ready) for _, ready in commit.choice.entries)
+
+
+# -- bases of pseudo-gradients
+
+
+class Bases:
+    """Keeps the base of each shard: its global values as the trainer has loaded them. The base is θ itself (`theta`),
+    or a copy in `base`. Both tensors have `layout.numel` values, in fp32. Before its first load the trainer has no
+    progress, so no base is kept.
+
+    While θ equals the values that the trainer has loaded, no copy is made. Before θ changes, the base is copied to
+    `base`, unless the trainer stands still after sending: then it has no progress beyond what was sent, and needs no
+    base. A base that fails its checksum is never used, and the progress since that base is lost."""
+
+    def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
+        self._layout, self._theta, self._base = layout, theta, base
+        self.kept: set[int] = set()
+        """Shards whose base was copied to `base`."""
+        self.gone = set(range(len(layout.shards)))
+        """Shards without a base, because θ changed while all of their progress had been sent."""
+        self.lost: set[int] = set()
+        """Shards without a base, because it was corrupted in memory: their progress is unknown."""
+        self._sent: frozenset[int] = frozenset()
+
+    @property
+    def read(self) -> set[int]:
+        """The shards whose base is θ itself."""
+        return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
+
+    def stand(self, shards: Collection[int]) -> None:
+        """Record that these shards' pseudo-gradients were sent, and that training stands still until the result is
+        loaded."""
+        self._sent = frozenset(shards)
+
+    def keep(self, shard: int, *, damaged: bool = False) -> None:
+        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `damaged`: θ has
+        changed in memory since it was accepted."""
+        if shard not in self.read:
+            return
+        if shard in self._sent:
+            self.gone.add(shard)
+        elif damaged:
+            self.lost.add(shard)
+        else:
+            place = self._layout.shards[shard]
+            self._base[place.start : place.stop] = self._theta[place.start : place.stop]
+            self.kept.add(shard)
+
+    def loaded(self, shards: Collection[int]) -> None:
+        """Record that the trainer has loaded the θ of these shards, and goes on training."""
+        for those in (self.kept, self.gone, self.lost):
+            those.difference_update(shards)
+        self._sent = frozenset()

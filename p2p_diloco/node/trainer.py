@@ -32,13 +32,12 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.door import Door
+from p2p_diloco.node.fetching import Door
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.ledger import CODEC
+from p2p_diloco.node.ledger import CODEC, ENDED, LEFT, MISUSED, TOO_OLD, SubmissionLog
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
-from p2p_diloco.node.submissions import ENDED, LEFT, MISUSED, TOO_OLD, SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import PARAMETER
 

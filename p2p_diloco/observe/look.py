@@ -14,7 +14,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node.access import Access
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.observe.snapshot import Snapshot, snapshot

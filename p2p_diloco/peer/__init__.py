@@ -4,9 +4,9 @@ Law: only this package changes the model's parameters, in the training thread, i
 a process of its own, does everything that concerns other peers.
 
     peer         the public API
-    session      starts all parts of a peer in its run, in order
+    session      starts all parts of a peer in its run, in order; what an observer has read
     fitness      checks the model and its optimizers before a peer enters
-    leaving      the last exchange of a peer that leaves; `patience` bounds the waits
+    leaving      the last exchange of a peer that leaves, and the stay of one that has trained alone
     hook         the work at each `optimizer.step()`
     rhythm       when the next exchange is due
     merging      merges newer global values into the model
@@ -14,19 +14,16 @@ a process of its own, does everything that concerns other peers.
     times        sums of time by part; `metrics`: all counters
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
-    devices      what differs on a GPU
-    staging      copies values from a device to the host and back
+    devices      what differs on a GPU, and copies of values from a device to the host and back
     ranks        detects which processes are one peer; `meeting` connects them
     rank0        rank 0 of these processes
-    rank_n       another rank; `rank_link` is their connection, `far` the values of a rank on another host
+    rank_n       another rank, and their connection; `far` has the values of a rank on another host
     shard        this peer's part of a shared data set, in an `order`; `supply`: all of these parts,
                  and which positions are in the local progress
     refilling    gets more data for a peer that has none left; `slices` come from data nodes
     sinks        what else gets the trainer's reports
     inner        the inner optimizers' state on disk
-    following    what an observer has read of its run
-    node_client  requests to the node and its answers
-    process      starts and ends the node's process
+    node_client  the node's process, requests to the node and its answers
     absent       the same API when no run is named
 """
 

@@ -24,8 +24,7 @@ from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.merging import Due, Flight, Merger, progress_of
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
-from p2p_diloco.peer.node_client import NodeClient
-from p2p_diloco.peer.patience import Patience
+from p2p_diloco.peer.node_client import NodeClient, Patience
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.peer.supply import Supply
 from p2p_diloco.peer.times import Times

@@ -3,7 +3,7 @@
 Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
 thread: no piece is so long that torch would divide it among its threads. They wait for each other, which on busy cores
 takes many times as long as the work, and how many there are is the user's choice for training. θ is written only once,
-before this peer enters its run, and read only while the node allows it. `staging` copies values from a device;
+before this peer enters its run, and read only while the node allows it. `devices` copies values from a device;
 `extents` says which values this process holds; `local_buffers` does the same work for the model's buffers.
 """
 
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.peer.devices import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.local_buffers import LocalBuffers
 from p2p_diloco.peer.progress import Anchor, Blend
-from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -71,7 +71,7 @@ class LocalModel:
     that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, fp32 or bf16
     (`codec.written_in`); `values`: where the values of buffers are written that are sent, fp32; needed only for a
     layout with buffers. In each method `kept` has the shards whose θ has changed since the model loaded it: for these,
-    `base` has the loaded values (`node.bases`); for all other shards θ still has them.
+    `base` has the loaded values (`node.slice_work.Bases`); for all other shards θ still has them.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.progress import Blend
-from p2p_diloco.peer.rank_link import LEAVING, RankLink
+from p2p_diloco.peer.rank_n import LEAVING, RankLink
 
 RANK_S = 600.0
 """Deadline for a rank to make the call that the others have made; torch's collectives have the same deadline."""

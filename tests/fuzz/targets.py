@@ -49,15 +49,15 @@ from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
-from p2p_diloco.node import board, curves, ends, privacy, providers, revising, revoking, wire
-from p2p_diloco.node.access import Access
+from p2p_diloco.node import board, curves, ends, privacy, providers, revising, wire
 from p2p_diloco.node.describing import Described
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.run_inbox import misplaced
+from p2p_diloco.node.run_inbox import check_place
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.saving import Checkpoint, _packed
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
@@ -137,7 +137,7 @@ def _rounds() -> list[bytes]:
 def _message(case: bytes) -> None:
     message = unpack(case, About(OTHER.peer_id, RULES), Rolls())
     if not isinstance(message, Folded):
-        misplaced(message, RULES)
+        check_place(message, RULES)
 
 
 def _frames(case: bytes) -> None:
@@ -249,7 +249,10 @@ def _records() -> Iterator[Target]:
         "ends": (board.pack(end), lambda dht: ends.read_any(dht, "r")),
         "revisions": (board.pack(Revision(1, outer_lr=0.5)), lambda dht: revising.read(dht, founding)),
         "notices": (board.pack(privacy.Notice(KEY.public)), lambda dht: privacy.is_private(dht, "r")),
-        "revocation records": (KEY.sign_revocations(3, [bytes(8)]), lambda dht: revoking.read(dht, "r", access.member)),
+        "revocation records": (
+            KEY.sign_revocations(3, [bytes(8)]),
+            lambda dht: privacy.read_revocations(dht, "r", access.member),
+        ),
     }
     for name, (seed, reading) in reads.items():
         yield Target(name, [seed], lambda case, reading=reading: now(reading(Held(case))))

@@ -8,8 +8,7 @@ from pathlib import Path
 from p2p_diloco import __version__
 from p2p_diloco.history.entry import Entry
 from p2p_diloco.history.reading import Life, read
-from p2p_diloco.node.history import History
-from p2p_diloco.node.recorded import Fed, Head, packed, read_line
+from p2p_diloco.node.history import Fed, Head, History, packed, read_line
 from tests.sim.process import Process
 from tests.sim.settings import Settings
 from tests.sim.world import World

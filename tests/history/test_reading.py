@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.history.reading import naming, read
 from p2p_diloco.node import history
-from p2p_diloco.node.history import FILES, SUFFIX
-from p2p_diloco.node.recorded import FORM
+from p2p_diloco.node.history import FILES, FORM, SUFFIX
 from tests.history.recorded import RUN, RecordedWorld, as_written
 
 HEAD = {

@@ -13,13 +13,14 @@ import pytest
 from torch import nn
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.node import joining, restart, shared, slice_work
-from p2p_diloco.node.access import Access
+from p2p_diloco.node import beginning, joining, shared, slice_work
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
-from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.start import take_part
+from p2p_diloco.node.swarm import Swarm
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.layout import ParamSpec, specs_of
@@ -44,11 +45,13 @@ def records_show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     or waits for another founder as long."""
     monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.1)
     monkeypatch.setattr(joining, "LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
 
 
 class MemoryPeer:
     """A node over the in-memory swarm, and the test in the trainer's place. `said` holds what the node has said."""
+
+    work = staticmethod(take_part)
 
     def __init__(
         self,
@@ -81,11 +84,11 @@ class MemoryPeer:
         """Begin; ends in `stop`."""
         ours, theirs = socket.socketpair()
         self.trainer, self._channel = TrainerEnd(ours), await NodeEnd.over(theirs)
-        self.task = asyncio.create_task(
-            take_part(
-                self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox, access=self.access
-            )
-        )
+        work = self.work(self.setup, self._channel, self.messages, self.memory, self.swarm())
+        self.task = asyncio.create_task(work)
+
+    def swarm(self) -> Swarm:
+        return Swarm(self.transport, self.inbox, self.access, asyncio.get_running_loop().create_future())
 
     async def hear(self, kind: str, timeout_s: float = 60.0) -> Message:
         """The next message of a kind. What the node raised, if it has ended."""

@@ -279,7 +279,7 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
         a._cases._cases.clear()
         ready = case.choice.entries[0][1]
         crowd = replace(case.choice, entries=tuple((f"p{n}", ready) for n in range(STRANGERS_MAX + 8)))
-        with pytest.raises(Refusal, match="no mean that the accused"):
+        with pytest.raises(Refusal, match=r"no mean that the accused|has not signed its mean"):
             a.accused("c", accusation(a, case, choice=crowd))
         key = key_of(case.mean.fragment, case.base, crowd)
         of = case.mean.fragment, case.base, key, case.mean.number, case.mean.hash
@@ -289,7 +289,7 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
         few = replace(case.choice, entries=case.choice.entries[:1])
         other = replace(case.base, epoch=77)
         for changes in ({"hash": "00" * 32}, {"number": (case.mean.number + 1) % 6}, {"base": other}, {"choice": few}):
-            with pytest.raises(Refusal, match="no mean that the accused"):
+            with pytest.raises(Refusal, match=r"no mean that the accused|has not signed its mean"):
                 a.accused("c", accusation(a, case, **changes))
         hidden = Accusation(case.mean, case.base, case.seal)
         a.accused("c", hidden)  # only who has seen the commit can find that nothing is shown
@@ -662,9 +662,9 @@ async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: An
     first, second = closes(b, own, 1, 2)
     (later,) = closes(b, own, 3, attempt=1)
     for close in (first, later, first):
-        assert a._signatures.objection("b", close) == ""
+        a._signatures.check("b", close)
     assert not a.expelled
-    a._signatures.objection("b", second)
+    a._signatures.check("b", second)
     await until(lambda: "b" in c.expelled)
     assert a.expelled == c.expelled == {"b": "it signed two Closes of one attempt that contradict each other"}
     await peers["b"].stop()
@@ -687,7 +687,7 @@ async def test_a_peer_that_starts_again_contradicts_nothing(memory_peer: Any, qu
     b._signatures._life = b"another!"
     (second,) = closes(b, own, 2)
     for close in (first, second):
-        assert a._signatures.objection("b", close) == ""
+        a._signatures.check("b", close)
     assert not a.expelled
     await stop(peers)
 

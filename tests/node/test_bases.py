@@ -10,7 +10,7 @@ import torch
 
 from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2p_diloco.core.events import Died
-from p2p_diloco.node.deaths import DeathCount
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import BOARD, read_peers
+from p2p_diloco.node.records import BOARD, DeathCount, read_peers
 from p2p_diloco.node.status import Deaths, PeerStatus
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited

@@ -18,9 +18,9 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError, Refused
 from p2p_diloco.node import beginning, board, ending, ends, participation, records
+from p2p_diloco.node.ending import GoesOn
 from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.tensors import checkpoint
@@ -35,7 +35,7 @@ LAST = ModelVersion(0, 12, 2 * STOP, "d" * 32)
 
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
 
 
@@ -372,7 +372,7 @@ def test_who_has_the_last_state_waits_for_those_that_lack_it(
         roster = SimpleNamespace(peers=members, mine=SimpleNamespace(model=HAS))
         replica: Any = SimpleNamespace(me="a", finished=True, roster=roster)
         began = time.monotonic()
-        waiting = ending.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)
+        waiting = beginning.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)
         await asyncio.wait_for(waiting, 20.0)
         return time.monotonic() - began
 
@@ -720,7 +720,9 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
         return {}
 
     made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
-    waiting = asyncio.create_task(made.until_it_may_train(0.5, 9.0, lambda text: None))
+    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=0.5))
+    newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0)
+    waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
     await asyncio.sleep(0.05)
     await ends.store(transport, FOUNDING, signed_end(LAST))
     replica.has_state = True

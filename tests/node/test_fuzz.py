@@ -14,9 +14,10 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import founding, key_of, rooted
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
-from p2p_diloco.node.run_inbox import misplaced
+from p2p_diloco.node.run_inbox import check_place
 
 RULES = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
 STEPS = 12
@@ -105,7 +106,18 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     m.Head: st.builds(m.Head, fragments, states, st.just(()) | st.tuples(hashes, hashes)),
     m.Part: st.builds(m.Part, fragments, versions, numbers),
 }
-arriving = st.one_of(*MESSAGES.values()).filter(lambda message: misplaced(message, RULES) == "")
+
+
+def belongs(message: m.Message) -> bool:
+    """Whether a message can belong to the run."""
+    try:
+        check_place(message, RULES)
+    except Refusal:
+        return False
+    return True
+
+
+arriving = st.one_of(*MESSAGES.values()).filter(belongs)
 
 # made once: making a strategy takes longer than drawing from it
 pauses = st.sampled_from([0.0, 0.3, 20.0])

@@ -14,7 +14,7 @@ from p2p_diloco.core.events import Wakeup
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.history.reading import Life, check, read
 from p2p_diloco.node import history
-from p2p_diloco.node.recorded import Head
+from p2p_diloco.node.history import Head
 from tests.net.memory import MemoryNetwork
 from tests.node.conftest import MemoryPeer
 

@@ -82,7 +82,7 @@ async def test_a_joiner_between_two_founders_takes_the_record_that_they_take(
     monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
     network = MemoryNetwork()
     founder, later = (memory_peer(network, name, quick) for name in "ab")
-    joining = [Joining(peer.setup, peer.transport, peer.inbox, lambda text: None) for peer in (founder, later)]
+    joining = [Joining(peer.setup, peer.swarm(), lambda text: None) for peer in (founder, later)]
     found = (await joining[0].find_run(founder.setup.asked)).record
     other = dataclasses.replace(RunRecord.unpack(found), founder="c").pack()
     wins, loses = sorted((found, other), key=name_of)
@@ -259,8 +259,8 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(
     await first.enter()
     await first.exchange(1.0)
     await first.stop()
-    later = memory_peer(network, "later", settings, wait_timeout=4 * quick["heartbeat_timeout"])
-    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2 is over: the run r has begun.*checkpoint.*--found.*--run"):
+    later = memory_peer(network, "later", settings, wait_timeout=6 * quick["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
         await later.enter(theta=1.0)
     assert any("the run r has begun" in message.get("text", "") for message in later.said)
     await later.stop()

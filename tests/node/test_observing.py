@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,6 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.errors import GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import observing
-from p2p_diloco.node.channel import NodeEnd, TrainerEnd
-from p2p_diloco.node.entry import follow
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Rolls, opened, unpack
 from p2p_diloco.node.node import Node
@@ -26,14 +23,10 @@ from tests.node.conftest import QUICK, MemoryPeer
 class MemoryObserver(MemoryPeer):
     """A node with the role observer."""
 
+    work = staticmethod(observing.follow)
+
     def __init__(self, network: MemoryNetwork, name: str = "o", **options: Any) -> None:
         super().__init__(network, name, role="observer", **options)
-
-    async def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.trainer, self._channel = TrainerEnd(ours), await NodeEnd.over(theirs)
-        work = follow(self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox)
-        self.task = asyncio.create_task(work)
 
     async def look(self) -> dict[str, Any]:
         """Enter, and what the first state is."""

@@ -15,7 +15,7 @@ from p2p_diloco.errors import Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node import board, privacy, revoking, run_record
+from p2p_diloco.node import board, privacy, run_record
 from p2p_diloco.node.setup import Setup
 from tests.net.members import id_of
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
@@ -98,7 +98,7 @@ async def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() ->
 async def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
     """Strangers may store any bytes there."""
     network = MemoryNetwork()
-    await privacy.BOARD.store(join(network, "eve"), "r", value)
+    await privacy.NOTICES.store(join(network, "eve"), "r", value)
     await privacy.refuse_if_private(join(network, "a"), "r")
 
 
@@ -114,7 +114,7 @@ async def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPat
     assert name[1] == "", "no peer owns it, so it shows no peer's id"
     assert KEY.public in value
     assert len(value) < 64
-    assert expires > time.time() + privacy.BOARD.ttl_s - 1
+    assert expires > time.time() + privacy.NOTICES.ttl_s - 1
 
 
 def member(dht: MemoryTransport, name: str, role: str = "worker") -> tuple[Membership, SealedRecords]:
@@ -128,10 +128,10 @@ async def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> No
     """The others refuse its certificate from then on."""
     network = MemoryNetwork()
     (alice, a), (bob, b), (_, c) = (member(join(network, id_of(name)), name) for name in ("alice", "bob", "carol"))
-    watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
+    watching = [asyncio.create_task(privacy.watch_revocations(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in watching)
-    await revoking.BOARD.store(c, "r", KEY.sign_revocations(1, [bob.own.id]))
+    await privacy.REVOCATIONS.store(c, "r", KEY.sign_revocations(1, [bob.own.id]))
     with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
         await asyncio.wait_for(watching[1], 5)
     await until(lambda: alice.banned == {bob.own.id})
@@ -147,8 +147,8 @@ async def test_an_observer_takes_revocations_and_stores_none(caplog: pytest.LogC
         member(join(network, id_of("eve")), "eve", "observer"),
         member(join(network, id_of("carol")), "carol"),
     )
-    await revoking.BOARD.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
-    task = asyncio.create_task(revoking.watch(watching, "r", eve))
+    await privacy.REVOCATIONS.store(carol, "r", KEY.sign_revocations(1, [b"12345678"]))
+    task = asyncio.create_task(privacy.watch_revocations(watching, "r", eve))
     await until(lambda: eve.banned == {b"12345678"})
     await asyncio.sleep(0.05)  # some looks later
     task.cancel()
@@ -162,7 +162,7 @@ async def test_a_peer_ends_when_its_invitation_expires() -> None:
     granted, seed = KEY.grant("worker", "alice", time.time() + 2)
     alice = Membership(Invitation("r", (), granted, seed, KEY.secret), id_of("alice"), time.time())
     with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
-        await revoking.watch(SealedRecords(dht, alice), "r", alice)
+        await privacy.watch_revocations(SealedRecords(dht, alice), "r", alice)
 
 
 @awaited
@@ -172,12 +172,12 @@ async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch)
     network = MemoryNetwork()
     (alice, a), (bob, b) = (member(join(network, id_of(name)), name) for name in ("alice", "bob"))
     alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
-    watching = asyncio.create_task(revoking.watch(a, "r", alice))
+    watching = asyncio.create_task(privacy.watch_revocations(a, "r", alice))
     await until(lambda: bool(network.records))
     network.records.clear()
-    await revoking.BOARD.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
+    await privacy.REVOCATIONS.store(b, "r", OTHER.sign_revocations(9, [alice.own.id]))
     while not bob.banned:
-        await revoking.read(b, "r", bob)
+        await privacy.read_revocations(b, "r", bob)
         await asyncio.sleep(0.01)
     assert bob.banned == {b"12345678"}
     assert not watching.done()

@@ -15,11 +15,12 @@ from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.certificates import RunKey
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.membership import Membership, SealedRecords
-from p2p_diloco.node import entry, records, revoking, run_record
-from p2p_diloco.node.access import Access
+from p2p_diloco.node import observing, privacy, records, run_record
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import RunRecord, signature_of
+from p2p_diloco.node.swarm import invited_through
 from p2p_diloco.tensors.layout import Layout
 from tests.net.members import id_of
 from tests.net.memory import MemoryNetwork
@@ -160,11 +161,11 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
     reader = PrivatePeer(network, "reader")
     access = reader.access
     assert access is not None
-    await entry._refuse_if_out(reader.transport, "r", access)
+    await observing._refuse_if_out(reader.transport, "r", access)
     revoked = KEY.sign_revocations(1, [access.member.own.id])
-    assert await revoking.BOARD.store(a.transport, "r", revoked)
+    assert await privacy.REVOCATIONS.store(a.transport, "r", revoked)
     with pytest.raises(Refused, match="invite=reader was revoked"):
-        await entry._refuse_if_out(reader.transport, "r", access)
+        await observing._refuse_if_out(reader.transport, "r", access)
     for peer in (a, reader):
         await peer.transport.close()
 
@@ -172,16 +173,16 @@ async def test_a_revoked_invitation_ends_a_reader_at_once() -> None:
 @awaited
 async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with one sentence, soon; a run that a peer takes part in is read."""
-    monkeypatch.setattr(entry, "PEERS_S", 0.1)
+    monkeypatch.setattr(observing, "PEERS_S", 0.1)
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
     network = MemoryNetwork()
     reader = network.join("reader", Inbox())
     with pytest.raises(GaveUpWaiting, match=r"no peer of the run r is there; start one, .*--checkpoint"):
-        await entry._refuse_without_peers(reader, "r")
+        await observing._refuse_without_peers(reader, "r")
     a = MemoryPeer(network, "a", dict(QUICK))
     await a.enter()
-    monkeypatch.setattr(entry, "PEERS_S", 30.0)
-    await entry._refuse_without_peers(reader, "r")
+    monkeypatch.setattr(observing, "PEERS_S", 30.0)
+    await observing._refuse_without_peers(reader, "r")
     await a.stop()
     await reader.close()
 
@@ -189,6 +190,6 @@ async def test_a_reader_does_not_wait_for_a_run_without_peers(monkeypatch: pytes
 def test_an_invitation_names_addresses_that_other_machines_may_reach() -> None:
     """Only a machine without a network names those that no other machine reaches."""
     here, near, bootstrap = "/ip4/127.0.0.1/tcp/1/p2p/a", "/ip4/10.0.0.5/tcp/1/p2p/a", "/ip4/10.0.0.9/tcp/1/p2p/b"
-    assert entry._named([bootstrap], [here, near]) == [bootstrap, near]
-    assert entry._named([], [here, near]) == [near]
-    assert entry._named([], [here]) == [here]
+    assert invited_through([bootstrap], [here, near]) == [bootstrap, near]
+    assert invited_through([], [here, near]) == [near]
+    assert invited_through([], [here]) == [here]

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from p2p_diloco.node.refusals import PEERS_MAX, Refusals, Refused
+from p2p_diloco.node.refusals import PEERS_MAX, Refusals, Tally
 
 
 def test_each_peer_has_a_count_and_the_last_reason() -> None:
@@ -14,8 +14,8 @@ def test_each_peer_has_a_count_and_the_last_reason() -> None:
     refusals = Refusals()
     for peer, why in (("a", "too long"), ("b", "too short"), ("a", "too late")):
         refusals.count(peer, why)
-    assert refusals.newest(2) == [("b", Refused(1, "too short")), ("a", Refused(2, "too late"))]
-    assert refusals.newest(1) == [("a", Refused(2, "too late"))]
+    assert refusals.newest(2) == [("b", Tally(1, "too short")), ("a", Tally(2, "too late"))]
+    assert refusals.newest(1) == [("a", Tally(2, "too late"))]
 
 
 def test_only_the_first_refusal_of_a_peer_is_logged(caplog: pytest.LogCaptureFixture) -> None:

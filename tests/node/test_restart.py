@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.node import restart
+from p2p_diloco.node import beginning
 from p2p_diloco.node.beginning import counted_last
+from p2p_diloco.node.ending import GoesOn
 from p2p_diloco.node.saving import Checkpoint
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
@@ -86,7 +87,7 @@ def test_waiting_for_the_others_has_an_end(
 
 def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told again only now and then, as long as it is the same, is not told anew at every look."""
-    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.02)
     roster = SimpleNamespace(alive=list, mine=SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,)))
     replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
     told = list[str]()
@@ -95,8 +96,8 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
         return {}
 
     async def wait() -> None:
-        goes_on = restart.GoesOn(replica, nobody)
-        await restart.until_the_others_are_back(replica, "ab", 1.1, goes_on, told.append)
+        goes_on = GoesOn(replica, nobody)
+        await beginning.until_the_others_are_back(replica, "ab", 1.1, goes_on, told.append)
 
     asyncio.run(wait())
     assert len(told) > 5
@@ -106,7 +107,7 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
 async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0) -> bool:
     """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each; b is
     of this generation."""
-    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.0)
     mine, theirs = (SimpleNamespace(model=ModelVersion(g, 1), epochs=(1,)) for g in (0, generation))
     roster = SimpleNamespace(alive=lambda: ["b"], mine=mine, summaries=lambda: {"b": theirs})
     replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
@@ -120,8 +121,8 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
         assert found is not None
         return found
 
-    goes_on = restart.GoesOn(replica, look)
-    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, goes_on, lambda text: None))
+    goes_on = GoesOn(replica, look)
+    waiting = asyncio.create_task(beginning.until_the_others_are_back(replica, "abc", 60.0, goes_on, lambda text: None))
     looked = asyncio.create_task(over.wait())
     await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED, timeout=60.0)
     still = not waiting.done()
@@ -157,7 +158,7 @@ def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:
         return {"b": float(next(clock))}
 
     async def looks() -> list[bool]:
-        goes_on = restart.GoesOn(replica, look)
+        goes_on = GoesOn(replica, look)
         found = [await goes_on.look(), await goes_on.look()]
         alive.clear()
         return [*found, await goes_on.look()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.node.entry import LIMITS
 from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, SAMPLES_PER_STEP, STEPS_OVER, Run, layout_of
+from p2p_diloco.node.swarm import LIMITS
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 STATE_WIDTH = 8

@@ -10,6 +10,7 @@ import pytest
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.state import commit_of, key_of
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.records import SIGNATURE_BYTES
 from p2p_diloco.node.signatures import Signatures, hash_of
 from tests.net.memory import MemoryNetwork
@@ -49,21 +50,26 @@ def commit() -> m.Commit:
     return signed
 
 
-def objection(sender: str, message: m.Message, token: bytes = b"token") -> str:
-    return signatures_of("judge", token).objection(sender, message)
+def refused(sender: str, message: m.Message, token: bytes = b"token") -> str:
+    """Why a judge refuses the message; empty if it doesn't."""
+    try:
+        signatures_of("judge", token).check(sender, message)
+    except Refusal as refusal:
+        return refusal.reason
+    return ""
 
 
 def test_all_signed_messages_are_accepted_of_their_signers_alone() -> None:
     other = RUN.names[1]
     vote = m.Vote(0, BASE, 0, LEADER, close(), commit())
     for sender, message in ((LEADER, contribution(LEADER)), (other, close()), (other, commit()), (other, vote)):
-        assert objection(sender, message) == ""
-        assert objection(sender, message, b"another run") != ""
-    assert objection(other, contribution(LEADER)) == f"{other} has not signed its ready"
-    assert objection(LEADER, replace(close(), holder=other)) == f"{other} has not signed its close"
-    assert objection(LEADER, replace(commit(), leader=other)) == f"{other} has not signed its commit"
+        assert refused(sender, message) == ""
+        assert refused(sender, message, b"another run") != ""
+    assert refused(other, contribution(LEADER)) == f"{other} has not signed its ready"
+    assert refused(LEADER, replace(close(), holder=other)) == f"{other} has not signed its close"
+    assert refused(LEADER, replace(commit(), leader=other)) == f"{other} has not signed its commit"
     for message in (m.Claim(0, BASE, 1), m.Want(0, BASE, m.What.READY), m.Ask()):
-        assert objection(other, message) == ""
+        assert refused(other, message) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,8 +84,8 @@ def test_all_signed_messages_are_accepted_of_their_signers_alone() -> None:
 def test_a_contribution_is_signed_whole(change: dict[str, Any]) -> None:
     """All but the hashes of its slices, which its root covers; so the bare one can be checked too."""
     peer = RUN.names[1]
-    assert objection(peer, replace(contribution(peer), **change)) == f"{peer} has not signed its ready"
-    assert objection(peer, replace(contribution(peer).bare(), seal=contribution(peer).seal)) == ""
+    assert refused(peer, replace(contribution(peer), **change)) == f"{peer} has not signed its ready"
+    assert refused(peer, replace(contribution(peer).bare(), seal=contribution(peer).seal)) == ""
 
 
 @pytest.mark.parametrize(
@@ -88,10 +94,10 @@ def test_a_contribution_is_signed_whole(change: dict[str, Any]) -> None:
     ids=lambda change: ", ".join(change),
 )
 def test_a_close_is_signed_with_its_owners_and_key(change: dict[str, Any]) -> None:
-    assert objection(LEADER, replace(close(), **change)) == f"{LEADER} has not signed its close"
+    assert refused(LEADER, replace(close(), **change)) == f"{LEADER} has not signed its close"
     without = replace(close(), choice=None)
-    assert objection(LEADER, without) == ""
-    assert objection(LEADER, replace(without, **change)) == f"{LEADER} has not signed its close"
+    assert refused(LEADER, without) == ""
+    assert refused(LEADER, replace(without, **change)) == f"{LEADER} has not signed its close"
 
 
 @pytest.mark.parametrize(
@@ -101,14 +107,14 @@ def test_a_close_is_signed_with_its_owners_and_key(change: dict[str, Any]) -> No
     ids=lambda change: ", ".join(change),
 )  # fmt: skip
 def test_a_commit_is_signed_with_its_means(change: dict[str, Any]) -> None:
-    assert objection(LEADER, replace(commit(), **change)) == f"{LEADER} has not signed its commit"
+    assert refused(LEADER, replace(commit(), **change)) == f"{LEADER} has not signed its commit"
 
 
 def test_a_close_names_no_contribution_that_its_author_did_not_sign() -> None:
     made, other = close(), RUN.names[2]
     assert made.choice is not None
     entries = tuple((peer, replace(one, seal=b"") if peer == other else one) for peer, one in made.choice.entries)
-    assert objection(LEADER, replace(made, choice=replace(made.choice, entries=entries))) == (
+    assert refused(LEADER, replace(made, choice=replace(made.choice, entries=entries))) == (
         f"{other} has not signed its ready"
     )
 
@@ -117,20 +123,20 @@ def test_a_choice_is_signed_by_whoever_chose_it() -> None:
     """Who completes it as the holder of a later term can't sign it for its author."""
     made, second = close(), RUN.names[1]
     taken = signatures_of(second).signed(replace(made, term=1, holder=second, seal=b""))
-    assert objection(second, taken) == ""
+    assert refused(second, taken) == ""
     forged = replace(made, term=1, holder=second, seal=b"", choice=replace(made.choice, term=1, seal=b""))
-    assert objection(second, signatures_of(second).signed(forged)) == f"{LEADER} has not signed its choice"
+    assert refused(second, signatures_of(second).signed(forged)) == f"{LEADER} has not signed its choice"
 
 
 def test_a_mean_is_signed_by_its_owner_for_its_payload() -> None:
     owner, payload = RUN.names[1], memoryview(b"mean")
     of = 0, BASE, RUN.key, 3, hash_of(payload)
     mean = m.Mean(*of, owner, payload, signatures_of(owner).of_mean(*of))
-    assert objection(LEADER, mean) == ""
+    assert refused(LEADER, mean) == ""
     for change in ({"hash": hash_of(b"else")}, {"number": 4}, {"key": hashed("x")}, {"base": RUN.before.version},
                    {"owner": LEADER}, {"fragment": 1}, {"seal": b""}):  # fmt: skip
         wrong = replace(mean, **change)
-        assert objection(LEADER, wrong) == f"{wrong.owner} has not signed its mean"
+        assert refused(LEADER, wrong) == f"{wrong.owner} has not signed its mean"
 
 
 def test_others_messages_are_passed_on_as_they_are() -> None:
@@ -145,4 +151,4 @@ def test_others_messages_are_passed_on_as_they_are() -> None:
     assert vote.commit is not None
     assert vote.commit.seal == b""
     own = signatures_of(LEADER).signed(vote)
-    assert objection(RUN.names[1], own) == ""
+    assert refused(RUN.names[1], own) == ""

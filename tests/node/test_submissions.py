@@ -16,7 +16,7 @@ import torch
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.node import trainer
-from p2p_diloco.node.submissions import ENDED, LEFT, STALENESS_FROM, SubmissionLog
+from p2p_diloco.node.ledger import ENDED, LEFT, STALENESS_FROM, SubmissionLog
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.net.membership import SealedRecords
-from p2p_diloco.node.access import Access
 from p2p_diloco.node.board import name_of
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.records import BOARD
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, distributed, nn
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer import far
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
 from p2p_diloco.peer.far import FarModel, packed, unpack

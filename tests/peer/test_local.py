@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.progress import LOAD, Anchor, Blend

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.peer import devices
-from p2p_diloco.peer.devices import Copies, CudaCopies
+from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import LOAD, Anchor, Blend
-from p2p_diloco.peer.staging import DeviceStaging, InPlace, staging_for
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
@@ -62,7 +61,7 @@ STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(Copies()), "late": l
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of a few elements, so that a small model takes many turns."""
-    monkeypatch.setattr("p2p_diloco.peer.staging.CHUNK_BYTES", 16)
+    monkeypatch.setattr("p2p_diloco.peer.devices.CHUNK_BYTES", 16)
     monkeypatch.setattr("p2p_diloco.peer.local.CHUNK_BYTES", 16)
 
 

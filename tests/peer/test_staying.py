@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import NodeDied
-from p2p_diloco.peer.staying import LOOK_EVERY_S, stay
+from p2p_diloco.peer.leaving import LOOK_EVERY_S, stay
 
 
 def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None] | None = None) -> float:

@@ -25,11 +25,11 @@ from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
-from p2p_diloco.node.entry import LIMITS
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, opened, pack, packed, unpack
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.node.slice_work import SliceWork
+from p2p_diloco.node.swarm import LIMITS
 from p2p_diloco.tensors.step_limit import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join

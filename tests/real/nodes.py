@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from p2p_diloco.config import RunConfig
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import records
-from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.entry import LIMITS
+from p2p_diloco.node.privacy import Access
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.node.swarm import LIMITS
 from p2p_diloco.tensors.layout import Layout
 from tests.net.members import KEY, invitation
 from tests.net.swarm import join

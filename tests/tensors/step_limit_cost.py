@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.node.payloads import unfit
+from p2p_diloco.node.encoding import check_values
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -33,7 +33,7 @@ def applying(numel: int, step_limit: float) -> Callable[[], None]:
     payload = memoryview(bytes(codecs.encode(torch.randn(numel, generator=torch.Generator().manual_seed(0)), "bf16")))
 
     def apply() -> None:
-        assert not unfit(payload, "bf16", numel)
+        check_values(payload, "bf16", numel)
         held.step(0, held.slices[0], payload, "bf16")
 
     return apply

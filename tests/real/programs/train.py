@@ -22,7 +22,7 @@ from torch import nn
 
 from p2p_diloco import P2PDilocoError, Peer, PeerConfig
 from p2p_diloco.core.version import Version, model_version
-from p2p_diloco.peer import process
+from p2p_diloco.peer import node_client
 
 
 def say(what: str, **values: Any) -> None:
@@ -38,14 +38,14 @@ def build(options: dict[str, Any]) -> nn.Module:
 
 def sabotage(plan: dict[str, Any]) -> None:
     """Let the saboteur run as the node's process."""
-    command = process._command
+    command = node_client._command
 
     def sabotaged(*arguments: Any) -> list[str]:
         node = command(*arguments)
         assert node[1:3] == ["-m", "p2p_diloco.node"]
         return [node[0], str(Path(__file__).with_name("saboteur.py")), json.dumps(plan), *node[3:]]
 
-    process._command = sabotaged
+    node_client._command = sabotaged
 
 
 def state_of(peer: Peer, epoch: int) -> tuple[str, bool, int]:
