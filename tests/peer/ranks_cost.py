@@ -23,7 +23,7 @@ STEPS, TIMES = 2000, 5
 class Still:
     """A hook whose steps do nothing."""
 
-    standing = Standing(0, "", False, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    standing = Standing()
 
     def report(self, loss: float | None, samples: int | None) -> None: ...
 
