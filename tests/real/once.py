@@ -1,4 +1,4 @@
-"""A run in which each sample must be used once an epoch, while peers die and come; and the judge, who reads θ alone."""
+"""A run in which each sample must be used once, while peers die and come; and the judge, who reads θ alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BATCH, TICKS = 25, 2000
 class Once:
     """Peers that share one data set. `lives`: the most that ever start."""
 
-    def __init__(self, swarm: Swarm, folder: Path, samples: int, epochs: int, lives: int, **options: Any) -> None:
-        self.swarm, self.folder, self.samples, self.epochs, self.lives = swarm, folder, samples, epochs, lives
+    def __init__(self, swarm: Swarm, folder: Path, samples: int, lives: int, **options: Any) -> None:
+        self.swarm, self.folder, self.samples, self.lives = swarm, folder, samples, lives
         self.options, self.members, self.living = options, list[Member](), list[Member]()
         swarm.bootstrap()
 
@@ -24,7 +24,7 @@ class Once:
         """Start one more peer."""
         life = len(self.members)
         assert life < self.lives
-        of = {"samples": self.samples, "epochs": self.epochs, "lives": self.lives, "ticks": TICKS, "batch": BATCH}
+        of = {"samples": self.samples, "lives": self.lives, "ticks": TICKS, "batch": BATCH}
         out = str(self.folder / f"theta-{life}.npy")
         member = self.swarm.start(f"life{life}", "once.py", life=life, out=out, **of, **self.options)
         self.members.append(member)
@@ -75,18 +75,10 @@ class Once:
             wrong.append(f"steps are counted that no peer made: {strange}")
         counted = marks[marks < -1e-3]
         shares = 1 / counted
-        if self.options["config"].get("mode") == "async":
-            shares = np.where(counted == -1, -1, 0.5)  # a commit counts one submission: anything else is wrong
         if not np.allclose(shares, np.round(shares), atol=1e-2):
             wrong.append(f"steps are counted in part, or more than once: {sorted(set(counted.tolist()))[:9]}")
         if not np.allclose(sums, theta[: self.samples], atol=1e-3):
             wrong.append("the elements of some samples are not those of the steps that used them")
-        if (uses != self.epochs).any():
+        if (uses != 1).any():
             wrong.append(f"of {self.samples} samples, by number of counted uses: {dict(Counter(uses.tolist()))}")
         return wrong
-
-    def lost(self) -> int:
-        """How many steps were made and not counted: those of the dead, and dropped ones."""
-        theta = np.load(self.folder / f"theta-{self.members.index(self.living[0])}.npy")
-        ids = [life * TICKS + line["tick"] for life, m in enumerate(self.members) for line in m.lines("step")]
-        return int((np.abs(theta[self.samples + np.array(ids)]) < 1e-3).sum())

@@ -12,39 +12,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
 from train import say
 
 from p2p_diloco import Peer, PeerConfig
-
-
-class Numbers(Dataset[int]):
-    """Each sample is its own number."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Counting(IterableDataset[int]):
-    """The same numbers as a stream, which knows no length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(self.length)
 
 
 def read(lines: list[str]) -> torch.Tensor:
@@ -63,22 +38,16 @@ def main(options: dict[str, Any]) -> None:
     weight.grad = torch.zeros(numel)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     config = {"codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0, "aggregation": "mean", "weighting": "uniform"}
-    config |= {"step_limit": 0.0, "shard_elements": options.get("shard_elements", numel), **options["config"]}
-    own = {"cache_dir": f"{options['caches']}/{life}"} if "caches" in options else {}
-    local = PeerConfig(name=options["name"], open=True, **own, **options.get("local", {}))
+    config |= {"step_limit": 0.0, "shard_elements": numel, **options["config"]}
+    cache = f"{options['caches']}/{life}"
+    local = PeerConfig(name=options["name"], open=True, cache_dir=cache, **options["local"])
     with Peer(
         model, optimizer, run_id=options["run_id"], initial_peers=options["initial_peers"], config=config, local=local
     ) as peer:
         say("in", life=life)
-        more: dict[str, Any] = {}
-        dataset: Any = Numbers(samples)
-        if "slices" in options:
-            dataset, more = peer.slices(options["slices"]).samples, {"collate_fn": read}
-        if "stream" in options:
-            dataset = Counting(samples)
-        shard = peer.shard(dataset, epochs=options["epochs"], length=options.get("stream"))
-        loader = shard.loader(batch_size=options["batch"], num_workers=options.get("workers", 0), **more)
-        tick, accumulate = 0, options.get("accumulate", 1)
+        shard = peer.shard(peer.slices(options["slices"]).samples, epochs=1)
+        loader = shard.loader(batch_size=options["batch"], num_workers=options["workers"], collate_fn=read)
+        tick, accumulate = 0, options["accumulate"]
 
         def step() -> None:
             optimizer.step()
