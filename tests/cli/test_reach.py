@@ -43,7 +43,7 @@ def saying(words: bytes) -> Iterator[int]:
                     guest.sendall(words)
                     guest.recv(1)
 
-        greeting = threading.Thread(target=greet)
+        greeting = threading.Thread(target=greet, daemon=True)
         greeting.start()
         yield listening.getsockname()[1]
         greeting.join(5.0)
