@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from p2p_diloco.cli import wrap
 from p2p_diloco.cli.wrap import run_command
 from p2p_diloco.errors import UsageError
 
@@ -120,3 +122,15 @@ def test_ignored_signals_stay_ignored() -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.stdout == "True\n", result.stderr
+
+
+def test_a_signal_that_comes_before_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = wrap.tied
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return start(*arguments, **named)
+
+    monkeypatch.setattr(wrap, "tied", late)
+    code = "import time; time.sleep(60)"
+    assert run_command([sys.executable, "-c", code], dict(os.environ)) == 128 + signal.SIGTERM

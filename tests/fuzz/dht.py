@@ -18,7 +18,7 @@ from p2p_diloco.net.hivemind_library import DHTID, PeerID, dht_pb2
 from tests.fuzz.mutations import mutated
 
 KEY = "key"
-ANSWER_S, LOOK_EVERY = 10.0, 200
+ANSWER_S, LOOK_EVERY = 60.0, 200
 
 
 def seeds(peer: DhtPeer) -> dict[str, Sequence[bytes]]:

@@ -185,6 +185,7 @@ def test_one_peer_does_not_say_how_far_the_run_is(others: tuple[str, ...]) -> No
 def test_peers_that_are_gone_do_not_set_the_run_back() -> None:
     """Nor those that have been silent for long, though they are more."""
     gone = [record("b", epoch=3, state="leaving"), record("c", epoch=4, time=NOW - 60), record("d", epoch=4, time=0.0)]
+    gone.append(record("f", epoch=3, state="leaving"))
     assert snapshot("main", CONFIG, [record("e"), *gone], NOW).run.epoch == 12
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from p2p_diloco import Peer, PeerConfig, UsageError
-from tests.peer.trainee import Tied, gpt2
+from tests.peer.trainee import Tied
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -47,13 +47,6 @@ def parameters(state: Mapping[str, Tensor | Any]) -> dict[str, Any]:
     """The values of what is trained; buffers are each peer's own."""
     trained = {name: value for name, value in state.items() if ".running_" not in name and "num_batches" not in name}
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in trained.items()}
-
-
-def two(swarm: Any, config: dict[str, Any], kind: str, **options: Any) -> list[Any]:
-    """Two peers in a run of rounds that last some tenths of a second."""
-    config = {**config, "start_peers": 2}
-    a = swarm.start("a", 1.0, config=config, kind=kind, step_s=0.2, **options)
-    return [a, swarm.start("b", 3.0, config={}, kind=kind, step_s=0.2)]
 
 
 def observe(swarm: Any, peers: Sequence[Any]) -> None:
@@ -87,7 +80,9 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     """By exports and by an observer, and from a checkpoint: the parameters are those that a peer had at the same epoch,
     bit by bit, with the same digest."""
     saved = {"checkpoint_dir": str(tmp_path / "saved"), "save_every": 1000}
-    peers = two(swarm, {**run_config, "stop_after_epochs": 400}, "tied", local=saved, stays=True)
+    config = {**run_config, "start_peers": 2, "stop_after_epochs": 400}
+    a = swarm.start("a", 1.0, config=config, kind="tied", step_s=0.2, local=saved, stays=True)
+    peers = [a, swarm.start("b", 3.0, config={}, kind="tied", step_s=0.2)]  # rounds last some tenths of a second
     peers[0].wait_for("epoch", epoch=1)
     run = ["--initial-peers", *swarm.addresses, "--run-id", "test", "--logs", "plain"]
 
@@ -118,29 +113,3 @@ def test_a_run_is_read_while_it_goes_on_and_after_its_end(
     )
     assert (told["finished"], told["digest"], told["missing"]) == (True, end["digest"], [])
     assert parameters(torch.load(tmp_path / "saved-model" / "model.pt", weights_only=True)) == parameters(last)
-
-
-def test_from_pretrained_gives_the_logits_of_the_global_state(
-    swarm: Any, run_config: dict[str, Any], tmp_path: Path
-) -> None:
-    """With nothing but an address of the run; tied weights are tied, and the logits are the same in every bit."""
-    transformers = pytest.importorskip("transformers")
-    peers = two(swarm, run_config, "gpt2")
-    peers[0].wait_for("epoch", epoch=1)
-    told = exported(
-        "--initial-peers", *swarm.addresses, "--run-id", "test", "--out", str(tmp_path / "hf"), "--format", "hf"
-    )
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    model = gpt2()
-    state = epoch_of(peers, told["epoch"])["theta"]
-    model.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
-    tokens = torch.arange(12).view(1, -1)
-    assert logits(loaded, tokens).dtype == torch.float32
-    assert torch.equal(logits(loaded, tokens), logits(model, tokens))
-    assert loaded.lm_head.weight is loaded.transformer.wte.weight
-
-
-@torch.no_grad()
-def logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    out: Tensor = model.eval()(tokens).logits
-    return out

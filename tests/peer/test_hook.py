@@ -286,6 +286,17 @@ def test_an_exchange_that_never_began_is_tried_again() -> None:
     assert hook.standing.metrics.sync_count == 1
 
 
+def test_a_lower_h_may_come_when_more_steps_are_made() -> None:
+    """The exchange is due at once, and the run's step is never ahead of what the round counts."""
+    hook, node, model = hooked()
+    step(hook, model, 3)
+    node.every, node.memory.changed = 2, 1
+    hook.merge()
+    assert (hook.standing.metrics.sync_every, hook.standing.global_step) == (2, 2)
+    step(hook, model)
+    assert len(node.contributed()) == 1
+
+
 def test_changes_are_merged_between_exchanges() -> None:
     """When the node's counter moves, the next step merges, and carries the progress; otherwise the node isn't asked."""
     hook, node, model = hooked()

@@ -16,7 +16,6 @@ from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.progress import LOAD, Anchor, Blend
-from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
@@ -133,12 +132,12 @@ def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.
 
 
 class Odd(nn.Module):
-    """Parameters longer than a block, a scalar, transposed, channels last, with gaps."""
+    """Parameters longer than a piece, a scalar, transposed, channels last, with gaps."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         tensors = [
-            torch.randn(BLOCK + 7),
+            torch.randn(40),
             torch.randn(()),
             torch.randn(5, 3).t(),
             torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),

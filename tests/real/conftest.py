@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import warm
 from cables import Cables
+from internet import Internet, missing
 from swarm import Swarm
 
 from examples.benchmarks.network import NoNetwork
@@ -47,14 +47,13 @@ def network() -> Iterator[Cables]:
         made.close()
 
 
-@pytest.fixture(scope="module")
-def field() -> Iterator[Any]:
-    """A private run of three honest nodes that train in this process, which the tests of a module use one after
-    another."""
-    from nodes import Field
-
-    made = Field()
+@pytest.fixture
+def internet() -> Iterator[Internet]:
+    """An internet for one test."""
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    made = Internet()
     try:
         yield made
     finally:
-        made.end()
+        made.close()

@@ -1,13 +1,12 @@
-"""Peers behind routers that let no connection in, and pairs of peers that can't reach each other. Needs root and nft.
+"""Peers behind routers that let no connection in, at the ends of tunnels, and with IPv6 alone. Needs root and nft.
 
 All run on a small internet of network namespaces. No peer is told anything about it.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,29 +16,8 @@ from swarm import Member, Swarm, agree, until
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROUNDS = 10
-CUT_S = 60.0
 CONFIG = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "heartbeat_timeout": 10.0}
 OPTIONS = {"config": CONFIG, "step_s": 0.05, "params": {"w": [3]}}
-
-
-@pytest.fixture
-def plain() -> Iterator[Internet]:
-    """An internet for one test, without routers and cuts."""
-    if (why := missing()) is not None:
-        pytest.skip(why)
-    made = Internet()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def internet(plain: Internet) -> Internet:
-    """An internet for one test."""
-    if (why := missing("nft")) is not None:
-        pytest.skip(why)
-    return plain
 
 
 def seed(swarm: Swarm, internet: Internet) -> Member:
@@ -90,20 +68,11 @@ def buried(members: Sequence[Member], but: str = "") -> list[str]:
     return [line for line in lines if " died: " in line and f"died: {but} " not in line]
 
 
-def test_two_private_peers_and_a_bootstrap_train(swarm: Swarm, internet: Internet) -> None:
-    """Neither can dial the other, and no other peer is there: they exchange through the bootstrap."""
-    seed(swarm, internet)
-    internet.private("one")
-    internet.private("two")
-    members = start(swarm, internet, "one", "two")
-    rounds(members)
-    assert all("no other peer can dial this one" in member.log() for member in members)
-    assert buried(members) == []
-
-
 def test_a_public_peer_among_private_ones_may_die_and_return(swarm: Swarm, internet: Internet) -> None:
     """Two private peers and a public one train together. They go on through the bootstrap when the public one dies, and
     with it when it is back. No live peer is called dead."""
+    if (why := missing("nft")) is not None:
+        pytest.skip(why)
     seed(swarm, internet)
     internet.public("pub")
     internet.private("one")
@@ -112,72 +81,29 @@ def test_a_public_peer_among_private_ones_may_die_and_return(swarm: Swarm, inter
     rounds([pub, *private])
     pub.die()
     rounds(private)
+    assert all("no other peer can dial this one" in member.log() for member in private)
     (back,) = start(swarm, internet, "pub")
     rounds([back, *private])
     assert buried(private, "pub") == []
 
 
-def test_peers_at_the_ends_of_tunnels_train(swarm: Swarm, plain: Internet) -> None:
+def test_peers_at_the_ends_of_tunnels_train(swarm: Swarm, internet: Internet) -> None:
     """Each reaches the bootstrap alone, at an address of its own machine: they exchange through the bootstrap."""
-    tunnelled(swarm, plain, "one", "two")
-    members = start(swarm, plain, "one", "two")
+    tunnelled(swarm, internet, "one", "two")
+    members = start(swarm, internet, "one", "two")
     rounds(members)
     assert buried(members) == []
 
 
-def test_peers_with_ipv6_alone_exchange_directly(swarm: Swarm, plain: Internet) -> None:
+@pytest.mark.chaos
+def test_peers_with_ipv6_alone_exchange_directly(swarm: Swarm, internet: Internet) -> None:
     """Two peers go on together without the bootstrap, so no relay stands between them."""
-    plain.public6("seed")
-    bootstrap = swarm.bootstrap("::", plain.at("seed"))
+    internet.public6("seed")
+    bootstrap = swarm.bootstrap("::", internet.at("seed"))
     for name in ("one", "two"):
-        plain.public6(name)
-    members = start(swarm, plain, "one", "two")
+        internet.public6(name)
+    members = start(swarm, internet, "one", "two")
     rounds(members)
     bootstrap.die()
     rounds(members)
     assert buried(members) == []
-
-
-@pytest.mark.chaos
-def test_four_peers_of_which_two_are_private_train(swarm: Swarm, internet: Internet) -> None:
-    """The public ones aggregate for all."""
-    seed(swarm, internet)
-    for name in ("ann", "bob"):
-        internet.public(name)
-    for name in ("one", "two"):
-        internet.private(name)
-    members = start(swarm, internet, "ann", "one", "two", "bob")
-    rounds(members)
-    assert buried(members) == []
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize("both_ways", [True, False], ids=["a pair", "one way"])
-def test_a_cut_between_two_of_four_changes_nothing(swarm: Swarm, internet: Internet, both_ways: bool) -> None:
-    """For a minute two of four can't reach each other, or one can't reach the other. Rounds go on with all four, nobody
-    is called dead, and no lineage is left."""
-    seed(swarm, internet)
-    names = ["ann", "bob", "cem", "dan"]
-    places = {name: internet.public(name) for name in names}
-    members = start(swarm, internet, *names)
-    rounds(members)
-    internet.cut("bob", places["ann"])
-    if both_ways:
-        internet.cut("ann", places["bob"])
-    cut_at = time.time()
-    until(lambda: time.time() > cut_at + CUT_S, 2 * CUT_S, "the end of the cut")
-    longest = {m.name: round(longest_wait_s(m, cut_at), 2) for m in members}
-    print({"cut": "a pair" if both_ways else "one way", "longest_wait_s": longest})
-    internet.heal("ann")
-    internet.heal("bob")
-    rounds(members)
-    assert max(longest.values()) < CONFIG["heartbeat_timeout"]
-    assert buried(members) == []
-    assert not any("joined the lineage of" in member.log() for member in members)
-    assert all(member.last("epoch")["dropped"] == 0 for member in members)
-
-
-def longest_wait_s(member: Member, since: float) -> float:
-    """The longest time between two rounds of a member since a moment."""
-    times = [since, *(line["time"] for line in member.lines("epoch") if line["time"] > since), time.time()]
-    return max(later - earlier for earlier, later in itertools.pairwise(times))

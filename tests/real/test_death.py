@@ -88,6 +88,7 @@ def test_the_others_go_on_when_half_a_peer_dies(trio: Kept, tmp_path: Path, vict
         survivor.wait_for_log(reason)
 
 
+@pytest.mark.chaos
 def test_a_frozen_machine_thaws(trio: Kept) -> None:
     """A peer that freezes with its connections open counts as dead after the heartbeat timeout; when it resumes after
     three of these, it adopts what it missed, is counted again, and drops none of its progress."""

@@ -68,6 +68,7 @@ def test_a_run_is_served_watched_changed_and_stopped_without_torch(
     seen = json.loads(told("status", "--once", "--json", "--run-id", "test", *to))
     assert {peer["name"] for peer in seen["peers"]} == {"alice", "bob"}
     assert "alice" in told("status", "--once", "--run-id", "test", *to)
+    assert told("status", "--check", "--run-id", "test", *to) == ""
 
     began = time.time()
     (tmp_path / "out").touch()

@@ -14,11 +14,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from internet import Internet, missing
+from internet import Internet
 from swarm import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -82,18 +82,6 @@ class Machine:
             process.wait()
 
 
-@pytest.fixture
-def internet() -> Iterator[Internet]:
-    """An internet for one test."""
-    if (why := missing()) is not None:
-        pytest.skip(why)
-    made = Internet()
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def until(come: Callable[[], bool], process: subprocess.Popen[str], log: Path) -> None:
     """Wait until something is so, while this process runs."""
     give_up_at = time.monotonic() + WITHIN_S
@@ -104,8 +92,7 @@ def until(come: Callable[[], bool], process: subprocess.Popen[str], log: Path) -
 
 
 def test_the_walk_in_the_readme(internet: Internet, tmp_path: Path) -> None:
-    """Every command does what README says. With its invitation revoked, and after all have left, an export ends with
-    one sentence."""
+    """Every command does what README says. With its invitation revoked an export ends with one sentence."""
     machines = [seed := Machine(internet, "seed", tmp_path)]
     try:
         bootstrap, said = seed.start(the("bootstrap"))
@@ -138,9 +125,6 @@ def test_the_walk_in_the_readme(internet: Internet, tmp_path: Path) -> None:
         code, out = alice.run(the("export"))
         assert code == 0, out
         assert json.loads(out.splitlines()[-1])["files"] == ["model/model.safetensors"]
-        code, out = alice.run(f"{the('export')}-hf --format hf")
-        assert code == 3, out
-        assert "use --format safetensors" in out
 
         code, out = alice.run(the("kick"))
         assert code == 0, out
@@ -153,12 +137,6 @@ def test_the_walk_in_the_readme(internet: Internet, tmp_path: Path) -> None:
         code, out = alice.run(the("stop"))
         assert code == 0, out
         assert founder.wait(WITHIN_S) == 0, founders_log.read_text()
-        code, out = bob.run(the("export"))
-        assert code == 5, out
-        assert "was revoked" in out
-        code, out = alice.run(f"{the('export')}-again")
-        assert code == 5, out
-        assert "has ended at epoch" in out
         assert any((alice.folder / "saved").glob("checkpoint-*"))
     finally:
         for machine in reversed(machines):

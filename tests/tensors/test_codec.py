@@ -126,6 +126,13 @@ def test_blocks_joined_are_the_whole(name, monkeypatch):
         codec.decode_blocks(raw, name, 10_128)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_a_pseudo_gradient_is_written_in_fewer_bits_only_where_that_changes_no_byte(name, rounding):
+    same = (name, rounding) == ("bf16", "nearest")
+    assert codec.written_in(name, rounding) == (torch.bfloat16 if same else torch.float32)
+
+
 def test_an_unknown_codec_is_refused_by_name():
     with pytest.raises(ConfigError, match="codec=fp8 is unknown; use one of fp32, bf16, fp16"):
         codec.nbytes("fp8", 1)

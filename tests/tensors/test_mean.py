@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.tensors import codec, flat
+from p2p_diloco.tensors import codec
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.mean import weighted_mean
 
@@ -57,22 +57,6 @@ def test_arrival_order_changes_no_bit(seed, count, random):
     shuffled = list(given_)
     random.shuffle(shuffled)
     assert torch.equal(weighted_mean(given_, "bf16", 20), weighted_mean(shuffled, "bf16", 20))
-
-
-def test_the_size_of_a_block_changes_no_bit(monkeypatch):
-    given_ = contributions(1, 4, 1000, "bf16")
-    whole = weighted_mean(given_, "bf16", 1000)
-    monkeypatch.setattr(flat, "BLOCK", 33)
-    assert torch.equal(weighted_mean(given_, "bf16", 1000), whole)
-
-
-def test_weights_weigh():
-    """Weights 1 and 3, values 0 and 4: 3."""
-    given_ = [
-        ("b", 3.0, codec.encode(torch.tensor([4.0]), "fp32")),
-        ("a", 1.0, codec.encode(torch.zeros(1), "fp32")),
-    ]
-    assert weighted_mean(given_, "fp32", 1).item() == 3.0
 
 
 def test_contributions_are_left_as_they_were():

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.tensors import flat
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.outer import OuterOptimizer
 
@@ -74,15 +73,6 @@ def test_the_documented_order_of_operations_to_the_bit(nesterov, numel):
         t = t - eta * (mu * m + g.numpy() if nesterov else m)
         assert np.array_equal(state["m"].numpy(), m)
         assert np.array_equal(theta.numpy(), t)
-
-
-def test_the_size_of_a_block_changes_no_bit(monkeypatch):
-    theta, grad, outer = torch.randn(1000), torch.randn(1000), OuterOptimizer()
-    whole = outer.step(theta, {"m": grad}, grad)
-    monkeypatch.setattr(flat, "BLOCK", 33)
-    small = outer.step(theta, {"m": grad}, grad)
-    assert torch.equal(whole[0], small[0])
-    assert torch.equal(whole[1]["m"], small[1]["m"])
 
 
 @settings(max_examples=60, deadline=None)

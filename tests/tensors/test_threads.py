@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.mean import weighted_mean
-from p2p_diloco.tensors.outer import OuterOptimizer
-from p2p_diloco.tensors.outer_state import OuterState
-from p2p_diloco.tensors.step_limit import LENGTHS
 from p2p_diloco.tensors.threads import Threads, usual
 
 NUMEL = 1000
@@ -52,35 +48,6 @@ def test_a_mean_has_the_same_bits(codec: str, aggregation: str) -> None:
         for count in (1, 3)
     )
     assert torch.equal(alone, together)
-
-
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_outer_steps_have_the_same_bits(codec: str, optimizer: str, limit: float) -> None:
-    """θ, state and digest over several steps, of which a limit cuts the last."""
-    layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
-    torch.manual_seed(0)
-    first, outer = torch.randn(NUMEL), OuterOptimizer(optimizer)
-    one, other = (OuterState(layout, outer, first.clone(), limit, Threads(count)) for count in (1, 3))
-    for times in (1.0, 1.0, 1.0, 5.0):
-        mean = codecs.encode(times * torch.randn(NUMEL), codec)
-        factors = {held.step(0, held.slices[0], mean, codec) for held in (one, other)}
-        assert len(factors) == 1
-        assert (factors.pop() < 1) == (limit > 0 and times > 1)
-        assert one.slices[0].digest() == other.slices[0].digest()
-    assert torch.equal(one.slices[0].theta, other.slices[0].theta)
-    assert one.slices[0].state.keys() - {LENGTHS} == other.slices[0].state.keys() - {LENGTHS}
-
-
-def test_values_that_are_not_finite_are_found() -> None:
-    """In any thread's range."""
-    layout = Layout.build([ParamSpec("w", (NUMEL,), "float32")], 1, "contiguous", NUMEL)
-    held = OuterState(layout, OuterOptimizer(), torch.zeros(NUMEL), threads=Threads(3))
-    mean = torch.zeros(NUMEL)
-    mean[-1] = float("inf")
-    with pytest.raises(ValueError, match="not finite"):
-        held.step(0, held.slices[0], codecs.encode(mean, "bf16"), "bf16")
 
 
 def test_an_error_of_any_thread_comes_after_all_are_done() -> None:

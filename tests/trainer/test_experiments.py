@@ -117,15 +117,6 @@ def test_a_liar_does_harm_that_limits_prevent(lab: SimpleNamespace) -> None:
     assert clipped < 1.1 * honest
 
 
-def test_the_step_limit_saves_a_model_from_wrong_commits(lab: SimpleNamespace) -> None:
-    """Some shards' means are a thousand times as long from the fourth epoch on."""
-    wrong: dict[str, Any] = {"peers": 4, "length": 32, "wrong_mean": 1000.0}
-    small = {"shard_elements": 256}
-    honest = run(lab, peers=4, length=32, run=small).loss
-    assert not run(lab, run={**small, "step_limit": 0.0}, **wrong).loss < 1.5 * honest
-    assert run(lab, run=small, **wrong).loss < 1.5 * honest
-
-
 @pytest.mark.parametrize("name", ["real", "unlike_real"])
 def test_every_setting_of_real_peers_is_valid(lab: SimpleNamespace, name: str) -> None:
     """Real peers wait longer than peers in virtual time; the asynchronous mode refuses one of these waits."""

@@ -1,10 +1,10 @@
-"""An example script as a peer of a run, or alone, in a process of a test.
+"""An example script as a peer of a run, in a process of a test.
 
 The script runs as it is. This program only prepares the environment, as `p2p-diloco join -- COMMAND` does, and watches
 the peer that the script makes.
 
 {"path": ..., "loads": [...], "folder": ...}      the script, modules to load first, and where it works
-"run_id", "initial_peers", "config", "local"      the run; without run_id the script trains alone
+"run_id", "initial_peers", "config", "local"      the run
 "waits"                                           begin only at a line on stdin
 "holds_at"                                        pause at this epoch until a line on stdin
 "tells_at"                                        tell that this step of its own begins
@@ -86,14 +86,9 @@ def main(options: dict[str, Any]) -> None:
     if options.get("waits"):
         sys.stdin.readline()
     watch = Watch(options.get("holds_at"), options.get("tells_at"))
-    if options["run_id"] is not None:
-        local = PeerConfig(
-            run_id=options["run_id"],
-            initial_peers=options["initial_peers"],
-            name=options["name"],
-            **options.get("local", {}),
-        )
-        os.environ.update(to_environment(RunConfig(**options.get("config", {})), local))
+    given = {key: options[key] for key in ("run_id", "initial_peers", "name")}
+    local = PeerConfig(**given, **options.get("local", {}))
+    os.environ.update(to_environment(RunConfig(**options.get("config", {})), local))
     made = runpy.run_path(options["path"], run_name="__main__")
     peer = made["peer"] if "peer" in made else made["callback"].peer
     model = {name: value.double().sum().item() for name, value in peer.global_state_dict().items()}
