@@ -28,6 +28,7 @@ from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import Relay
+from p2p_diloco.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,9 @@ class HivemindTransport:
             if membership is not None:
                 hellos = Hellos(membership, cut)
                 exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
-            circuits = Circuits(daemon, dht.key, hellos)
+            anybody = Invitation.anybody(local.run_id)
+            tls = Tls(membership or Membership(anybody, daemon.peer_id, time.time()), dht.key)
+            circuits = Circuits(daemon, tls, hellos)
         except BaseException:
             await dht.close()
             raise
@@ -172,6 +175,7 @@ class HivemindTransport:
             if local.direct:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
+                    tls,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.dialable_at,
                     found_at=daemon.found_at,

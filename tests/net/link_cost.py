@@ -16,7 +16,6 @@ import itertools
 import json
 import multiprocessing
 import socket
-import ssl
 import statistics
 import sys
 import time
@@ -27,12 +26,12 @@ from blake3 import blake3
 
 from p2p_diloco.net import tcp
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import Certificate
+from tests.net.members import key_of, tls_of
 
 PAYLOAD_BYTES, SLICE_BYTES, BUSY_S, LINKS_MAX = 64 << 20, 64 << 10, 0.002, 8
 MEMORY = [memoryview(bytearray(b"m" * PAYLOAD_BYTES)) for _ in range(LINKS_MAX)]
-SERVER, CLIENT = Certificate().context, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-CLIENT.check_hostname, CLIENT.verify_mode = False, ssl.CERT_NONE
+TLS = tls_of(key_of("both"))
+SERVER, CLIENT = TLS._server, TLS._client
 
 Told = tuple[float, float, float]
 

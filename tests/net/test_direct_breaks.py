@@ -72,10 +72,10 @@ async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Star
 async def test_a_sender_that_dies_midway_is_reported(start: Start) -> None:
     """Its payload isn't delivered, its place among the payloads under way is free again, and the inbox is told."""
     a, b = start("a"), start("b")
-    _, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"h", 1000)) + b"some")
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"h", 1000)) + b"some")
     await asyncio.sleep(0.05)
-    writer.transport.abort()
+    pipe.abort()
     await until(lambda: b.box.closed_peers == ["a"])
     assert b.box.got == []
     assert b.exchange.receiver._receiving._value == LIMITS.streams_max
