@@ -32,7 +32,7 @@ from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import Streams, start
 from p2p_diloco.net.tls import Tls
-from p2p_diloco.net.way import CONNECTIONS_MAX, Connection, Way
+from p2p_diloco.net.way import CONNECTIONS_MAX, Way
 
 STAGGER_S = 0.25
 """Seconds after which the next address is tried as well, while the present one has not answered."""
@@ -140,7 +140,7 @@ class DirectChannel:
 
     # -- for the sender of payloads
 
-    async def take(self, peer: str) -> Connection | None:
+    async def take(self, peer: str) -> PayloadStream | None:
         """Lend the caller a direct connection to `peer`, to write one payload on; the caller returns it by `give_back`.
         None means: send the payload over libp2p. For the same peer, call this only after the last call has returned.
 
@@ -158,7 +158,7 @@ class DirectChannel:
             await way.given_back.wait()
         if connection is not None:
             self._used(peer)
-            if connection.stream.frames.pipe.paced is not None:
+            if connection.frames.pipe.paced is not None:
                 self._pacer.begin(peer, way.together)
         return connection
 
@@ -166,7 +166,7 @@ class DirectChannel:
         """Whether `take` would lend another connection now, without waiting."""
         return self._way(peer).has_room
 
-    def give_back(self, peer: str, connection: Connection, sent_bytes: int) -> None:
+    def give_back(self, peer: str, connection: PayloadStream, sent_bytes: int) -> None:
         """Take back a connection that was lent by `take`, after the caller has written `sent_bytes` on it."""
         way = self._way(peer)
         way.give_back(connection, sent_bytes, CARRIED_BYTES_MAX)
@@ -191,7 +191,7 @@ class DirectChannel:
         way = self._way(peer)
         if way.connections:
             for connection in way.connections:
-                connection.stream.frames.pipe.abort()
+                connection.frames.pipe.abort()
             way.drop_all()
             self._note_failure(peer, way, "the path to it is broken")
 
@@ -356,9 +356,7 @@ class DirectChannel:
         way = self._ways.get(peer)
         if way is None:
             if len(self._ways) >= PEERS_COUNTED_MAX:
-                unused = (
-                    p for p, w in self._ways.items() if not w.attempt and all(one.stream.ended for one in w.connections)
-                )
+                unused = (p for p, w in self._ways.items() if not w.attempt and all(one.ended for one in w.connections))
                 if (forgotten := next(unused, None)) is not None:
                     del self._ways[forgotten]
             way = self._ways[peer] = Way()

@@ -102,12 +102,14 @@ class HivemindTransport:
         answers: dict[str, DialBack] = {}
         membership: Membership | None = None
 
-        def become_member(daemon: Daemon) -> None:
+        def become_member(daemon: Daemon) -> Membership:
             """Make this peer's certificate, once its id is known."""
             nonlocal membership
-            if invitation is not None and membership is None:
-                membership = Membership(invitation, daemon.peer_id, time.time())
-                daemon.chain = membership.chain
+            if membership is None:
+                invited = invitation or Invitation.anybody(local.run_id)
+                membership = Membership(invited, daemon.peer_id, time.time())
+                daemon.chain = membership.chain if invitation is not None else None
+            return membership
 
         def daemon_died(why: str) -> None:
             """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
@@ -154,12 +156,11 @@ class HivemindTransport:
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         hellos: Hellos | None = None
         try:
-            become_member(daemon)  # in client mode, `can_be_dialled` wasn't called
-            if membership is not None:
-                hellos = Hellos(membership, cut)
+            own = become_member(daemon)  # in client mode, `can_be_dialled` wasn't called
+            if invitation is not None:
+                hellos = Hellos(own, cut)
                 exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
-            anybody = Invitation.anybody(local.run_id)
-            tls = Tls(membership or Membership(anybody, daemon.peer_id, time.time()), dht.key)
+            tls = Tls(own, dht.key)
             circuits = Circuits(daemon, tls, hellos)
         except BaseException:
             await dht.close()

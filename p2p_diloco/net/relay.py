@@ -43,8 +43,6 @@ RELAYED = f"/p2p-diloco/{VERSION}/relayed"
 GONE = "this peer was connected to the relay until a moment ago, and isn't any more"
 """The reason with which a relay refuses a stream to a peer whose registration has just ended: it probably died."""
 
-RELAY_MBIT = 50.0
-"""The most that a relay passes on by default, in Mbit/s."""
 LINGER_S = 2.0
 """Seconds that a peer has to read a refusal before the relay closes the stream."""
 REQUEST_S = 5.0

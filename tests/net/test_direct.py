@@ -57,11 +57,11 @@ async def test_one_connection_carries_all_payloads_to_a_peer(start: Start) -> No
     a, b = start("a"), start("b")
     await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
     assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
-    first = a.direct._way("b").connections[0].stream
+    first = a.direct._way("b").connections[0]
     await ask_to_dial_back(a, "b")
     await until(lambda: not b.direct._dialled_back)
     await a.send("b", b"x")
-    assert a.direct._way("b").connections[0].stream is first
+    assert a.direct._way("b").connections[0] is first
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -209,7 +209,7 @@ async def test_the_connection_of_a_peer_that_is_gone_is_dropped_when_another_is_
     await a.send("b", b"x")
     (lost,) = a.direct._way("b").connections
     await b.close()
-    await until(lambda: lost.stream.ended)
+    await until(lambda: lost.ended)
     await a.send("c", b"x")
     assert [a.connected(name) for name in "bc"] == [False, True]
 
@@ -242,7 +242,7 @@ async def test_without_listeners_all_payloads_go_over_libp2p(start: Start) -> No
 @plays(run)
 async def test_a_stream_found_at_a_relay_is_reported_as_relayed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next stream may be found at another address, and is reported as what it is."""
-    monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.1)
+    monkeypatch.setattr("p2p_diloco.net.exchange.STREAM_LIFE_S", 0.1)
     circuit = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv/p2p-circuit"
     a, b = start("a", hosts=()), start("b", hosts=())
     for found_at, way in ((circuit, "relayed"), (HERE, "libp2p"), (circuit, "relayed")):

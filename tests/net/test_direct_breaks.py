@@ -44,7 +44,7 @@ async def test_a_connection_that_breaks_while_idle_is_replaced(start: Start) -> 
     await a.send("b", b"first")
     for pipe in list(b.direct.listener._serving):
         pipe.abort()
-    stream = a.direct._way("b").connections[0].stream
+    stream = a.direct._way("b").connections[0]
     assert stream is not None
     await until(lambda: stream.ended)
     await a.send("b", b"second")
@@ -59,7 +59,7 @@ async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Star
     await a.send("b", b"first")
     (pipe,) = b.direct.listener._serving
     pipe.write(encode(Refused("nobody asked")))
-    stream = a.direct._way("b").connections[0].stream
+    stream = a.direct._way("b").connections[0]
     assert stream is not None
     await until(lambda: not stream.fit)
     await a.send("b", b"second")
