@@ -55,11 +55,13 @@ CHAIN_BYTES_MAX = 1100
 """The longest chain; a longer one isn't read."""
 BANNED_MAX = 100
 """The most grants that one list of revocations names, so that the list fits into one DHT record."""
+FOREVER = 253_402_214_400
+"""The end of the year 9999, the last time that a certificate can name, in seconds since 1970."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 """The names that a grant or a run may have."""
 
 _KIND, _VERSION = "p2p_diloco run key", 1
-_EPOCH, _FAR = datetime(1970, 1, 1), 253_402_214_400  # the second in seconds since the first: the end of 9999
+_EPOCH = datetime(1970, 1, 1)
 _Key = Ed25519PrivateKey
 _Issuer = tuple[x509.Name, bytes]  # and the id of its key
 _ANYBODY = Ed25519PrivateKey.from_private_bytes(bytes(32))  # signs where only the bytes before the signature matter
@@ -297,7 +299,7 @@ def split(chain: bytes) -> tuple[bytes, bytes]:
 def authority(run: bytes) -> x509.Certificate:
     """The certificate of a run key. Its signature is anybody's: a certificate that is trusted proves nothing by it."""
     name, id = _issuer(run)
-    return _certificate((name, id), name, run, _FAR, _ANYBODY, ca=(id, 1))
+    return _certificate((name, id), name, run, FOREVER, _ANYBODY, ca=(id, 1))
 
 
 # cached, because every stream and every record begins with a chain

@@ -1,10 +1,10 @@
 """Streams to other peers through a relay, encrypted between the two peers.
 
-Law: the relay is not trusted. Each peer signs its certificate with its identity, and both ends of the TLS connection
-inside the relayed stream must hold the keys of these certificates; so the relay can only break the stream.
+Law: the relay is not trusted. Both ends of the TLS connection inside the relayed stream must prove who they are; so the
+relay can only break the stream.
 
-    through the relay    A: MESSAGE, A's certificate, signed    B: MESSAGE, B's certificate, signed
-    inside TLS           A, which dials: MESSAGE, the protocol; from now on as on any stream
+    through the relay    A: the request to open     B: its answer to the relay; then TLS, in which B is the server
+    inside TLS           A: MESSAGE, the protocol; from now on as on any stream
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import msgpack
-
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.certificates import Stranger
@@ -26,8 +24,7 @@ from p2p_diloco.net.hello import Hellos, Pending, Serve
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, asking, unpacked
-from p2p_diloco.net.signing import SigningKey, signed_by
-from p2p_diloco.net.tls import Certificate, secured
+from p2p_diloco.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,6 @@ ANSWERED_MAX = 64
 
 Opened = tuple[Pipe, str]
 
-_KIND = b"certificate for relayed streams"
 _FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Refusal, Stranger, Unreachable)
 
 
@@ -53,16 +49,13 @@ class Circuits:
 
     Args:
         daemon: opens the streams to relays.
-        key: this peer's identity.
+        tls: encrypts the streams, and makes sure who is at the other end.
         hellos: checks whether a peer that opens a stream is a member of this peer's private run; if it isn't, the
             stream is refused before the TLS handshake. None: the run is open.
     """
 
-    def __init__(self, daemon: Daemon, key: SigningKey, hellos: Hellos | None = None) -> None:
-        self._daemon, self._hellos = daemon, hellos
-        self._certificate = Certificate()
-        signature = key.sign(_KIND, self._certificate.der)
-        self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "signature": signature}))
+    def __init__(self, daemon: Daemon, tls: Tls, hellos: Hellos | None = None) -> None:
+        self._daemon, self._tls, self._hellos = daemon, tls, hellos
         self._protocols: dict[str, Serve] = {}
         self._relays: dict[str, asyncio.Task[None]] = {}
         self._registering = asyncio.Semaphore(RELAYS_MAX)
@@ -207,10 +200,8 @@ class Circuits:
         try:
             frames = FrameStream(pipe, relay, Limits(), self.traffic)
             frames.write(asking({"open": peer}, self._daemon.chain))
-            frames.write(Message(self._hello))
-            await frames.answer(OPEN_S)  # the relay has reached the peer
-            theirs = _certificate_of(peer, await frames.answer(OPEN_S))
-            inside = await secured(pipe, self._certificate, theirs, dials=True)
+            await frames.answer(OPEN_S)  # the relay has reached the peer, which waits for the handshake
+            inside = await self._tls.secured(pipe, peer, server=False)
         except BaseException:
             pipe.abort()
             raise
@@ -246,12 +237,10 @@ class Circuits:
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         match unpacked(await frames.answer(OPEN_S)):
             case {"from": str(peer), **told}:
-                self._admit(peer, told.get("member"), frames)
-                theirs = _certificate_of(peer, await frames.answer(OPEN_S))
+                frames.write(self._admit(peer, told.get("member"), pipe))
             case _:
                 raise FrameError("the relay doesn't say who opens the stream")
-        frames.write(Message(self._hello))
-        inside = await secured(pipe, self._certificate, theirs, dials=False)
+        inside = await self._tls.secured(pipe, peer, server=True)
         try:
             protocol = (await FrameStream(inside, peer, Limits(), self.traffic).answer(OPEN_S)).decode(
                 "utf-8", "replace"
@@ -263,28 +252,20 @@ class Circuits:
             raise
         return peer, protocol, inside
 
-    def _admit(self, peer: str, hello: object, frames: FrameStream) -> None:
-        """In a private run: check the other peer's certificate, which the relay has passed on, and show this peer's
-        certificate to the relay. The handshake that follows proves that the other end is the peer of that certificate.
+    def _admit(self, peer: str, chain: object, pipe: Pipe) -> Message:
+        """The answer to the relay, after which the handshake begins. In a private run, check the other peer's chain,
+        which the relay has passed on, and show this peer's. The handshake proves that the other end is that peer.
 
         Raises:
             Stranger: the other peer isn't a member.
         """
-        if self._hellos is not None:
-            self._hellos.run_of(peer, hello if isinstance(hello, bytes) else None)
-            self._pending.remove(frames.pipe)
-            frames.write(Message(self._hellos.membership.chain))
+        if self._hellos is None:
+            return Message(b"")
+        self._hellos.run_of(peer, chain if isinstance(chain, bytes) else None)
+        self._pending.remove(pipe)
+        return Message(self._hellos.membership.chain)
 
 
 def abort_stream(opened: Opened) -> None:
     """Drop a stream that was opened after the deadline, or after another attempt had succeeded."""
     opened[0].abort()
-
-
-def _certificate_of(peer: str, hello: bytes) -> bytes:
-    """The certificate in the hello message of `peer`. Raises FrameError unless `peer` has signed it."""
-    match unpacked(hello):
-        case {"certificate": bytes(certificate), "signature": bytes(signature)}:
-            if signed_by(peer, signature, _KIND, certificate):
-                return certificate
-    raise FrameError(f"no certificate that {peer} has signed")

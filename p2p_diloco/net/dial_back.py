@@ -142,7 +142,7 @@ async def _proved(peer: str, place: Place) -> str | None:
     failure. This peer's own daemon would not dial: it would use the connection that it has already."""
     host, port = place
     try:
-        async with visiting((), start_s=START_S) as daemon:
+        async with visiting((), start_s=START_S) as (daemon, _):
             return await daemon.greet(f"/{ip_protocol(host)}/{host}/tcp/{port}/p2p/{peer}")
     except P2PDilocoError as error:
         return f"can't be checked: {error}"

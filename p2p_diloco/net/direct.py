@@ -1,14 +1,14 @@
 """Opens, lends and closes the direct connections on which payloads go to other peers.
 
 Law: only an optimisation. A peer that can't be reached directly gets its payloads over libp2p; the attempt delays one
-payload for a moment. Both ends are authenticated over libp2p: the offer comes on an authenticated stream, and holds the
-certificate that the listener must show and the ticket that the dialler must show.
+payload for a moment. Who wants to send payloads is TLS's server, whoever dialled, so the other one shows nothing of
+itself before it knows who that is.
 
     over libp2p    A: MESSAGE, empty                      B: MESSAGE with an offer, or REFUSED
-    inside TLS     A dials: ticket, "S"                   B: "W"; from now on A sends payloads
+    over TCP       A dials and knocks; then TLS, in which A is the server; from now on A sends payloads
     if that fails
     over libp2p    A: MESSAGE with an offer of its own    B: MESSAGE, empty, once it has connected, or REFUSED
-    inside TLS     B dials: ticket, "R"                   A: "W"; from now on A sends payloads
+    over TCP       B dials and knocks; then TLS, in which A is the server; from now on A sends payloads
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from p2p_diloco.net.attempts import first
 from p2p_diloco.net.dial_back import PortBudget
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
-from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, Offer, OfferError, present
+from p2p_diloco.net.listener import Listener, Offer, knock_at
 from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import Streams, start
-from p2p_diloco.net.tls import connect
-from p2p_diloco.net.way import CONNECTIONS_MAX, Connection, Way
+from p2p_diloco.net.tls import Tls
+from p2p_diloco.net.way import CONNECTIONS_MAX, Way
 
 STAGGER_S = 0.25
 """Seconds after which the next address is tried as well, while the present one has not answered."""
@@ -40,9 +40,9 @@ PLACES_MAX = 8
 """The most addresses of a peer that are tried."""
 
 
-async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: float) -> Pipe:
-    """Connect to the peer that made the offer, at one of these multiaddrs, and show that peer the offer's ticket.
-    `role`: which end will send payloads, `I_SEND` or `YOU_SEND` of `listener`.
+async def dial(tls: Tls, peer: str, offer: Offer, addresses: Iterable[str], *, sends: bool, timeout_s: float) -> Pipe:
+    """Dial the peer that made the offer, at one of these multiaddrs. `sends`: whether this peer will send payloads on
+    the connection.
 
     Raises:
         OSError: no address accepted the connection; the error is the last address's. asyncio.TimeoutError: no address
@@ -51,11 +51,7 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
     places = places_of(offer.ports, addresses)
     if not places:
         raise OSError("this peer knows no direct address of the other peer")
-
-    async def attempt(host: str, port: int, family: int) -> Pipe:
-        return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
-
-    attempts = [partial(attempt, *place) for place in places]
+    attempts = [partial(knock_at, tls, place, offer.knock, peer, sends=sends) for place in places]
     return await asyncio.wait_for(first(attempts, stagger_s=STAGGER_S, discard=Pipe.abort), timeout_s)
 
 
@@ -93,9 +89,7 @@ CARRIED_BYTES_MAX = 1 << 37
 """Bytes after which a connection is replaced. AES-GCM may encrypt about 2²⁴ records of 16 KiB under one key (RFC 8446,
 5.5); this is half of that."""
 
-_FAILURES = (
-    OSError, asyncio.TimeoutError, Refusal, Unreachable, OfferError, FrameError, PipeBroken, PipeStalled,
-)  # fmt: skip
+_FAILURES = (OSError, asyncio.TimeoutError, Refusal, Unreachable, FrameError, PipeBroken, PipeStalled)
 
 Opened = tuple[Pipe, str]
 """A stream over libp2p, and the multiaddr at which the peer was found."""
@@ -106,6 +100,7 @@ class DirectChannel:
 
     Args:
         streams: the peer's streams, with their limits and counts.
+        tls: encrypts the connections, and makes sure who is at the other end.
         open_stream: opens a libp2p stream to a peer, which that peer's `answer` serves.
         addresses: returns the known multiaddrs of a peer.
         found_at: connects to a peer over libp2p, and returns the multiaddrs at which this succeeded.
@@ -120,6 +115,7 @@ class DirectChannel:
     def __init__(
         self,
         streams: Streams,
+        tls: Tls,
         *,
         open_stream: Callable[[str], Awaitable[Opened]],
         addresses: Callable[[str], Sequence[str]],
@@ -128,7 +124,7 @@ class DirectChannel:
         hosts: Sequence[str],
         port: int = 0,
     ) -> None:
-        self._streams = streams
+        self._streams, self._tls = streams, tls
         self._open_stream, self._addresses, self._found_at, self._serve = open_stream, addresses, found_at, serve
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, Way] = {}
@@ -138,11 +134,13 @@ class DirectChannel:
         self._budget = PortBudget(self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.listener = Listener(hosts, port, serve=serve, lend=self._keep, groups=lambda peer: streams.groups(peer))
+        self.listener = Listener(
+            tls, hosts, port, serve=serve, lend=self._keep, groups=lambda peer: streams.groups(peer)
+        )
 
     # -- for the sender of payloads
 
-    async def take(self, peer: str) -> Connection | None:
+    async def take(self, peer: str) -> PayloadStream | None:
         """Lend the caller a direct connection to `peer`, to write one payload on; the caller returns it by `give_back`.
         None means: send the payload over libp2p. For the same peer, call this only after the last call has returned.
 
@@ -160,7 +158,7 @@ class DirectChannel:
             await way.given_back.wait()
         if connection is not None:
             self._used(peer)
-            if connection.stream.frames.pipe.paced is not None:
+            if connection.frames.pipe.paced is not None:
                 self._pacer.begin(peer, way.together)
         return connection
 
@@ -168,7 +166,7 @@ class DirectChannel:
         """Whether `take` would lend another connection now, without waiting."""
         return self._way(peer).has_room
 
-    def give_back(self, peer: str, connection: Connection, sent_bytes: int) -> None:
+    def give_back(self, peer: str, connection: PayloadStream, sent_bytes: int) -> None:
         """Take back a connection that was lent by `take`, after the caller has written `sent_bytes` on it."""
         way = self._way(peer)
         way.give_back(connection, sent_bytes, CARRIED_BYTES_MAX)
@@ -193,7 +191,7 @@ class DirectChannel:
         way = self._way(peer)
         if way.connections:
             for connection in way.connections:
-                connection.stream.frames.pipe.abort()
+                connection.frames.pipe.abort()
             way.drop_all()
             self._note_failure(peer, way, "the path to it is broken")
 
@@ -233,7 +231,7 @@ class DirectChannel:
         if self._closing:
             return Refused("this peer is closing")
         if not request:
-            offer = self.listener.offer(peer)
+            offer = self.listener.offer(peer, sends=False)
             return Refused("this peer takes no direct connections") if offer is None else Message(offer.pack())
         if self._dialled_back[peer] >= DIALLED_BACK_MAX:
             return Refused("too many direct connections were asked for")
@@ -242,7 +240,7 @@ class DirectChannel:
             offer, at = Offer.unpack(request), await self._proven_at(peer, seen_at)
             if not self._budget.spend([place[:2] for place in places_of(offer.ports, at)]):
                 raise OSError("too many ports of that address were dialled lately")
-            pipe = await dial(offer, at, YOU_SEND, DIAL_S)
+            pipe = await dial(self._tls, peer, offer, at, sends=False, timeout_s=DIAL_S)
         except BaseException as error:
             self._forget_dialled_back(peer)
             if not isinstance(error, _FAILURES):
@@ -313,11 +311,13 @@ class DirectChannel:
             trouble = refusal
         else:
             try:
-                self._keep(peer, await dial(Offer.unpack(offer), (seen_at, *self._addresses(peer)), I_SEND, DIAL_S))
+                at = (seen_at, *self._addresses(peer))
+                pipe = await dial(self._tls, peer, Offer.unpack(offer), at, sends=True, timeout_s=DIAL_S)
+                self._keep(peer, pipe)
                 return
             except _FAILURES as error:
                 trouble = error
-        if (mine := self.listener.offer(peer)) is None:
+        if (mine := self.listener.offer(peer, sends=True)) is None:
             raise trouble
         await asyncio.wait_for(self._ask(peer, mine.pack()), 2 * DIAL_S)
 
@@ -356,9 +356,7 @@ class DirectChannel:
         way = self._ways.get(peer)
         if way is None:
             if len(self._ways) >= PEERS_COUNTED_MAX:
-                unused = (
-                    p for p, w in self._ways.items() if not w.attempt and all(one.stream.ended for one in w.connections)
-                )
+                unused = (p for p, w in self._ways.items() if not w.attempt and all(one.ended for one in w.connections))
                 if (forgotten := next(unused, None)) is not None:
                     del self._ways[forgotten]
             way = self._ways[peer] = Way()

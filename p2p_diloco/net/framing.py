@@ -26,8 +26,8 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 MAGIC = b"p2d"
-VERSION = 2
-"""Version 2: a stream over libp2p carries several payloads, one after the other."""
+VERSION = 3
+"""Version 3: direct connections and relayed streams begin with TLS by the chains of the run's peers."""
 REASON_BYTES_MAX = 1024
 PREFIX = struct.Struct(">3sBBI")
 _COUNT = struct.Struct(">Q")

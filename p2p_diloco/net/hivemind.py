@@ -28,6 +28,7 @@ from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import Relay
+from p2p_diloco.net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +102,14 @@ class HivemindTransport:
         answers: dict[str, DialBack] = {}
         membership: Membership | None = None
 
-        def become_member(daemon: Daemon) -> None:
+        def become_member(daemon: Daemon) -> Membership:
             """Make this peer's certificate, once its id is known."""
             nonlocal membership
-            if invitation is not None and membership is None:
-                membership = Membership(invitation, daemon.peer_id, time.time())
-                daemon.chain = membership.chain
+            if membership is None:
+                invited = invitation or Invitation.anybody(local.run_id)
+                membership = Membership(invited, daemon.peer_id, time.time())
+                daemon.chain = membership.chain if invitation is not None else None
+            return membership
 
         def daemon_died(why: str) -> None:
             """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
@@ -153,11 +156,12 @@ class HivemindTransport:
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         hellos: Hellos | None = None
         try:
-            become_member(daemon)  # in client mode, `can_be_dialled` wasn't called
-            if membership is not None:
-                hellos = Hellos(membership, cut)
+            own = become_member(daemon)  # in client mode, `can_be_dialled` wasn't called
+            if invitation is not None:
+                hellos = Hellos(own, cut)
                 exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
-            circuits = Circuits(daemon, dht.key, hellos)
+            tls = Tls(own, dht.key)
+            circuits = Circuits(daemon, tls, hellos)
         except BaseException:
             await dht.close()
             raise
@@ -172,6 +176,7 @@ class HivemindTransport:
             if local.direct:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
+                    tls,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.dialable_at,
                     found_at=daemon.found_at,

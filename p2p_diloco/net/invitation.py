@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from p2p_diloco.addresses import check_peer_address
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.certificates import NAME, Grant
-from p2p_diloco.net.signing import as_text, from_text, public_of
+from p2p_diloco.net.certificates import FOREVER, NAME, Grant, RunKey
+from p2p_diloco.net.signing import as_text, derived, from_text, public_of
 
 _KIND, _VERSION = "p2p_diloco invitation", 2
 
@@ -30,6 +30,14 @@ class Invitation:
     """The private half of the grant's key."""
     secret: bytes
     """The secret that all members of the run share."""
+
+    @classmethod
+    def anybody(cls, run_id: str) -> Invitation:
+        """The invitation to an open run. Its run key follows from the run's name, so its certificates prove nothing but
+        the ids of those who show them."""
+        key = RunKey(derived(run_id.encode(), b"open run"))
+        grant, seed = key.grant("worker", "anybody", FOREVER)
+        return cls(run_id, (), grant, seed, key.secret)
 
     def pack(self) -> str:
         """The invitation as JSON, for a file."""

@@ -1,152 +1,128 @@
-"""The listening end of direct connections: its sockets, the certificate that it shows, and its offers, which it makes
-over libp2p, each with a ticket that a dialling peer must show.
+"""The listening end of direct connections: its sockets, and its offers, which it makes over libp2p, each with a knock
+that a dialling peer must send first.
 
-Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
-closed at once. The number of handshakes and their duration are limited. From a connection that has not shown a ticket,
-only 41 bytes are read, and they are not parsed. A ticket works once; it proves that the dialler is the peer to which
-the offer was made.
+Law: a connection costs next to nothing before it has knocked. While no knock is valid, every connection is closed at
+once. The number of handshakes and their duration are limited. 32 bytes are read before TLS begins, and they are not
+parsed. A knock is good once. It proves nothing, because it can be read on its way: TLS proves who the other end is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import logging
 import secrets
 import socket
+import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-import msgpack
-
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.framing import FrameError
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.shares import Groups, has_room, no_groups
 from p2p_diloco.net.streams import start
-from p2p_diloco.net.tls import Certificate, Connection
+from p2p_diloco.net.tls import Tls
 
-CERTIFICATE_BYTES_MAX = 4096
 PORTS_MAX = 8
-TICKET_LIFE_S = 30.0
-"""How long an unused ticket is valid."""
-TICKETS_MAX = 1024
-TICKETS_PER_PEER_MAX = 8
+KNOCK_BYTES = 32
+KNOCK_LIFE_S = 30.0
+"""How long an unused knock is valid."""
+KNOCKS_MAX = 1024
+KNOCKS_PER_PEER_MAX = 8
 
-_NUMBER_BYTES, _SECRET_BYTES = 8, 32
-TICKET_BYTES = _NUMBER_BYTES + _SECRET_BYTES
-
-
-class OfferError(ValueError):
-    """Raised for bytes that are no valid offer."""
+_PORT = struct.Struct(">BH")
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What a peer needs for dialling the peer that made this offer. `ports` are pairs (IP version, TCP port), the same
-    at all addresses of that peer; `certificate` is in DER."""
+    at all addresses of that peer."""
 
     ports: tuple[tuple[int, int], ...]
-    certificate: bytes
-    ticket: bytes
+    knock: bytes
 
     def pack(self) -> bytes:
-        return bytes(msgpack.packb({"ports": self.ports, "certificate": self.certificate, "ticket": self.ticket}))
+        return self.knock + b"".join(_PORT.pack(*port) for port in self.ports)
 
     @classmethod
     def unpack(cls, data: bytes) -> Offer:
         """Decode an offer that `pack` encoded.
 
         Raises:
-            OfferError: these bytes are no offer.
+            FrameError: these bytes are no offer.
         """
-        try:
-            content = msgpack.unpackb(data)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise OfferError(f"an offer can't be read: {error}") from None
-        match content:
-            case {"ports": list(ports), "certificate": bytes(certificate), "ticket": bytes(ticket)} if (
-                0 < len(ports) <= PORTS_MAX
-                and 0 < len(certificate) <= CERTIFICATE_BYTES_MAX
-                and len(ticket) == TICKET_BYTES
-            ):
-                return cls(tuple(map(_port, ports)), certificate, ticket)
-        raise OfferError("an offer lacks a field, or a field has a wrong type or length")
+        knock, ports = data[:KNOCK_BYTES], data[KNOCK_BYTES:]
+        if not 0 < len(ports) <= PORTS_MAX * _PORT.size or len(ports) % _PORT.size:
+            raise FrameError("an offer has another length")
+        offer = cls(tuple((version, port) for version, port in _PORT.iter_unpack(ports)), knock)
+        if not all(version in (4, 6) and port for version, port in offer.ports):
+            raise FrameError("an offer has a port that is no (IP version, port)")
+        return offer
 
 
-def _port(content: object) -> tuple[int, int]:
-    match content:
-        case [4 | 6 as version, int(port)] if 0 < port < 1 << 16 and not isinstance(port, bool):
-            return version, port
-    raise OfferError("an offer has a port that is no (IP version, port)")
-
-
-class Tickets:
-    """Makes tickets and checks them. A ticket is valid until it is used or has expired. `clock` returns the time in
+class Knocks:
+    """Makes knocks and takes them. A knock is valid until it is used or has expired. `clock` returns the time in
     seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: dict[bytes, tuple[bytes, str, float]] = {}  # number -> secret, peer, expiry; oldest first
+        self._open: dict[bytes, tuple[str, bool, float]] = {}  # knock -> peer, who sends, expiry; oldest first
 
     def __bool__(self) -> bool:
-        """Whether at least one ticket is valid."""
+        """Whether at least one knock is valid."""
         self._forget_old()
         return bool(self._open)
 
-    def draw(self, peer: str) -> bytes:
-        """Make a new ticket for a peer. If there are too many, for this peer or in all, the oldest becomes invalid."""
+    def draw(self, peer: str, *, sends: bool) -> bytes:
+        """Make a new knock for a peer. `sends`: whether this peer will send on the connection. If there are too many,
+        for the peer or in all, the oldest becomes invalid."""
         self._forget_old()
-        theirs = [number for number, (_, owner, _) in self._open.items() if owner == peer]
-        if len(theirs) >= TICKETS_PER_PEER_MAX:
+        theirs = [knock for knock, (owner, _, _) in self._open.items() if owner == peer]
+        if len(theirs) >= KNOCKS_PER_PEER_MAX:
             del self._open[theirs[0]]
-        elif len(self._open) >= TICKETS_MAX:
+        elif len(self._open) >= KNOCKS_MAX:
             del self._open[next(iter(self._open))]
-        number, secret = secrets.token_bytes(_NUMBER_BYTES), secrets.token_bytes(_SECRET_BYTES)
-        self._open[number] = (secret, peer, self._clock() + TICKET_LIFE_S)
-        return number + secret
+        knock = secrets.token_bytes(KNOCK_BYTES)
+        self._open[knock] = peer, sends, self._clock() + KNOCK_LIFE_S
+        return knock
 
-    def redeem(self, ticket: bytes) -> str | None:
-        """Use a ticket, which is a number and a secret. Returns the peer for which it was made, or None if it isn't
-        valid. The ticket with this number is invalid from then on, even if the presented secret is wrong."""
+    def use(self, knock: bytes) -> tuple[str, bool] | None:
+        """The peer for which a knock was made, and whether this peer sends; None if it isn't valid. A used knock is no
+        longer valid."""
         self._forget_old()
-        number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
-        secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))
-        right = hmac.compare_digest(secret, presented)
-        return peer if right else None
+        peer, sends, _ = self._open.pop(knock, ("", False, 0.0))
+        return (peer, sends) if peer else None
 
     def _forget_old(self) -> None:
         now = self._clock()
-        for number in [number for number, (_, _, until) in self._open.items() if until <= now]:
-            del self._open[number]
+        for knock in [knock for knock, (_, _, until) in self._open.items() if until <= now]:
+            del self._open[knock]
 
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 3.0
-"""Deadline for a connection to show its ticket."""
+"""Deadline for a connection's knock and its TLS handshake."""
 HANDSHAKES_MAX = 64
-"""The most connections that have not shown a ticket yet."""
+"""The most connections whose handshake has not ended yet."""
 CONNECTIONS_MAX = 256
 """The most connections on which other peers send."""
 CONNECTIONS_PER_PEER_MAX = 8
 TELL_EVERY_S = 60.0
 """Seconds between two log lines with the number of connections turned away."""
 
-I_SEND, YOU_SEND = b"S", b"R"
-"""Which end sends payloads: the dialler ("S"), or the listener ("R")."""
-WELCOME = b"W"
-
 _BACKLOG = 64
 _PAUSE_S = 1.0
 
 
 class Listener:
-    """Accepts direct connections from peers that show a valid ticket.
+    """Accepts direct connections from peers that send a valid knock.
 
     Args:
+        tls: makes sure who the other end is.
         hosts: the IP addresses to listen on.
         port: the port to listen on. With 0 the system chooses ports, and an address that can't be listened on is logged
             and left out.
@@ -160,6 +136,7 @@ class Listener:
 
     def __init__(
         self,
+        tls: Tls,
         hosts: Sequence[str],
         port: int,
         *,
@@ -168,16 +145,15 @@ class Listener:
         groups: Groups = no_groups,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._groups = groups
+        self._tls, self._groups = tls, groups
         self._serve, self._lend = serve, lend
-        self._certificate = Certificate()
-        self._tickets = Tickets(self._loop.time)
+        self._knocks = Knocks(self._loop.time)
         self._sockets: list[socket.socket] = []
         self._greeting: set[asyncio.Task[None]] = set()
         self._serving: dict[Pipe, str] = {}
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """How many connections were closed because they showed no valid ticket, or because there were too many."""
+        """How many connections were closed because their handshake failed, or because there were too many."""
         self._listen(hosts, port)
 
     def _listen(self, hosts: Sequence[str], port: int) -> None:
@@ -202,11 +178,10 @@ class Listener:
         """The IP version and the port of each listening socket."""
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
-    def offer(self, peer: str) -> Offer | None:
-        """Make an offer with which `peer` may open one connection to this peer; None if this peer doesn't listen."""
-        if not self._sockets:
-            return None
-        return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
+    def offer(self, peer: str, *, sends: bool) -> Offer | None:
+        """Make an offer with which `peer` may dial this peer once; None if this peer doesn't listen. `sends`: whether
+        this peer will send payloads on the connection, and not receive them."""
+        return Offer(self.ports, self._knocks.draw(peer, sends=sends)) if self._sockets else None
 
     def end(self) -> None:
         """Close the listening sockets, the connections that are in their handshake, and those on which other peers
@@ -235,9 +210,9 @@ class Listener:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_PAUSE_S, self._listen_again, listening)
             return
-        if not self._tickets or len(self._greeting) >= HANDSHAKES_MAX:
+        if not self._knocks or len(self._greeting) >= HANDSHAKES_MAX:
             sock.close()
-            self._turn_away("no ticket is valid" if not self._tickets else "too many at once")
+            self._turn_away("no knock is valid" if not self._knocks else "too many at once")
             return
         task = start(self._greet(sock), self._greeting)
         task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps before it began
@@ -247,40 +222,39 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Wait until a new connection has shown a valid ticket; then let this peer send payloads on the connection, or
-        receive them from it."""
+        """Wait until a new connection has knocked and its peer is proven; then lend the connection to this peer for
+        sending, or let the other peer send payloads on it."""
         try:
             sock.setblocking(False)
-            peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
+            peer, sends, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             sock.close()
             self._turn_away(str(error) or "it took too long")
             return
         if not self._sockets:  # before Python 3.12, `wait_for` may lose the cancellation by `end`
             pipe.abort()
-        elif role == YOU_SEND:
+        elif sends:
             self._lend(peer, pipe)
+        elif not self._has_room(peer):
+            pipe.abort()
+            self._turn_away("too many connections")
         else:
             self._serving[pipe] = peer
             serving = asyncio.ensure_future(self._serve(peer, pipe))
             serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
 
-    async def _proved(self, sock: socket.socket) -> tuple[str, bytes, Pipe]:
-        """Do the listener's part of the handshake, and check the ticket that the connection shows; returns the peer,
-        the byte that says which end sends payloads, and the pipe."""
-        reader, writer = await self._certificate.accept(sock)
-        try:
-            hello = await reader.readexactly(TICKET_BYTES + 1)
-            peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
-            if peer is None or role not in (I_SEND, YOU_SEND):
-                raise PermissionError("no valid ticket")
-            if role == I_SEND and not self._has_room(peer):
-                raise PermissionError("too many connections")
-            writer.write(WELCOME)
-            return peer, role, await Pipe.adopt(reader, writer)
-        except BaseException:
-            writer.transport.abort()
-            raise
+    async def _proved(self, sock: socket.socket) -> tuple[str, bool, Pipe]:
+        """Read the knock, and do the TLS handshake with the peer for which it was made; returns that peer, whether this
+        peer sends on the connection, and the connection."""
+        knock = b""
+        while len(knock) < KNOCK_BYTES:  # and no byte more: those that follow may be TLS's
+            if not (more := await self._loop.sock_recv(sock, KNOCK_BYTES - len(knock))):
+                raise EOFError("it ended before it had knocked")
+            knock += more
+        if (known := self._knocks.use(knock)) is None:
+            raise PermissionError("no valid knock")
+        peer, sends = known
+        return peer, sends, await self._tls.secured(sock, peer, server=sends)
 
     def _has_room(self, peer: str) -> bool:
         holders = Counter(self._serving.values())
@@ -295,19 +269,20 @@ class Listener:
             self._told_at, self._untold = self._loop.time(), 0
 
 
-async def present(connection: Connection, ticket: bytes, role: bytes) -> Pipe:
-    """Do the dialling end's part of the handshake: show the ticket, say which end sends payloads, and wait for the
-    welcome.
+async def knock_at(tls: Tls, place: tuple[str, int, int], knock: bytes, peer: str, *, sends: bool) -> Pipe:
+    """Dial a peer that has offered this knock. `place`: host, port and address family; `sends`: whether this peer will
+    send payloads on the connection. The caller sets the deadline, by cancelling this call.
 
     Raises:
-        OSError: the listener did not accept the connection.
+        OSError: nobody accepted the connection, or it wasn't this peer.
     """
-    reader, writer = connection
+    host, port, family = place
+    loop, sock = asyncio.get_running_loop(), socket.socket(family, socket.SOCK_STREAM)
     try:
-        writer.write(ticket + role)
-        if await reader.read(len(WELCOME)) != WELCOME:
-            raise PermissionError("the listener did not accept the connection")
-        return await Pipe.adopt(reader, writer)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (host, port))
+        await loop.sock_sendall(sock, knock)
+        return await tls.secured(sock, peer, server=sends)
     except BaseException:
-        writer.transport.abort()
+        sock.close()
         raise

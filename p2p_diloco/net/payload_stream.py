@@ -29,7 +29,10 @@ class PayloadStream:
         self.frames, self.way = frames, way
         self._reading = asyncio.Lock()  # sends take it in the order of their writing
         self._may_take_s = deque[float]()  # the longest time of each unanswered payload, cancelled ones included
-        self._answered = self._waiting = 0
+        self._answered = self._waiting = self.carried_bytes = 0
+        self.lent = False
+        """Whether a payload is being written. This and `carried_bytes` are kept for direct connections alone, by `Way`.
+        """
         self._retired = False
         self._gave_up = ""
 

@@ -18,6 +18,7 @@ from p2p_diloco.net.hivemind_library import DHTProtocol, PeerID, dht_pb2
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.private_files import IdentityFile
 from p2p_diloco.net.reasons import likely_reason
+from p2p_diloco.net.signing import SigningKey
 
 PADDING_BYTES_MAX = 3 << 20
 """The longest padding of a question; the daemon takes messages of at most 4 MiB."""
@@ -38,9 +39,9 @@ class Answer:
 @contextlib.asynccontextmanager
 async def visiting(
     host_maddrs: Sequence[str], announce_maddrs: Sequence[str] = (), *, start_s: float
-) -> AsyncIterator[Daemon]:
-    """Run a daemon with a new identity, which joins no DHT, for the length of a `with` block. Without `host_maddrs` the
-    daemon listens nowhere.
+) -> AsyncIterator[tuple[Daemon, SigningKey]]:
+    """Run a daemon with a new identity, which joins no DHT, for the length of a `with` block; gives the daemon and the
+    key of its identity. Without `host_maddrs` the daemon listens nowhere.
 
     Raises:
         as `Daemon.start`.
@@ -58,7 +59,7 @@ async def visiting(
     finally:
         identity.release()
     try:
-        yield daemon
+        yield daemon, identity.key
     finally:
         await daemon.close()
 

@@ -11,8 +11,8 @@ two members of the same private run, or between two peers of open runs.
                        MESSAGE {"ping"}           MESSAGE, empty: the direct path works
     relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
 
-A member of a private run adds its certificate to each request, as "member". The relay adds this certificate to
-{"from": peer}. The other peer answers with MESSAGE, its own certificate, which the relay checks and doesn't pass on.
+A member of a private run adds its chain to each request, as "member". The relay adds this chain to {"from": peer}. The
+other peer answers with MESSAGE, its own chain (in an open run empty), which the relay checks and doesn't pass on.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ RELAYED = f"/p2p-diloco/{VERSION}/relayed"
 GONE = "this peer was connected to the relay until a moment ago, and isn't any more"
 """The reason with which a relay refuses a stream to a peer whose registration has just ended: it probably died."""
 
-RELAY_MBIT = 50.0
-"""The most that a relay passes on by default, in Mbit/s."""
 LINGER_S = 2.0
 """Seconds that a peer has to read a refusal before the relay closes the stream."""
 REQUEST_S = 5.0
@@ -224,11 +222,10 @@ class Relay:
         if self._run_at.get(there.peer, run) != run:
             raise Stranger
         there.write(Message(_packed({"from": peer} if hello is None else {"from": peer, "member": hello})))
-        if hello is not None:
-            match await there.read(idle_s=OPEN_S, frame_s=OPEN_S):
-                case Message(shown) if self._run_of(there.peer, shown) == run:
-                    return
-            raise Stranger
+        match await there.read(idle_s=OPEN_S, frame_s=OPEN_S):
+            case Message(shown) if self._run_of(there.peer, shown or None) == run:
+                return
+        raise Stranger
 
     def _why_not(self, other: str, error: Unreachable) -> str:
         gone_for_s = asyncio.get_running_loop().time() - self._gone.get(other, float("-inf"))

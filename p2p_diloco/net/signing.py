@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 """The form of a peer id."""
@@ -64,6 +65,11 @@ class SigningKey:
     def sign(self, kind: bytes, statement: bytes) -> bytes:
         """Sign a statement of this kind: `SIGNATURE_BYTES` bytes."""
         return sign(self._seed, kind, statement)
+
+    def pem(self, password: bytes) -> bytes:
+        """The key as a PEM text, encrypted under a password."""
+        encrypted = BestAvailableEncryption(password)
+        return private_key(self._seed).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encrypted)
 
 
 def peer_id_of(public: bytes) -> str:

@@ -1,6 +1,6 @@
 """The state that all streams of this peer share: limits, counts, the inbox, the open pipes, and the tasks.
 
-Law: neither opens nor reads a stream; `sending` and `receiving` do.
+Law: neither opens nor reads a stream; `exchange` and `receiving` do.
 """
 
 from __future__ import annotations

@@ -83,21 +83,12 @@ class Together:
 
 
 @dataclass(slots=True)
-class Connection:
-    """One direct connection. `lent`: a payload is being written on it."""
-
-    stream: PayloadStream
-    carried_bytes: int = 0
-    lent: bool = False
-
-
-@dataclass(slots=True)
 class Way:
     """The direct connections to one peer, and the present attempt to open more of them. All times are the loop's.
     `patient_until`: when payloads stop waiting for the first connection; `failures`: how often in a row connecting or
     sending failed; `retry_at`: the earliest time of the next attempt to open a first connection."""
 
-    connections: list[Connection] = field(default_factory=list)
+    connections: list[PayloadStream] = field(default_factory=list)
     """The connections on which payloads may be written, the least recently used first."""
     together: Together = field(default_factory=Together)
     attempt: asyncio.Task[None] | None = None
@@ -108,10 +99,10 @@ class Way:
     """The earliest time at which further connections may be opened."""
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def fit(self) -> Sequence[Connection]:
+    def fit(self) -> Sequence[PayloadStream]:
         """Drop the connections on which payloads may no longer be written; returns the others."""
         for one in self.connections[:]:
-            if not one.stream.fit:
+            if not one.fit:
                 self.drop(one)
         return self.connections
 
@@ -121,15 +112,15 @@ class Way:
 
     @property
     def has_room(self) -> bool:
-        return any(not one.lent and one.stream.fit for one in self.connections)
+        return any(not one.lent and one.fit for one in self.connections)
 
     def add(self, stream: PayloadStream) -> None:
         """Add a new connection. It will be the first to carry a payload."""
-        self.connections.insert(0, Connection(stream))
+        self.connections.insert(0, stream)
         if (paced := stream.frames.pipe.paced) is not None:
             self.together.add(paced)
 
-    def lend(self) -> Connection | None:
+    def lend(self) -> PayloadStream | None:
         """Lend the least recently used free connection; None if payloads are being written on all connections."""
         for one in self.fit():
             if not one.lent:
@@ -139,21 +130,21 @@ class Way:
                 return one
         return None
 
-    def give_back(self, one: Connection, sent_bytes: int, bytes_max: int) -> None:
+    def give_back(self, one: PayloadStream, sent_bytes: int, bytes_max: int) -> None:
         """Take back a lent connection, on which `sent_bytes` were written. Drop it if it has carried `bytes_max`, or if
         the path needs fewer connections."""
         one.lent = False
         one.carried_bytes += sent_bytes
-        if one.carried_bytes >= bytes_max or not one.stream.fit or self.missing < 0:
+        if one.carried_bytes >= bytes_max or not one.fit or self.missing < 0:
             self.drop(one)
         self.given_back.set()
 
-    def drop(self, one: Connection) -> None:
+    def drop(self, one: PayloadStream) -> None:
         """Stop using a connection for payloads. It is closed once all answers have come."""
         if one in self.connections:
             self.connections.remove(one)
-            one.stream.retire()
-            if (paced := one.stream.frames.pipe.paced) is not None:
+            one.retire()
+            if (paced := one.frames.pipe.paced) is not None:
                 self.together.remove(paced)
 
     def drop_all(self) -> None:

@@ -455,7 +455,7 @@ def test_private_peers_are_not_dialled() -> None:
     """Because they exchange over connections that they dial, or through relays."""
     seen = run_of(direct=False)
     statuses = [PeerStatus(peer_id=name, name=name, reach="private") for name in ("carol", "dan")]
-    asyncio.run(examination._visit_run(seen, cast(Any, object()), statuses, asyncio.Lock()))
+    asyncio.run(examination._visit_run(seen, cast(Any, None), cast(Any, None), statuses, asyncio.Lock()))
     assert (seen.others, seen.private) == ([], ["carol", "dan"])
 
 

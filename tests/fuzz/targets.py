@@ -43,7 +43,7 @@ from p2p_diloco.net.hivemind_library import DHTRecord
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.invited import Issued
-from p2p_diloco.net.listener import TICKET_BYTES, Offer, OfferError
+from p2p_diloco.net.listener import KNOCK_BYTES, Offer
 from p2p_diloco.net.membership import SealedRecords
 from p2p_diloco.net.reach import _told
 from p2p_diloco.net.records import SignedRecords, newest_records
@@ -155,8 +155,8 @@ def _network() -> Iterator[Target]:
     hello = membership(OTHER.peer_id).chain
     yield Target("hello", [hello], lambda case: member.admit(OTHER.peer_id, case, time.time()), (Stranger,))
     yield Target("hello at a relay", [hello], lambda case: any_run(OTHER.peer_id, case), (Stranger,))
-    offer = Offer(((4, 4001), (6, 4002)), b"certificate", bytes(TICKET_BYTES))
-    yield Target("offers", [offer.pack()], Offer.unpack, (OfferError,))
+    offer = Offer(((4, 4001), (6, 4002)), bytes(KNOCK_BYTES))
+    yield Target("offers", [offer.pack()], Offer.unpack, (FrameError,))
     there = f"/ip4/192.0.2.1/tcp/1/p2p/{ME.peer_id}"
     answer = {"seen": there, "reached": {there: None}}
     yield Target("dial backs", [msgpack.packb(answer)], lambda case: _told(unpacked(case), ME.peer_id), (FrameError,))

@@ -15,11 +15,12 @@ import psutil
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.listener import I_SEND, WELCOME, Offer
+from p2p_diloco.net.listener import Offer, knock_at
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.streams import start
-from p2p_diloco.net.tls import Connection, connect
+from p2p_diloco.net.tls import Tls
 from tests.net.inboxes import Quiet
+from tests.net.members import OPEN, id_of, key_of, membership
 
 LIMITS = Limits(
     connect_timeout_s=5.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=64 << 20, streams_max=16
@@ -50,6 +51,16 @@ class Box(Quiet):
         self.closed_peers.append(peer)
 
 
+class Named(Tls):
+    """The peers of a small world have short names in place of their ids."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(membership(id_of(name), OPEN), key_of(name))
+
+    async def secured(self, below: socket.socket | Pipe, peer: str, *, server: bool) -> Pipe:
+        return await super().secured(below, id_of(peer), server=server)
+
+
 class Peer:
     """An exchange with direct connections, in a small world of such."""
 
@@ -64,6 +75,7 @@ class Peer:
         self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
         self.direct = self.exchange.sender.direct = DirectChannel(
             self.exchange.streams,
+            Named(name),
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
             found_at=self.find,
@@ -168,17 +180,15 @@ async def offer_of(asker: Peer, peer: str) -> Offer:
     return Offer.unpack((await asker.direct._ask(peer, b""))[0])
 
 
-async def let_in(asker: Peer, peer: str) -> Connection:
+async def let_in(asker: Peer, peer: str, offer: Offer | None = None) -> Pipe:
     """A connection on which the asker may send, and a test in its place."""
-    offer = await offer_of(asker, peer)
-    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
-    writer.write(offer.ticket + I_SEND)
-    assert await reader.readexactly(1) == WELCOME
-    return reader, writer
+    offer = offer or await offer_of(asker, peer)
+    place = "127.0.0.1", asker.world[peer].port, socket.AF_INET
+    return await knock_at(asker.direct._tls, place, offer.knock, peer, sends=True)
 
 
 async def ask_to_dial_back(asker: Peer, peer: str) -> None:
     """Have the peer dial the asker, and so give the asker a connection to send on."""
-    mine = asker.direct.listener.offer(peer)
+    mine = asker.direct.listener.offer(peer, sends=True)
     assert mine is not None
     await asker.direct._ask(peer, mine.pack())

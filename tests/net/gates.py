@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from p2p_diloco.net.framing import Frame, FrameDecoder
-from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.framing import Frame, FrameStream
+from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.net.pipe import Pipe
 from tests.net.direct_peers import Peer
 
@@ -34,15 +34,10 @@ def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[N
     return [asyncio.create_task(peer.send("b", header * nbytes, header)) for header in headers]
 
 
-async def answers(reader: asyncio.StreamReader, count: int) -> list[Frame]:
+async def answers(pipe: Pipe, count: int) -> list[Frame | None]:
     """The next frames on a connection of a test's own."""
-    buffer, frames = bytearray(), list[Frame]()
-    decoder = FrameDecoder(buffer, header_bytes_max=1000)
-    while len(frames) < count:
-        buffer += await asyncio.wait_for(reader.readexactly(1), 30.0)
-        if (frame := decoder.next_frame()) is not None:
-            frames.append(frame)
-    return frames
+    frames = FrameStream(pipe, "", Limits(), Traffic())
+    return [await frames.read(idle_s=30.0, frame_s=30.0) for _ in range(count)]
 
 
 def serving(peer: Peer) -> int:

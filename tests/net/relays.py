@@ -21,8 +21,9 @@ from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.streams import start
+from p2p_diloco.net.tls import Tls
 from tests.net.direct_peers import pair
-from tests.net.members import membership
+from tests.net.members import OPEN, membership
 from tests.net.patience import until
 
 ECHO = "/p2p-diloco/test/echo"
@@ -101,7 +102,8 @@ class World:
             hellos = Hellos(membership(daemon.peer_id, invited), lambda peer: None)
             daemon.chain = hellos.membership.chain
             self.hellos.append(hellos)
-        circuits = Circuits(daemon, KEYS[number], hellos)
+        own = membership(daemon.peer_id, OPEN) if hellos is None else hellos.membership
+        circuits = Circuits(daemon, Tls(own, KEYS[number]), hellos)
         self.circuits.append(circuits)
         me = KEYS[number].peer_id
 

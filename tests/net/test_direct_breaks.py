@@ -44,7 +44,7 @@ async def test_a_connection_that_breaks_while_idle_is_replaced(start: Start) -> 
     await a.send("b", b"first")
     for pipe in list(b.direct.listener._serving):
         pipe.abort()
-    stream = a.direct._way("b").connections[0].stream
+    stream = a.direct._way("b").connections[0]
     assert stream is not None
     await until(lambda: stream.ended)
     await a.send("b", b"second")
@@ -59,7 +59,7 @@ async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Star
     await a.send("b", b"first")
     (pipe,) = b.direct.listener._serving
     pipe.write(encode(Refused("nobody asked")))
-    stream = a.direct._way("b").connections[0].stream
+    stream = a.direct._way("b").connections[0]
     assert stream is not None
     await until(lambda: not stream.fit)
     await a.send("b", b"second")
@@ -72,10 +72,10 @@ async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Star
 async def test_a_sender_that_dies_midway_is_reported(start: Start) -> None:
     """Its payload isn't delivered, its place among the payloads under way is free again, and the inbox is told."""
     a, b = start("a"), start("b")
-    _, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"h", 1000)) + b"some")
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"h", 1000)) + b"some")
     await asyncio.sleep(0.05)
-    writer.transport.abort()
+    pipe.abort()
     await until(lambda: b.box.closed_peers == ["a"])
     assert b.box.got == []
     assert b.exchange.receiver._receiving._value == LIMITS.streams_max

@@ -12,56 +12,53 @@ import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Message, Progress, Refused, encode
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.listener import I_SEND, TICKET_BYTES, WELCOME, Listener, Offer
+from p2p_diloco.net.listener import KNOCK_BYTES, Listener, Offer
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, let_in, offer_of, run
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, Start, let_in, offer_of, run
 from tests.net.gates import answers
 from tests.net.patience import plays, until
 
 
-async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
-    """Whether the listener accepts a connection with this ticket."""
-    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+async def welcomed(asker: Peer, knock: bytes) -> bool:
+    """Whether b takes a payload on a connection of the asker that begins with this knock."""
     try:
-        writer.write(ticket + role)
-        return await reader.read(1) == WELCOME
+        pipe = await let_in(asker, "b", Offer((), knock))
     except OSError:
         return False
+    try:
+        pipe.write(encode(Bulk(b"h", 0)))
+        return await answers(pipe, 1) == [Accepted()]
     finally:
-        writer.transport.abort()
+        pipe.abort()
 
 
 @plays(run)
-async def test_a_ticket_lets_one_connection_in(start: Start) -> None:
-    """A ticket that was used, a wrong one and one with an unknown role are turned away, and counted."""
+async def test_a_knock_lets_its_peer_in_once(start: Start) -> None:
+    """One that was used, a wrong one, and another peer's are turned away, and counted."""
     a, b, c = start("a"), start("b"), start("c")
-    offers = [await offer_of(a, "b") for _ in range(4)] + [await offer_of(c, "b")]
-    assert await welcomed(offers[0], offers[0].ticket)
-    assert not await welcomed(offers[4], offers[0].ticket)
-    assert not await welcomed(offers[1], os.urandom(TICKET_BYTES))
-    assert not await welcomed(offers[1], offers[1].ticket[:-1] + bytes([offers[1].ticket[-1] ^ 1]))
-    assert not await welcomed(offers[1], offers[1].ticket)
-    assert not await welcomed(offers[2], offers[2].ticket, b"?")
-    assert b.direct.listener.turned_away == 5
+    used, stolen, _ = [(await offer_of(a, "b")).knock for _ in range(3)]
+    assert await welcomed(a, used)
+    for asker, knock in ((a, used), (a, os.urandom(KNOCK_BYTES)), (c, stolen), (a, stolen)):
+        assert not await welcomed(asker, knock)
+    await until(lambda: b.direct.listener.turned_away == 4)
     await a.send("b", b"still served")
-    assert b.box.got == [("a", b"h", b"still served")]
+    assert b.box.got == [("a", b"h", b""), ("a", b"h", b"still served")]
 
 
 @plays(run)
-async def test_the_ticket_says_which_peer_sends(start: Start) -> None:
-    """A payload counts as sent by the peer for which the ticket was drawn, whatever its header says."""
+async def test_the_handshake_says_which_peer_sends(start: Start) -> None:
+    """A payload counts as sent by the peer that TLS has proven, whatever its header says."""
     a, b = start("a"), start("b")
-    _, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
     await until(lambda: b.box.got)
     assert b.box.got == [("a", b"from somebody else", b"abc")]
-    writer.transport.abort()
+    pipe.abort()
 
 
 @plays(run)
-async def test_while_no_ticket_is_valid_connections_are_closed_unread(start: Start) -> None:
+async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Start) -> None:
     """They are closed before the handshake, and counted."""
     b = start("b")
     for count in (1, 2):
@@ -121,10 +118,9 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
     monkeypatch.setattr("p2p_diloco.net.listener.CONNECTIONS_PER_PEER_MAX", 1)
     a, b = start("a"), start("b")
     await a.send("b", b"takes the only one")
-    offer = await offer_of(a, "b")
-    assert not await welcomed(offer, offer.ticket)
-    other = await offer_of(start("c"), "b")
-    assert await welcomed(other, other.ticket)
+    assert await welcomed(a, (await offer_of(a, "b")).knock) is False
+    c = start("c")
+    assert await welcomed(c, (await offer_of(c, "b")).knock)
     assert b.direct.listener.turned_away == 1
 
 
@@ -139,18 +135,18 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
 )
 @plays(run)
 async def test_a_protocol_error_ends_its_connection_alone(start: Start, sent: bytes, reason: str) -> None:
-    """After a valid ticket: the sender is told why, the refusal is counted for its peer, and other peers are served."""
+    """After a handshake: the sender is told why, the refusal is counted for its peer, and other peers are served."""
     impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
     a, b, c = start("a"), start("b", limits=impatient), start("c")
     await c.send("b", b"before")
-    reader, writer = await let_in(a, "b")
-    writer.write(sent)
-    (frame,) = await answers(reader, 1)
+    pipe = await let_in(a, "b")
+    pipe.write(sent)
+    (frame,) = await answers(pipe, 1)
     if isinstance(frame, Progress):
-        (frame,) = await answers(reader, 1)
+        (frame,) = await answers(pipe, 1)
     assert isinstance(frame, Refused)
     assert reason in frame.reason
-    writer.transport.abort()
+    pipe.abort()
     await c.send("b", b"after")
     assert b.traffic.peers["a"].refused == 1
     assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
@@ -187,18 +183,16 @@ async def test_a_closed_channel_makes_no_offers(start: Start) -> None:
 async def test_a_connection_let_in_while_the_listener_ends_is_closed(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listener ends between the moment when a ticket was accepted and the moment when the connection is served."""
+    """The listener ends between the moment when its peer was proven and the moment when the connection is served."""
     a, b = start("a"), start("b")
     proved = Listener._proved
 
-    async def proved_then_ended(listener: Listener, sock: socket.socket) -> tuple[str, bytes, Pipe]:
+    async def proved_then_ended(listener: Listener, sock: socket.socket) -> tuple[str, bool, Pipe]:
         result = await proved(listener, sock)
         asyncio.get_running_loop().call_soon(listener.end)
         return result
 
     monkeypatch.setattr(Listener, "_proved", proved_then_ended)
-    reader, writer = await let_in(a, "b")
-    with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), AT_ONCE_S) == b""
-    writer.transport.abort()
+    pipe = await let_in(a, "b")
+    assert not await pipe.more(AT_ONCE_S)
     assert not b.direct.listener.ports

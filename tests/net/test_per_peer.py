@@ -291,7 +291,7 @@ async def test_a_written_payload_arrives_unchanged(start: Start) -> None:
 async def test_a_stream_is_kept_for_its_life_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its life time a stream ends at both ends, used or not. Waiting sends get answers; later payloads dial
     again."""
-    monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.3)
+    monkeypatch.setattr("p2p_diloco.net.exchange.STREAM_LIFE_S", 0.3)
     with by_hand() as clock:
         a, b = start("a"), start("b")
         await a.send("b", b"first")

@@ -103,12 +103,12 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
             told = {"from": "x"} if shown is None else {"from": me, "member": shown}
             assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
     assert box.headers.empty()
-    assert not victim._exchange.sender.direct.listener._tickets
+    assert not victim._exchange.sender.direct.listener._knocks
     await closed(victim)
 
 
 @awaited
-async def test_a_direct_connection_needs_a_ticket_that_only_members_get() -> None:
+async def test_a_direct_connection_needs_a_knock_that_only_members_get() -> None:
     """Without one, the port closes every connection at once."""
     victim = await join(invitation=invitation())
     ((_, port),) = victim._exchange.sender.direct.listener.ports

@@ -24,7 +24,7 @@ async def test_a_peer_answers_with_its_time_whatever_travels_with_the_question()
     is unreachable, and so is one from which nothing comes in time."""
     seed = await DhtPeer.create(PeerConfig())
     try:
-        async with visiting(("/ip4/127.0.0.1/tcp/0",), start_s=20.0) as daemon:
+        async with visiting(("/ip4/127.0.0.1/tcp/0",), start_s=20.0) as (daemon, _):
             assert daemon.addresses
             assert await daemon.greet(seed.daemon.addresses[0]) is None
             for padding_bytes in (0, probing.PADDING_BYTES_MAX):

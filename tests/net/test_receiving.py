@@ -49,12 +49,12 @@ async def test_a_payload_that_waits_for_the_inbox_counts_as_under_way(start: Sta
 async def test_payloads_and_frames_may_arrive_in_one_piece(start: Start) -> None:
     """The end of a payload, a frame and the beginning of the next payload may come together."""
     a, b = start("a"), start("b")
-    reader, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
-    writer.write(b"fg")
-    assert await reader.readexactly(3 * len(encode(Accepted()))) == 3 * encode(Accepted())
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
+    pipe.write(b"fg")
+    assert await answers(pipe, 3) == 3 * [Accepted()]
     assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
-    writer.transport.abort()
+    pipe.abort()
 
 
 @plays(run)
@@ -78,17 +78,17 @@ async def test_progress_is_reported_after_the_earlier_answer(start: Start) -> No
     """Before, it would be taken for progress of the earlier payload."""
     a, b = start("a"), start("b")
     gate = Gate(b)
-    reader, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
     await until(lambda: gate.come == [b"1"])
     await asyncio.sleep(0.3)  # longer than from one progress to the next
     gate.open.set()
-    assert await answers(reader, 1) == [Accepted()]
-    writer.write(b"f")
-    assert await answers(reader, 1) == [Progress(3)]
-    writer.write(b"g")
-    assert await answers(reader, 1) == [Accepted()]
-    writer.transport.abort()
+    assert await answers(pipe, 1) == [Accepted()]
+    pipe.write(b"f")
+    assert await answers(pipe, 1) == [Progress(3)]
+    pipe.write(b"g")
+    assert await answers(pipe, 1) == [Accepted()]
+    pipe.abort()
 
 
 @plays(run)
@@ -113,15 +113,15 @@ async def test_a_protocol_error_is_answered_after_the_earlier_payloads(start: St
     """A payload that came before it is delivered and answered first."""
     a, b = start("a"), start("b")
     gate = Gate(b)
-    reader, writer = await let_in(a, "b")
-    writer.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
+    pipe = await let_in(a, "b")
+    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
     await until(lambda: gate.come == [b"1"])
     await asyncio.sleep(0.05)
     gate.open.set()
-    first, second = await answers(reader, 2)
+    first, second = await answers(pipe, 2)
     assert first == Accepted()
     assert isinstance(second, Refused)
-    writer.transport.abort()
+    pipe.abort()
 
 
 @plays(run)
@@ -132,23 +132,23 @@ async def test_a_payload_refused_unread_is_skipped(start: Start, monkeypatch: py
     with by_hand() as clock:
         a, b = start("a"), start("b")
         b.box.admitted_bytes = 2
-        reader, writer = await let_in(a, "b")
+        pipe = await let_in(a, "b")
         before = b.traffic.bytes_received
         pieces = [
             encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
             b"efg" + encode(Bulk(b"3", 2)) + b"hi",
         ]
         for piece in pieces:
-            writer.write(piece)
+            pipe.write(piece)
             await clock.passes(0.02)
-        verdicts = await answers(reader, 3)
+        verdicts = await answers(pipe, 3)
         assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
         assert [payload for _, _, payload in b.box.got] == [b"hi"]
         assert b.traffic.bytes_received - before == sum(map(len, pieces))
-        writer.write(encode(Bulk(b"4", 3)) + b"j")
+        pipe.write(encode(Bulk(b"4", 3)) + b"j")
         await clock.until(lambda: b.traffic.refused == 3)
         await clock.passes(0.1)
         assert b.direct.listener._serving
         await clock.passes(0.2)
         await clock.until(lambda: not b.direct.listener._serving)
-    writer.transport.abort()
+    pipe.abort()

@@ -48,11 +48,14 @@ def listens(world: World, name: str = "b") -> list[Pipe]:
 async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
     """Both ends of a relayed stream."""
     streams = world.kept if "b" in world.daemons else listens(world)
+    count = len(streams)
     pipe, frames = await request(world, asker, open="b")
+    await until(lambda: len(streams) > count)
+    told = FrameStream(streams[-1], "", Limits(), Traffic())
+    assert await answer(told) == Message(msgpack.packb({"from": asker}))
+    told.write(Message(b""))
     assert await answer(frames) == Message(b"")
-    there = streams[-1]
-    assert await answer(FrameStream(there, "", Limits(), Traffic())) == Message(msgpack.packb({"from": asker}))
-    return pipe, there
+    return pipe, told.pipe
 
 
 @plays(run)

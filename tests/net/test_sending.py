@@ -40,7 +40,7 @@ async def test_a_cancelled_send_leaves_the_other_answers_alone(start: Start, can
     gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
     sends = sent(a, b"1", b"2", b"3")
     await until(lambda: gate.come)
-    stream = a.direct._way("b").connections[0].stream
+    stream = a.direct._way("b").connections[0]
     assert stream is not None
     writing = a.exchange.sender._writing["b"]
     await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
@@ -248,7 +248,7 @@ def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, see
             await until(lambda both=both: not both.up._under_way + both.down._under_way)
             assert exchange.sender._sending._value == LIMITS.streams_max
             assert not any(turns.locked() for turns in exchange.sender._writing.values())
-            kept = [one.stream for way in peer.direct._ways.values() for one in way.connections]
+            kept = [one for way in peer.direct._ways.values() for one in way.connections]
             assert all(not stream._waiting for stream in peer.direct._connections)
             assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
             assert len(kept) <= 1

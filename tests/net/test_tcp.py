@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2p_diloco.net import tls
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, TcpSocket
+from tests.net.members import tls_of
 from tests.net.patience import awaited
+from tests.net.tls_ends import ALICE, BOB, handshake, sock_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every packet wakes the process")
 
@@ -98,12 +99,5 @@ async def test_a_payload_given_up_leaves_no_wait_behind() -> None:
 
 async def pipes() -> tuple[Pipe, Pipe, socket.socket]:
     """The two ends of an encrypted connection, and the socket of the second one."""
-    certificate, loop = tls.Certificate(), asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setblocking(False)
-        dialling = asyncio.create_task(
-            tls.connect("127.0.0.1", listening.getsockname()[1], socket.AF_INET, certificate.der)
-        )
-        sock, _ = await loop.sock_accept(listening)
-    far = await certificate.accept(sock)
-    return await Pipe.adopt(*await dialling), await Pipe.adopt(*far), far[1].get_extra_info("socket")
+    near, far = await handshake(tls_of(ALICE), tls_of(BOB))
+    return near, far, sock_of(far)

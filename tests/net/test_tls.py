@@ -1,4 +1,4 @@
-"""A pipe over TLS behaves as over any other transport; TCP's accounts and pace."""
+"""Who is let in by TLS; a pipe over TLS behaves as over any other transport; TCP's accounts and pace."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.tcp import UNSENT_BYTES, TcpSocket
-from p2p_diloco.net.tls import Certificate, Connection, connect
+from p2p_diloco.net.tls import Tls
+from tests.net.members import DAY_S, OTHER_KEY, invitation, key_of, membership, revocation, tls_of
 from tests.net.patience import awaited, run
+from tests.net.tls_ends import ALICE, BOB, HandshakeFailed, handshake, sock_of, sockets
 
 
 @pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
@@ -35,9 +40,8 @@ def loops(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def ends() -> AsyncIterator[tuple[Pipe, Pipe]]:
-    """The two ends of a connection, the dialler's first."""
-    near, far = await connections()
-    pipes = await Pipe.adopt(*near), await Pipe.adopt(*far)
+    """The two ends of a connection, TLS's client first."""
+    pipes = await handshake(tls_of(ALICE), tls_of(BOB))
     try:
         yield pipes
     finally:
@@ -45,86 +49,91 @@ async def ends() -> AsyncIterator[tuple[Pipe, Pipe]]:
             pipe.abort()
 
 
-async def connections(pinned: Certificate | None = None) -> tuple[Connection, Connection]:
-    """The same below a pipe; `pinned`: the dialler expects this certificate, and not the one that is shown."""
-    certificate = Certificate()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setblocking(False)
-
-        async def take() -> Connection:
-            sock, _ = await asyncio.get_running_loop().sock_accept(listening)
-            return await certificate.accept(sock)
-
-        taking = asyncio.create_task(take())
-        expected = (pinned or certificate).der
-        dialling = connect("127.0.0.1", listening.getsockname()[1], socket.AF_INET, expected)
-        near, far = await asyncio.gather(dialling, taking, return_exceptions=True)
-    if isinstance(near, BaseException) or isinstance(far, BaseException):
-        raise HandshakeFailed(near, far)
-    return near, far
-
-
-def sock_of(connection: Connection) -> socket.socket:
-    sock: socket.socket = connection[1].get_extra_info("socket")
-    return sock
-
-
-class HandshakeFailed(Exception):
-    """What became of each end."""
-
-
 @awaited
 async def test_the_connection_is_tls_1_3() -> None:
-    """Nothing older is spoken, and the dialler verified what it was shown."""
-    both = await connections()
-    near, far = (writer.get_extra_info("ssl_object") for _, writer in both)
-    assert {near.version(), far.version()} == {"TLSv1.3"}
-    assert near.context.verify_mode == ssl.CERT_REQUIRED
-    assert near.context.check_hostname
-    for _, writer in both:
-        writer.transport.abort()
+    """Nothing older is spoken, and each end verified what it was shown."""
+    async with ends() as pipes:
+        for pipe in pipes:
+            shown = pipe.transport.get_extra_info("ssl_object")
+            assert shown.version() == "TLSv1.3"
+            assert shown.context.verify_mode == ssl.CERT_REQUIRED
 
 
+MINE, BANNED = invitation(), invitation(name="mallory")
+LATE_S = 2 * DAY_S
+
+
+def knowing(key: SigningKey) -> Tls:
+    """A member that knows of a revocation."""
+    own = membership(key.peer_id, MINE)
+    assert own.revoke(revocation(BANNED))
+    return Tls(own, key)
+
+
+def late(key: SigningKey) -> Tls:
+    """A member whose clock is ahead of an expiry that OpenSSL's clock has not reached."""
+    return Tls(membership(key.peer_id, MINE), key, lambda: time.time() + LATE_S)
+
+
+CASES: dict[str, tuple[Callable[[SigningKey], Tls], Callable[[SigningKey], Tls]]] = {
+    "another peer": (tls_of, lambda key: tls_of(key_of("eve"))),
+    "another run": (lambda key: tls_of(key, MINE), lambda key: tls_of(key, invitation(key=OTHER_KEY))),
+    "an open run": (lambda key: tls_of(key, MINE), tls_of),
+    "another open run": (tls_of, lambda key: tls_of(key, Invitation.anybody("another"))),
+    "revoked": (knowing, lambda key: tls_of(key, BANNED)),
+    "expired": (late, lambda key: tls_of(key, MINE)),
+}
+
+
+@pytest.mark.parametrize("checks", ["client", "server"])
+@pytest.mark.parametrize("why", CASES)
 @awaited
-async def test_another_certificate_ends_the_handshake() -> None:
-    """On both sides, even if it has the very same form."""
+async def test_whoever_is_not_the_expected_member_is_refused(why: str, checks: str) -> None:
+    """By either end, before it reads a byte; the other end hears the end."""
+    checking, refused = CASES[why]
+    client, server = (checking, refused) if checks == "client" else (refused, checking)
     with pytest.raises(HandshakeFailed) as caught:
-        await connections(pinned=Certificate())
-    near, far = caught.value.args
-    assert isinstance(near, ssl.SSLCertVerificationError)
-    assert isinstance(far, OSError)
+        await handshake(client(ALICE), server(BOB))
+    assert isinstance(caught.value.args[checks == "server"], OSError)
 
 
 @awaited
 async def test_an_older_tls_is_refused() -> None:
-    """A dialler that offers TLS 1.2 at most gets no connection."""
-    certificate = Certificate()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        old = threading.Thread(target=_dial_and_fail, args=(context, listening.getsockname()[1]))
-        old.start()
-        plain, _ = listening.accept()
-        plain.setblocking(False)
-        with pytest.raises(OSError, match=r"(?i)protocol"):
-            await certificate.accept(plain)
-        await asyncio.get_running_loop().run_in_executor(None, old.join)
+    """A client that offers TLS 1.2 at most gets no connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    dialled, accepted = sockets()
+    dialled.setblocking(True)
+    old = threading.Thread(target=_begin_and_fail, args=(context, dialled))
+    old.start()
+    with pytest.raises(OSError, match=r"(?i)protocol"):
+        await tls_of(BOB).secured(accepted, ALICE.peer_id, server=True)
+    await asyncio.get_running_loop().run_in_executor(None, old.join)
 
 
-def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
+def _begin_and_fail(context: ssl.SSLContext, sock: socket.socket) -> None:
+    with sock, contextlib.suppress(OSError):
         context.wrap_socket(sock).close()
+
+
+def test_no_file_with_a_key_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor was the key in it readable."""
+    written: list[bytes] = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.unlink", lambda path: (written.append(Path(path).read_bytes()), os.remove(path)))
+    tls_of(ALICE)
+    assert list(tmp_path.iterdir()) == []
+    assert [(pem.count(b"ENCRYPTED PRIVATE KEY"), pem.count(b"BEGIN CERTIFICATE")) for pem in written] == [(2, 2)] * 2
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
 @awaited
 async def test_what_the_kernel_holds_unsent_is_limited() -> None:
     """At either end, so that payloads leave one after the other."""
-    for connection in await connections():
-        unsent = sock_of(connection).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        assert unsent == UNSENT_BYTES
-        connection[1].transport.abort()
+    async with ends() as pipes:
+        for pipe in pipes:
+            assert sock_of(pipe).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
 
 
 @awaited
@@ -239,15 +248,14 @@ async def test_closing_sends_what_was_written() -> None:
 async def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that the other end doesn't read are dropped after the deadline, and the socket is closed."""
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
-    near, far = await connections()
-    pipe, sock = await Pipe.adopt(*near), sock_of(near)
-    pipe.write(bytes(64 << 20))
-    pipe.close()
-    await asyncio.sleep(0.1)
-    assert sock.fileno() >= 0
-    await asyncio.sleep(0.3)
-    assert sock.fileno() < 0
-    far[1].transport.abort()
+    async with ends() as (near, _):
+        sock = sock_of(near)
+        near.write(bytes(64 << 20))
+        near.close()
+        await asyncio.sleep(0.1)
+        assert sock.fileno() >= 0
+        await asyncio.sleep(0.3)
+        assert sock.fileno() < 0
 
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="TCP tells what it carried, and keeps to a pace, there")
@@ -298,7 +306,7 @@ async def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told
     async with ends() as (near, _):
         for one in (1e6, rate):
             paced_end(near).pace(one)
-        assert near.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
+        assert sock_of(near).getsockopt(socket.SOL_SOCKET, 47) in told
 
 
 @awaited
@@ -339,14 +347,15 @@ def paced_end(pipe: Pipe) -> Paced:
 
 @awaited
 async def test_bytes_read_before_the_pipe_are_not_lost() -> None:
-    """Bytes that TLS had decrypted before there was a pipe are its first."""
-    (_, near), (reader, far) = await connections()
-    near.write(b"hello, and more")
+    """Bytes that had come before there was a pipe are its first."""
+    near, far = sockets()
+    reader, writer = await asyncio.open_connection(sock=far)
+    near.send(b"hello, and more")
     assert await reader.readexactly(5) == b"hello"
-    pipe = await Pipe.adopt(reader, far)
+    pipe = await Pipe.adopt(reader, writer)
     assert pipe.unread == b", and more"
     pipe.abort()
-    near.transport.abort()
+    near.close()
 
 
 @awaited
@@ -362,12 +371,10 @@ async def test_a_read_without_data_ends_at_its_deadline() -> None:
 @awaited
 async def test_garbage_breaks_the_connection() -> None:
     """Bytes that aren't TLS end it, and reach no reader."""
-    near, far = await connections()
-    pipe = await Pipe.adopt(*far)
-    os.write(sock_of(near).fileno(), os.urandom(1000))
-    with pytest.raises(PipeBroken, match="broke"):
-        await pipe.read_into(memoryview(bytearray(10)), stall_s=20, total_s=20)
-    near[1].transport.abort()
+    async with ends() as (near, far):
+        os.write(sock_of(near).fileno(), os.urandom(1000))
+        with pytest.raises(PipeBroken, match="broke"):
+            await far.read_into(memoryview(bytearray(10)), stall_s=20, total_s=20)
 
 
 def test_no_socket_or_thread_is_left(recwarn: pytest.WarningsRecorder) -> None:

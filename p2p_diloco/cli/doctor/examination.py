@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
     from p2p_diloco.net.direct import DirectChannel, Opened
     from p2p_diloco.net.pipe import Pipe
+    from p2p_diloco.net.signing import SigningKey
     from p2p_diloco.node.status import PeerStatus
 
 LIMIT_S = 15.0
@@ -175,7 +176,7 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
 
-    async with visiting(seen.listen, peer.announce_maddrs, start_s=DAEMON_START_S) as daemon:
+    async with visiting(seen.listen, peer.announce_maddrs, start_s=DAEMON_START_S) as (daemon, key):
         lock = asyncio.Lock()
         reading = asyncio.create_task(_run_peers(peer, addresses, lock))
         await asyncio.sleep(0)  # so `reading` takes the lock first: it keeps this process busy, and slows transfers
@@ -183,7 +184,7 @@ async def look_around(seen: Seen, p2pd: asyncio.Task[list[Found]]) -> list[Found
             seen.visits = await asyncio.gather(*(visit(daemon, address, lock) for address in addresses))
             if seen.reached:
                 seen.device = _device_towards(host(seen.reached[0].address))
-                await asyncio.gather(_dial_back(seen, daemon), _visit_run(seen, daemon, await reading, lock))
+                await asyncio.gather(_dial_back(seen, daemon), _visit_run(seen, daemon, key, await reading, lock))
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -267,20 +268,24 @@ async def _run_peers(peer: PeerConfig, initial_peers: Sequence[str], lock: async
     return sorted((each for each in peers if each.addresses), key=lambda each: -each.time)
 
 
-async def _visit_run(seen: Seen, daemon: Daemon, statuses: Sequence[PeerStatus], lock: asyncio.Lock) -> None:
+async def _visit_run(
+    seen: Seen, daemon: Daemon, key: SigningKey, statuses: Sequence[PeerStatus], lock: asyncio.Lock
+) -> None:
     """Visit the run's peers. A private peer is not visited, because no peer is expected to be able to dial it."""
     public = [each for each in statuses if each.reach != "private"]
     seen.private = [each.name for each in statuses if each.reach == "private"]
     seen.left_out = max(0, len(public) - PEERS_MAX)
     hosts = list(dict.fromkeys(map(host, seen.listen)))
-    async with direct_channel(daemon, seen.peer, hosts) as channel:
+    async with direct_channel(daemon, key, seen.peer, hosts) as channel:
         visits = [_visit_peer(daemon, channel, each, lock) for each in public[:PEERS_MAX]]
         others = await asyncio.gather(*visits)
     seen.others = [replace(each, way=None) if seen.peer.invite is not None else each for each in others]
 
 
 @contextlib.asynccontextmanager
-async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
+async def direct_channel(
+    daemon: Daemon, key: SigningKey, peer: PeerConfig, hosts: Sequence[str]
+) -> AsyncIterator[DirectChannel | None]:
     """Direct connections as a peer with these settings would make them; None if they are switched off, or if the run is
     private, because its members accept direct connections only from members."""
     if not peer.direct or peer.invite is not None:
@@ -289,7 +294,10 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
     from p2p_diloco.net.direct import DirectChannel
     from p2p_diloco.net.framing import VERSION
     from p2p_diloco.net.hivemind import DIRECT
+    from p2p_diloco.net.invitation import Invitation
+    from p2p_diloco.net.membership import Membership
     from p2p_diloco.net.streams import Streams
+    from p2p_diloco.net.tls import Tls
     from p2p_diloco.node.inbox import Inbox
 
     async def opened(other: str) -> Opened:
@@ -300,8 +308,10 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
         pipe.abort()
 
     streams = Streams(Inbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
+    membership = Membership(Invitation.anybody(peer.run_id), daemon.peer_id, time.time())
     channel = DirectChannel(
         streams,
+        Tls(membership, key),
         open_stream=opened,
         addresses=daemon.known_at,
         found_at=daemon.found_at,
