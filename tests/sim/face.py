@@ -168,6 +168,7 @@ class Face(Replica):
         self.progress = [Progress() for _ in rules.fragments]
         self.sending = 0  # the inner steps of the contribution that is handed over now
         self.made: set[Version] = set()  # of own commits
+        self.hidden: dict[str, frozenset[str]] = {}  # by choice: the private peers when its means were begun
         self.truth = truth or Truth()
 
     def contribution(self, unit: int, samples: int, steps: int, uses: tuple[Use, ...]) -> e.Contribute:
@@ -295,6 +296,8 @@ class Face(Replica):
         answer: e.Event
         match effect:
             case e.Average(fragment, base, key, number, slices):
+                known = self.roster.summaries().items()
+                self.hidden.setdefault(key, frozenset(peer for peer, summary in known if not summary.eligible))
                 mean = tuple((part.author, part.payload) for _, part in slices)
                 answer = e.Averaged(fragment, base, key, number, hash_of(mean), mean, b"signed")
             case e.Apply(commit):
@@ -351,7 +354,8 @@ class Face(Replica):
         by = commit.choice.revision, state.buffered
         if self.rules.asynchronous:
             strange = frozenset(self.roster.summaries().keys() - state.roll.keys())  # not counted yet: none is named
-            drafted(process.world, process, Step(*of, *by, commit.choice.successors, late=strange))
+            private = self.hidden.get(commit.key)  # as it was known when the choice was made
+            drafted(process.world, process, Step(*of, *by, commit.choice.successors, private, strange))
             return
         private = frozenset(peer for peer, member in after.roll.items() if not member.reachable)
         late = frozenset(peer for peer, member in after.roll.items() if member.behind[2] > after.version.epoch)
