@@ -135,7 +135,7 @@ async def test_one_peer_that_knows_is_enough(
     network = MemoryNetwork()
     config = {**quick, "start_peers": 2, "min_peers": 2}
     a = memory_peer(network, "a", config)
-    b = memory_peer(network, "b", {})
+    b = memory_peer(network, "b", config)
     highest = revising._highest
 
     def only_a(transport: Any, *of: Any) -> Revision:
