@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm
@@ -57,3 +58,16 @@ def internet() -> Iterator[Internet]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def field() -> Iterator[Any]:
+    """A private run of three honest nodes that train in this process, which the tests of a module use one after
+    another."""
+    from nodes import Field
+
+    made = Field()
+    try:
+        yield made
+    finally:
+        made.end()

@@ -21,7 +21,7 @@ from p2p_diloco.node.common import Common
 from p2p_diloco.tensors.mean import Given
 from tests.net.members import invitation
 
-pytestmark = [pytest.mark.chaos, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 UNHURRIED = {"heartbeat_timeout": 5.0, "round_timeout": 20.0}
 """Each round has every contribution, however slow the machine is. So the figures of means don't depend on that."""
 

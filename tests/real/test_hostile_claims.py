@@ -19,7 +19,7 @@ from p2p_diloco.observe.look import look
 from p2p_diloco.observe.view import lines
 from tests.net.members import KEY
 
-pytestmark = [pytest.mark.chaos, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HUGE = 10**9
 FALSE = {"epoch": HUGE, "revision": HUGE, "revision_known": HUGE, "outer_lr": 99.0, "outer_momentum": 0.5,

@@ -31,7 +31,7 @@ from p2p_diloco.node.run_record import BOARD, RunRecord
 from p2p_diloco.node.wire import Audit, Copy, Nudge, OfMean
 from tests.net.members import invitation
 
-pytestmark = [pytest.mark.chaos, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TRIES = 40
 

@@ -19,7 +19,7 @@ from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.attacker import attacker
 
-pytestmark = [pytest.mark.chaos, pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
 STREAMS = f"/p2p-diloco/{VERSION}/{RUN_ID}"
 FLOODS = [
