@@ -1,7 +1,7 @@
 """Kills of real peers, and what each costs the others: `python tests/chaos/kills.py --kills 60`.
 
-Runs of three and four peers with one shard, so that a round has one aggregator, one successor and bystanders. Trainer,
-node and p2pd of one peer are killed together, each role in each phase in turn, and the peer is replaced. Prints one
+Runs of three and four peers, of which one leads a round. Trainer, node and p2pd of one peer are killed together, each
+role in each phase in turn, and the peer is replaced. Prints one
 line of JSON for each kill, then a table. The exit code is 1 if a kill stalled the others for more than 3 s, or if
 survivors differ.
 """
@@ -26,7 +26,7 @@ INTERVAL_S, TIMEOUT_S = 0.5, 5.0
 NUMEL = 3_000_000
 WORST_S = 3.0
 """The most seconds for which a kill may stall the others."""
-ROLES = ("aggregator", "successor", "bystander")
+ROLES = ("leader", "contributor")
 PHASES = ("training", "sending", "sent", "committing")
 
 
