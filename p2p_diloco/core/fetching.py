@@ -32,7 +32,8 @@ class Fetch:
     ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
     take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
     ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
-    commit that follows an epoch (number -1), or a slice's mean of it, was asked for."""
+    commit that follows an epoch (number -1), or a slice's mean of it, was asked for. ``heard``: when each donor last
+    sent a slice, or a part of one."""
 
     fragment: int
     donors: tuple[str, ...]
@@ -49,6 +50,7 @@ class Fetch:
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
     wanted: dict[tuple[int, int], float] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -183,6 +185,7 @@ class Fetching:
             return [Complaint(sender, "its slice was not asked for")]
         fetch.asked.pop(message.number, None)
         fetch.busy[message.number] = message.version
+        fetch.heard[sender] = now
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
 
@@ -367,12 +370,25 @@ class Fetching:
                     del fetch.asked[number]
                     if fetch.repair:  # it may repair the same slice, and wait for this peer's
                         fetch.donors = tuple(peer for peer in fetch.donors if peer != donor)
-            if not self._able(fetch, now):
+            able = self._able(fetch, now)
+            if not able or self._is_vain(fetch, able, now):
                 del self.fetches[fetch.fragment]
-                effects += self._give_up(fetch, now)
+                effects += [*self._doubt(able, now), *self._give_up(fetch, now)]
                 continue
             effects += self._go_on(fetch, now)
         return effects
+
+    def _is_vain(self, fetch: Fetch, able: Sequence[str], now: float) -> bool:
+        """Whether no donor of a state newer than the own one sends anything, though each had its time. A member that
+        says that it is ahead, and sends nothing, would stop all others."""
+        newer = not fetch.repair and self.logs[fetch.fragment].state is not None
+        within = (1 + len(able)) * self.rules.fetch_again
+        return newer and all(now - fetch.heard.setdefault(peer, now) >= within for peer in able)
+
+    def _doubt(self, donors: Sequence[str], now: float) -> list[Effect]:
+        for peer in donors:
+            self.roster.doubt(peer, now)
+        return [Complaint(peer, "it says that it is ahead, and has sent nothing of its state") for peer in donors]
 
     def _give_up(self, fetch: Fetch, now: float) -> list[Effect]:
         log = self.logs[fetch.fragment]
@@ -388,4 +404,5 @@ class Fetching:
     def moves(self, peer: str, now: float) -> None:
         """Handle progress of a transfer: what this donor was asked for has time."""
         for fetch in self.fetches.values():
+            fetch.heard[peer] = now
             fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}

@@ -6,6 +6,7 @@ and means), `claims` (terms), `applying` (commits), `holding` (asynchronous mode
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
@@ -19,6 +20,8 @@ from .version import Version
 
 USUAL_OF = 9
 """A usual time is the median of the last ones, this many."""
+PATIENCE = 4
+"""An asynchronous commit may be held up for so many usual times."""
 SIGNED_KEPT = 64
 """Of so many of its last led rounds a peer remembers what term it held."""
 EARLY_ROUNDS = 3
@@ -117,6 +120,12 @@ class FragmentLog:
         halves = self.usual[0]
         usual = 2 * statistics.median(halves) if halves else 0.0
         return min(self.rules.round_timeout, max(self.rules.settle, usual))
+
+    def holds_within(self) -> float:
+        """Return how long an asynchronous commit may wait for a live peer to hold it: some times as long as usual."""
+        halves = self.usual[0]
+        usual = PATIENCE * statistics.median(halves) if halves else math.inf
+        return min(self.rules.confirms_within, max(self.rules.promises_within, usual))
 
     def usual_round(self) -> float:
         """Return the usual length of a round, as a wait for a peer that may not hold the base."""

@@ -147,7 +147,7 @@ def _propose(log: FragmentLog, now: float) -> list[Effect]:
     ordered = tuple(means[number] for number in sorted(means))
     hashes = tuple(mean.hash for mean in ordered)
     round.commit = commit_of(log.held, round.close, hashes, round.close.owners, log.rules)
-    round.phase, round.holding, round.offered = Phase.HOLDING, set(), {}
+    round.phase, round.opened, round.holding, round.offered = Phase.HOLDING, now, set(), {}
     return offer(log, now)
 
 
@@ -171,6 +171,8 @@ def offer(log: FragmentLog, now: float) -> list[Effect]:
     round = log.round
     assert round.commit is not None
     if not (lacking := must_hold(log)):
+        if round.holding and round.opened is not None:
+            log.usual[0].append(now - round.opened)
         round.phase = Phase.LACKING
         return applying.apply(log)
     told = [summary for peer in lacking if (summary := log.roster.summary(peer)) is not None and summary.heads]
@@ -243,19 +245,26 @@ def successors(log: FragmentLog, now: float) -> tuple[str, ...]:
     """Return whom the next commit names: the leader, then its successors. Those that are there stay; another one leads
     once the election names it and this peer has led for a while. A peer that no commit has counted may be named if it
     is at the present version: else nobody else would hold the commits that a first peer makes alone. One that is behind
-    would hold commits up until it has fetched the state."""
+    would hold commits up until it has fetched the state. Private peers, and those that were waited for in vain, are
+    named only where there are too few others."""
     there = [peer for peer in log.roster.summaries() if log.roster.holds_state(peer) and log.is_here(peer)]
     near = {*log.held.roll, *_line(log)}
     names = [p for p in there if p in near or log.roster.tells(p, log.fragment, log.held.version)]
     able = sorted({peer for peer in (*names, log.me) if peer == log.me or peer not in log.round.passed})
     summaries = {peer: log.roster.summary(peer) for peer in able}
-    private = [peer for peer, s in summaries.items() if s is not None and not s.eligible]
-    reachable = [peer for peer in able if peer not in private]
-    order = elected(log.rules.run, tuple(range(len(log.rules.fragments))), reachable, private)[log.fragment]
+    last = [p for p, s in summaries.items() if (s is not None and not s.eligible) or was_waited_for(log, p)]
+    first = [peer for peer in able if peer not in last]
+    order = elected(log.rules.run, tuple(range(len(log.rules.fragments))), first, last)[log.fragment]
     log.assigned = now if log.assigned is None else log.assigned
     over = hands_over(log.me, order, now - log.assigned, log.rules.assigned_for)
-    stay = may_stay(log.me, _line(log), reachable, private, log.rules.successors)
+    stay = may_stay(log.me, _line(log), first, last, log.rules.successors)
     return succession(log.me, _line(log), order, stay, log.rules.successors, hand_over=over)
+
+
+def was_waited_for(log: FragmentLog, peer: str) -> bool:
+    """Whether others have lately waited in vain for this peer, or for others of its invitation. It may mean no harm,
+    but while it leads, or has to hold each commit, it can keep all others waiting each time."""
+    return log.roster.has_cost(peer) or log.roster.behind(peer)
 
 
 def carry_over(log: FragmentLog, before: Round) -> None:

@@ -115,7 +115,7 @@ class Lineage:
             return None
         self.inquiry = None
         empty = any(log.state is None for log in self.logs)
-        judged = [self._judged(peer, inquiry.told, empty=empty) for peer in sorted(inquiry.told)]
+        judged = [self._judged(peer, inquiry.told, now, empty=empty) for peer in sorted(inquiry.told)]
         belief = max((b for b in judged if b is not None), key=_strength, default=(0, NO_MODEL, None))[2]
         if not empty:
             self._note(inquiry.told, believed=belief is not None)
@@ -132,7 +132,7 @@ class Lineage:
                 self.roster.elsewhere.discard(peer)
 
     def _judged(
-        self, teller: str, told: dict[str, Told], *, empty: bool
+        self, teller: str, told: dict[str, Told], now: float, *, empty: bool
     ) -> tuple[int, ModelVersion, Belief | None] | None:
         """Return (how many are for it, its version, the belief) if what the teller tells is to be believed."""
         this = told[teller]
@@ -147,7 +147,8 @@ class Lineage:
         kin = [peer for peer in kin if how[peer] != "held"]
         for_it = sum(not told[peer].fresh for peer in kin)
         others = [peer for peer in told if how[peer] == "held" and not told[peer].fresh]  # a third lineage is neither
-        if how[teller] == "ahead" and (self.rules.asynchronous or for_it >= WITNESSES):
+        witnesses = sum(not (told[peer].fresh or self._doubted(peer, now)) for peer in kin)
+        if how[teller] == "ahead" and witnesses >= (1 if self.rules.asynchronous else WITNESSES):
             against = 0  # others are behind, this peer too: nobody tells anything else
         else:
             against = len(others) + (not any(log.fresh for log in self.logs))
@@ -155,6 +156,11 @@ class Lineage:
         if for_it < against or (for_it == against and model <= mine):
             return None
         return for_it, model, Belief(teller, this, tuple(kin), fork=how[teller] == "fork", alone=alone)
+
+    def _doubted(self, peer: str, now: float) -> bool:
+        """Whether the peer's word alone counts for nothing, because fetching what it told was in vain lately. In a
+        synchronous run one invitation is doubted so too, whose holder could make one peer after the other."""
+        return self.roster.doubted(peer, now) or (not self.rules.asynchronous and self.roster.behind(peer))
 
     def _relation(self, other: Told) -> str:
         """Return ``fork``, ``ahead`` or ``held``: what another peer's model is to this peer's."""

@@ -17,6 +17,8 @@ from .version import Version
 
 PROBED_EACH_INTERVAL = 3
 """Peers probed per interval, besides those that this peer waits for."""
+DOUBLINGS_MAX = 4
+"""The time for which a peer's word is doubted doubles at most so often."""
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Peer:
     gone_since: float | None = None
     grant: str = ""  # by which it is in a private run
     since: float = float("-inf")  # when it showed its grant
+    doubt: tuple[int, float] = (0, float("-inf"))  # how often fetching what it told was in vain; doubted until
     noted: set[str] = field(default_factory=set)  # the kinds of faults that were logged
 
     @property
@@ -141,9 +144,25 @@ class Roster:
         return not before
 
     def costs_a_deadline(self, peer: str, now: float) -> None:
-        """Record that rounds have waited for the peer's contributions in vain, until their deadlines."""
-        if grant := self.peers.get(peer, Peer()).grant:
-            self.costs.setdefault(grant, {})[peer] = now
+        """Record that rounds have waited for the peer in vain, until their deadlines."""
+        self.costs.setdefault(self.peers.get(peer, Peer()).grant or peer, {})[peer] = now
+
+    def doubt(self, peer: str, now: float) -> None:
+        """Record that fetching what the peer told was in vain: its word is doubted for a while, for twice as long each
+        further time. Not for good: its link may have been cut."""
+        record = self.peers.setdefault(peer, Peer())
+        times, until = record.doubt
+        if now >= until:
+            self.costs_a_deadline(peer, now)
+            record.doubt = times + 1, now + self.rules.fetch_again * (2 << min(times, DOUBLINGS_MAX))
+
+    def doubted(self, peer: str, now: float) -> bool:
+        """Whether the peer's word is doubted."""
+        return peer in self.peers and now < self.peers[peer].doubt[1]
+
+    def has_cost(self, peer: str) -> bool:
+        """Whether rounds have lately waited for the peer in vain."""
+        return peer in self.costs.get(self.peers.get(peer, Peer()).grant or peer, {})
 
     def name(self, peer: str) -> None:
         """Record that a plan names the peer."""

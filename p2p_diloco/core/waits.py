@@ -32,6 +32,8 @@ def pass_over(log: FragmentLog, now: float) -> list[Effect]:
     else:
         round.passed |= set(over)
         log.late |= set(over)
+        for peer in over if log.rules.asynchronous else ():
+            log.roster.costs_a_deadline(peer, now)
         for peer in () if log.leads else over:
             times = round.idle.get(peer, (0, now))[0]
             round.idle[peer] = times + 1, now + TURNS * log.grace() * (1 << min(times, TURNS))
@@ -45,9 +47,10 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
     """Return the live peers that the round can't do without, each with the longest wait for it."""
     round = log.round
     if log.leads:
-        held = dict.fromkeys(holding.must_hold(log), log.rules.confirms_within) if log.phase is Phase.HOLDING else {}
         promises = log.rules.promises_within if log.rules.asynchronous else 2 * log.rules.settle
-        return held | dict.fromkeys(claims.missing(log), promises)
+        held = holding.must_hold(log) if log.phase is Phase.HOLDING else []
+        confirms = {p: log.grace() if holding.was_waited_for(log, p) else log.holds_within() for p in held}
+        return confirms | dict.fromkeys(claims.missing(log), promises)
     holder, since = round.handed
     if holder != round.holder or not claims.able(log, holder) or not log.roster.live(holder):
         return {}
@@ -61,7 +64,8 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
 
 
 def _has_time(log: FragmentLog, since: float, now: float) -> bool:
-    return now - since < log.rules.round_timeout + log.grace()
+    most = log.holds_within() if log.rules.asynchronous else log.rules.round_timeout
+    return now - since < most + log.grace()
 
 
 def excuses(log: FragmentLog, holder: str) -> list[str]:

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from p2p_diloco.core import applying, claims, closing, leading, owning, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
-from p2p_diloco.core.messages import Choice, Close, Mean, Slice, Summary, Vote, Want, What
+from p2p_diloco.core.messages import (
+    Choice,
+    Claim,
+    Close,
+    Commit,
+    Head,
+    Held,
+    Mean,
+    Message,
+    Part,
+    Probe,
+    ProbeAck,
+    Ready,
+    Slice,
+    Summary,
+    Told,
+    Vote,
+    Want,
+    What,
+)
 from p2p_diloco.core.plan import plan_after
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.state import append, commit_of, hash_of, key_of
 from tests.core.test_findings import a_ready, a_state, choice_of
 from tests.core.test_found_by_worlds import a_log, sent
-from tests.core.world import World, rules
+from tests.core.world import LOST, World, rules
 
 
 def a_leader(*names: str) -> FragmentLog:
@@ -230,3 +251,86 @@ def test_no_leader_chooses_the_next_one() -> None:
     plans = [append(state, c, key_of(0, state.version, c), ("h",) * 3, rules()).plan for c in (choice, vain)]
     assert plans[1].succession[0] != "X"
     assert plans[1] == append(state, replace(vain, successors=()), "key", ("h",) * 3, rules()).plan
+
+
+# -- members that say much and do nothing
+
+
+OF_ROUNDS = (Claim, Close, Commit, Head, Held, Mean, Part, Ready, Slice, Vote, Want)
+"""What a silent member doesn't send. It still answers probes and questions about what it holds."""
+
+
+def silence(world: World, silent: str) -> None:
+    """From now on these peers say that they live, and do nothing."""
+    world.rules_of_net.append(lambda sender, to, m: LOST if sender in silent and isinstance(m, OF_ROUNDS) else None)
+
+
+def longest_wait(world: World, silent: str, seconds: float) -> float:
+    """Let time pass, and return for how long at most none of the others had a new epoch."""
+    end, others = world.now + seconds, [peer for name, peer in world.peers.items() if name not in silent]
+    since, epoch, longest = world.now, max(peer.epoch for peer in others), 0.0
+    while world.now < end:
+        world.run(1.0)
+        if (newest := max(peer.epoch for peer in others)) > epoch:
+            since, epoch = world.now, newest
+        longest = max(longest, world.now - since)
+    return longest
+
+
+@pytest.mark.parametrize(("mode", "silent"), [("sync", "XY"), ("async", "X")])
+def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a_while(mode: str, silent: str) -> None:
+    """One is believed in asynchronous mode, two are in synchronous mode: it may be so. The others ask for that state,
+    get nothing, and go on with their own. They doubt the next such word for longer and longer."""
+    world = World("ABC" + silent, rules(mode=mode, round_timeout=600.0))
+    world.run(40)
+
+    def lie(sender: str, _to: str, message: Message) -> Message:
+        held = world.peers["A"].replica.logs[0].held
+        ahead = replace(held.version, samples=held.version.samples + 500, epoch=held.version.epoch + 5, digest="lie")
+        if sender in silent and isinstance(message, Probe | ProbeAck):
+            return replace(message, summary=replace(message.summary, heads=((ahead.epoch, ahead.digest),)))
+        if sender in silent and isinstance(message, Told):
+            return Told((ahead,), ((*held.links, (ahead.epoch, ahead.digest)),), fresh=False)
+        return message
+
+    world.lies.append(lie)
+    silence(world, silent)
+    before, longest = world.peers["A"].epoch, longest_wait(world, silent, 600.0)
+    assert longest < 3 * 2 * world.rules.fetch_again, longest
+    assert world.peers["A"].epoch > before + 100
+
+
+def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:
+    """X is the peer that the election names. It is passed over once, with the excuse that it waits for another; then
+    nobody hands the lead back to it."""
+    world = World("ABC", rules(mode="async", round_timeout=600.0))
+    world.run(40)
+    leader = world.peers["A"].replica.logs[0].round.holder
+
+    def excuse(sender: str, _to: str, message: Message) -> Message:
+        if sender != leader or not isinstance(message, Probe | ProbeAck):
+            return message
+        return replace(message, summary=replace(message.summary, awaits=((0, ("B" if leader != "B" else "C",)),)))
+
+    world.lies.append(excuse)
+    silence(world, leader)
+    assert longest_wait(world, leader, 200.0) < world.rules.round_timeout / 4
+    assert longest_wait(world, leader, 400.0) < world.rules.promises_within
+
+
+def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> None:
+    """The leader waits some times as long as usual, and from then on names another one."""
+    world = World("ABC", rules(mode="async", round_timeout=600.0))
+    world.run(40)
+    silent = world.peers["A"].replica.logs[0].held.plan.succession[1]
+    heads = world.peers[silent].replica.roster.mine.heads
+
+    def still(sender: str, _to: str, message: Message) -> Message:
+        if sender != silent or not isinstance(message, Probe | ProbeAck):
+            return message
+        return replace(message, summary=replace(message.summary, heads=heads))
+
+    world.lies.append(still)
+    silence(world, silent)
+    assert longest_wait(world, silent, 60.0) < 2 * world.rules.promises_within
+    assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2

@@ -21,7 +21,7 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.state import State, append, key_of, rooted
-from p2p_diloco.core.version import ContributionId
+from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.node import wire
@@ -57,6 +57,8 @@ class Liar:
         """Whether it says that others can dial it, so that it leads and owns slices."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
         self.speed = 1.0
+        self.ahead = 0
+        """How many epochs further than the others it says that it is."""
         """The inner steps a second that it tells."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
         self.leads: Callable[[], Coroutine[Any, Any, None]] = self._nothing
@@ -126,6 +128,9 @@ class Liar:
         match message:
             case m.Probe() if self.present:
                 self._soon(sender, m.ProbeAck(self.summary()))
+            case m.Ask(numbers=()) if self.ahead:
+                versions, links = (self.version(),), ((*self.held.links, self.heads()[0]),)
+                self._soon(sender, m.Told(versions, links, fresh=False))
             case m.Claim(fragment, base, term) if self.present:
                 self._soon(sender, m.Vote(fragment, base, term, sender))
             case m.Head(state=state):
@@ -262,10 +267,19 @@ class Liar:
 
     def summary(self, **changes: Any) -> m.Summary:
         """What it says of itself: as far as the honest peers, and at work."""
-        version = self.held.version
-        heads = ((version.epoch, version.digest),)
-        told = m.Summary(self.incarnation, "worker", self.eligible, model_of([version]), heads, speed=self.speed)
+        model, heads = model_of([self.version()]), self.heads()
+        told = m.Summary(self.incarnation, "worker", self.eligible, model, heads, speed=self.speed)
         return replace(told, **changes)
+
+    def version(self) -> Version:
+        """The version that it says it holds."""
+        held, more = self.held.version, self.ahead
+        lie = replace(held, samples=held.samples + 100 * more, epoch=held.epoch + more, digest="1e" * 16)
+        return lie if more else held
+
+    def heads(self) -> tuple[tuple[int, str]]:
+        """The same, as Summaries and links have it."""
+        return ((self.version().epoch, self.version().digest),)
 
     def new_id(self) -> ContributionId:
         """The id of its next contribution."""

@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 ROW_S = 100.0
 """The longest time that a row may take on a machine that does much else."""
 STEP_S = 0.05
-"""Between two exchanges of a node."""
+"""Between two exchanges of a node, where a row says nothing else."""
 PUBLISH_EVERY_S = 0.5
 TOLD_S = 60.0
 
@@ -61,7 +61,7 @@ class RealNode(MemoryPeer):
         self.invited, self.founds = invited, founds
         self.digests: dict[int, str] = {}
         """Of the whole model, by epoch, as this node has merged them."""
-        self.delta = 1.0
+        self.delta, self.step_s = 1.0, STEP_S
         self.brought_forward: list[bool] = []
         """For each of its exchanges whether a real trainer would have made it early, because of a nudge."""
         self._training: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class RealNode(MemoryPeer):
         while True:
             self.brought_forward.append(self.memory.goal > self.epoch)
             await self.exchange(self.delta)
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(self.step_s)
 
     @property
     def id(self) -> str:
@@ -116,7 +116,8 @@ class Field:
     """A private run of honest nodes that train, in a loop of its own thread. Tests call `do`."""
 
     def __init__(self, names: str = "abc", **config: Any) -> None:
-        self.config = {**SETTINGS, "start_peers": len(names), **config}
+        config = {**SETTINGS, "start_peers": len(names), **config}
+        self.config = {key: value for key, value in config.items() if value is not None}
         self.nodes = [RealNode(name, invitation(name=name), self.config, founds=not index)
                       for index, name in enumerate(names)]  # fmt: skip
         self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["shard_elements"])

@@ -595,6 +595,42 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
         lambda: by_worlds.test_a_repair_does_not_wait_for_ever(behind=False),
     ),
     (
+        "silent donors are waited for for ever",
+        Fetching,
+        "_is_vain",
+        "return newer and",
+        "return False and",
+        lambda: by_a_member.test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a_while(
+            "async", "X"
+        ),
+    ),
+    (
+        "the word of a silent donor is believed again at once",
+        Lineage,
+        "_doubted",
+        "self.roster.doubted(peer, now)",
+        "False",
+        lambda: by_a_member.test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a_while(
+            "async", "X"
+        ),
+    ),
+    (
+        "an asynchronous leader that did nothing is handed the lead again",
+        holding,
+        "was_waited_for",
+        "log.roster.has_cost(peer)",
+        "False",
+        by_a_member.test_an_asynchronous_leader_that_does_nothing_leads_no_more,
+    ),
+    (
+        "a commit waits for its successor for as long as a round",
+        FragmentLog,
+        "holds_within",
+        "max(self.rules.promises_within, usual)",
+        "self.rules.confirms_within",
+        by_a_member.test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit,
+    ),
+    (
         "only the newest digests are compared",
         digests,
         "majority",
