@@ -42,6 +42,8 @@ from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 
+_CONFIG_BEFORE = {"buffers": "local"}
+"""Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""
 Wrong = tuple[int, Damaged]
 """A damaged slice, and the event that tells the replica of it."""
 
@@ -53,14 +55,14 @@ class Manifest(msgspec.Struct, frozen=True):
     each, as `headers` writes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty."""
 
     run_id: str
-    founded: tuple[str, float]
     generation: int
     samples: int
     config: dict[str, Any]
     layout: dict[str, Any]
     fragments: list[bytes]
     digests: list[str]
-    card: bytes
+    founded: tuple[str, float] | None = None
+    card: bytes = b""
 
 
 class Saving:
@@ -187,13 +189,13 @@ class Snapshot:
         run, versions = self.run, [state.version for state in self.states]
         made = Manifest(
             run.run_id,
-            self.founded,
             generation=max(version.generation for version in versions),
             samples=sum(version.samples for version in versions),
             config=run.config.to_wire(),
             layout=run.layout.to_wire(),
             fragments=[msgspec.msgpack.encode(STATE.write(state, About("", run.rules))) for state in self.states],
             digests=self.digests,
+            founded=self.founded,
             card=self.card,
         )
         content: dict[str, object] = msgspec.to_builtins(made)  # bytes are in base64
@@ -283,7 +285,7 @@ class Checkpoint:
         tensors, content = checkpoint.load(path)
         try:
             told = msgspec.convert(content, Manifest)
-            self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
+            self.run_id, self.generation, self.config = told.run_id, told.generation, {**_CONFIG_BEFORE, **told.config}
             self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
             self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])

@@ -333,8 +333,8 @@ def _checkpoints(folder: Path) -> Target:
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
     packed = msgspec.msgpack.encode(STATE.write(state, About("", rules)))
     told = Saved(
-        "r", (ME.peer_id, 1.0), 0, 8, RunConfig().to_wire(), layout.to_wire(), [packed],
-        [digest(torch.zeros(16), outer)], b"",
+        "r", 0, 8, RunConfig().to_wire(), layout.to_wire(), [packed],
+        [digest(torch.zeros(16), outer)], (ME.peer_id, 1.0),
     )  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}
     where = save(folder, 1, tensors, msgspec.to_builtins(told), 3) / MANIFEST
