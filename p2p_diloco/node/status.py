@@ -85,7 +85,7 @@ class Submissions:
 
     counted: Count
     refused: Count
-    """Submissions that were not fully counted: too stale, or made on a lineage that lost."""
+    """Submissions that were not counted: too stale, or made on a lineage that lost."""
     staleness: tuple[Count, ...]
     """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
     the end are left out."""
