@@ -1,8 +1,9 @@
 """The status of a peer: one dataclass, which the node writes and `status --json` shows.
 
-Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
-is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.sections`. Records come
-from strangers: a field of another type is read as its default, and text is cut and stripped of control characters.
+Law: the names are the same in `p2p-diloco status --json` and in its views. A DHT record is the list of the fields, so a
+new field is the last one here, with a default; one line in `node.reporting` fills it in, and one in `observe.sections`
+shows it. Records come from strangers: a field of another type is read as its default, and text is cut and stripped of
+control characters.
 """
 
 from __future__ import annotations
