@@ -56,17 +56,17 @@ def export(
     local = None if checkpoint is not None else _observer(flags, config_file)
     for key in flags if checkpoint is not None else ():
         raise UsageError("is for a run", key=flag(key), mend="leave it out, or leave out --checkpoint")
-    from p2p_diloco.node.exporting import Target, of_checkpoint, write
+    from p2p_diloco.node.exporting import of_checkpoint, write
+    from p2p_diloco.tensors.export import check_folder
 
-    target = Target(out, form, dtype, replace)
-    target.check()
+    check_folder(out, replace=replace)
     if checkpoint is not None:
         source = of_checkpoint(checkpoint)
     else:
         assert local is not None, "without a checkpoint there is a run"
         check_initial_peers(local.initial_peers)
         source = run(_read(local))
-    told = write(source, target)
+    told = write(source, out, form, dtype, replace=replace)
     _tell(told)
     typer.echo(json.dumps(told))
 

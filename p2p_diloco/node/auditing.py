@@ -141,8 +141,7 @@ class Audits:
             for m in effect.means
         ]
         for case in self._cases.applied(commit.fragment, commit.key, means, self._clock()):
-            case.chosen = not self.doubt and self._lot.random() < chance
-            if case.chosen:
+            if not self.doubt and self._lot.random() < chance:
                 self._begin(case)
 
     def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
@@ -385,8 +384,8 @@ class Audits:
         verdicts, now, able = self._verdicts, self._clock(), self._roster.holds_state
         self._tell()
         others = {peer for peer in self._roster.alive() if able(peer)} - verdicts.mistaken
-        for finding in verdicts.settle(lambda owner: others - {owner}):
-            self._events.post(Expelled(finding.case.owner, finding.lie))
+        for case in verdicts.settle(lambda owner: others - {owner}):
+            self._events.post(Expelled(case.owner, case.lie))
         if (alone := verdicts.overdue(now)) and not self.doubt:
             verdicts.doubt = (
                 "this peer's results differ from all others': memory or arithmetic is faulty, or all others lie. No "

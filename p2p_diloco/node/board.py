@@ -8,21 +8,24 @@ owns is named by its content, so any peer can keep it alive; one of another name
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from random import sample
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.errors import P2PDilocoError, printable
 from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.node.wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.forms import Form, Forms
 
 LOOK_EVERY_S, KEEP_EVERY_S = 3.0, 60.0
 """How often a peer looks for newer records, and renews the newest one."""
@@ -132,12 +135,8 @@ def newest(
     """As `Board.read`, of these records."""
     found = list[T]()
     for value in sample(list(values), len(values)):
-        try:
-            protocol, said = read(tuple[int, kind], value)  # type: ignore[valid-type]
-        except ValueError:
-            continue
-        if protocol == PROTOCOL:
-            found.append(said)
+        with contextlib.suppress(ValueError):
+            found.append(unpack(kind, value))
     tried = sorted(found, key=order)[:TRIED_MAX]
     return sorted(filter(valid, tried), reverse=True)  # type: ignore[type-var]
 
@@ -147,13 +146,10 @@ def name_of(value: bytes) -> str:
     return blake2b(value, digest_size=16).hexdigest()
 
 
-def pack(said: object) -> bytes:
-    """Encode a dataclass as a record for `Board.read`."""
-    return packed([PROTOCOL, said])
-
-
 # -- what is in a record
 
+TEXT_MAX = 256
+"""The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Measure = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """No loss, speed or time is larger; sums and means of such numbers are finite."""
@@ -161,50 +157,53 @@ Measure = Annotated[float, Meta(ge=-1e30, le=1e30)]
 packed = msgspec.msgpack.Encoder().encode
 
 
+def clean(text: str) -> str:
+    """Replace the control characters in a text by spaces, and cut the text to `TEXT_MAX` letters."""
+    return printable(text[:TEXT_MAX])
+
+
+@cache
+def _forms() -> Forms:
+    from p2p_diloco.node.forms import Form, Forms  # here, because a trainer uses `status`, and no record
+
+    text = Form(str, read=lambda text, _: clean(text))
+    return Forms(lambda hint, name: text if hint is str else Form(hint), {}, left_out=())
+
+
 def read(kind: type[T], value: bytes) -> T:
-    """Decode a value of this type from msgpack. Fields that its dataclass doesn't have are passed over. Raises
-    ValueError for anything else."""
+    """Decode a value of this type from msgpack. Raises ValueError for anything else."""
     try:
         return msgspec.msgpack.decode(value, type=kind)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
-def told(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, by name. A dataclass in a field is a list, because a
-    record has no room for more names."""
-    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-    return {field.name: _listed(content) for field, content in fields if content != field.default}
+def pack(said: object) -> bytes:
+    """Encode a dataclass as a record: the protocol, and the list of its fields, because a record has no room for their
+    names."""
+    from p2p_diloco.node.forms import NO_RUN
+
+    return packed([PROTOCOL, _forms().of(type(said)).write(said, NO_RUN)])
 
 
-def _listed(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_listed(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+@cache
+def _fields_of(kind: type[Any]) -> dict[str, Form]:
+    return {name: _forms().of(hint, name) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
-def _named(hint: Any, value: Any) -> Any:
-    """A value that `_listed` made, as msgspec reads it: each dataclass as a map. Anything else stays as it is."""
-    if dataclasses.is_dataclass(hint) and isinstance(value, list):
-        hints = get_type_hints(hint, include_extras=True)
-        if len(hints) == len(value):
-            return {name: _named(hints[name], one) for name, one in zip(hints, value, strict=True)}
-    if get_origin(hint) is tuple and isinstance(value, list):
-        return [_named(get_args(hint)[0], one) for one in value]
-    if get_origin(hint) in (Union, UnionType):
-        return _named(get_args(hint)[0], value)
-    return value
+def unpack(kind: type[T], value: bytes) -> T:
+    """Decode a record that `pack` made of a dataclass of this type. A field that is missing or has another type gets
+    its default. Raises ValueError if it has none, and for anything else."""
+    from p2p_diloco.node.forms import NO_RUN
 
-
-def heard(kind: type[T], content: dict[str, Any]) -> T:
-    """Make a dataclass of its fields by name, as another version of this package may write them: what is no field is
-    passed over, and a field that is missing or has another type gets its default. Raises ValueError if it has none."""
-    hints, fields = get_type_hints(kind, include_extras=True), {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        try:
-            hint = hints[field.name]
-            fields[field.name] = msgspec.convert(_named(hint, content[field.name]), hint)
-        except (KeyError, msgspec.ValidationError):
-            if field.default is dataclasses.MISSING:
-                raise ValueError(f"the field {field.name} is missing or invalid") from None
-    return kind(**fields)
+    protocol, content = read(tuple[int, list[Any]], value)
+    if protocol != PROTOCOL:
+        raise ValueError(f"it is of protocol {protocol}, but this peer uses protocol {PROTOCOL}")
+    found, forms = {}, _fields_of(kind)  # type: ignore[arg-type]
+    for (name, form), one in zip(forms.items(), content, strict=False):
+        with contextlib.suppress(msgspec.ValidationError):
+            found[name] = form.read(msgspec.convert(one, form.type), NO_RUN)
+    try:
+        return kind(**found)
+    except TypeError as error:  # a field without a default
+        raise ValueError(str(error)) from None

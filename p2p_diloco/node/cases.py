@@ -21,24 +21,24 @@ CASES_MAX = 8192
 """The most means that are remembered."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Case:
     """One mean, and what became of its audit here. `base`: the version on which its commit was made. `seal`: its
     owner's signature. `choice`: what it averages; the mean's key is that of this choice. `nbytes`: the length of all
-    contributions. `chosen`: whether the lot fell on this mean. `readys`, `copies`: what its authors signed and sent, by
+    contributions. `readys`, `copies`: what its authors signed and sent, by
     author, as far as it is here. `since`: when the commit was applied or first heard of here, in seconds of the loop's
     clock. `begun`: whether its audit is queued or has started. `wanted`: whether it was queued because another peer
     waits for it. `taken`: whether the audit has started. `asked`: whether this peer has asked others for copies.
     `askers`: the peers that asked this one for copies. `given`: by peer that copies were sent to, whether it lacks them
     again. `accusers`: the peers that call the mean a lie. `over`: whether the audit has ended. `right`: whether it
-    found the mean right. `proves`: whether signatures and copies prove to any peer that the mean is a lie."""
+    found the mean right. `proves`: whether signatures and copies prove to any peer that the mean is a lie. `lie`: what
+    the audit found, empty if nothing, and `found_at`: when."""
 
     mean: OfMean
     base: Version
     seal: bytes
     choice: Choice
     nbytes: int
-    chosen: bool = False
     readys: dict[str, Ready] = field(default_factory=dict)
     copies: dict[str, memoryview] = field(default_factory=dict)
     since: float = 0.0
@@ -52,6 +52,8 @@ class Case:
     over: bool = False
     right: bool = False
     proves: bool = False
+    lie: str = ""
+    found_at: float = 0.0
 
     @property
     def owner(self) -> str:

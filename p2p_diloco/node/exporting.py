@@ -39,20 +39,6 @@ class Source:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The folder of an export, and the arguments `form` and `dtype` of `export.write`. `replace`: whether files of an
-    earlier export may be replaced."""
-
-    folder: Path
-    form: str
-    dtype: str
-    replace: bool
-
-    def check(self) -> None:
-        export.check_folder(self.folder, replace=self.replace)
-
-
 def of_checkpoint(path: Path) -> Source:
     """Read a checkpoint, or the newest one in a folder of checkpoints.
 
@@ -78,39 +64,33 @@ async def of_run(local: PeerConfig, tell: Callable[[str], None]) -> Source:
         P2PDilocoError: the run can't be read.
     """
     async with observing(local, tell) as observer:
-        tell(f"reading {observer.run.layout.numel} parameters of the run {observer.run.run_id}")
+        run = observer.run
+        tell(f"reading {run.layout.numel} parameters of the run {run.run_id}")
         await observer.refresh(local.wait_timeout)
-        return Source(
-            observer.run.run_id,
-            observer.run.layout,
-            observer.theta,
-            observer.card,
-            observer.epoch,
-            observer.model.digest,
-            observer.finished,
-        )
+        digest, finished = observer.model.digest, observer.finished
+        return Source(run.run_id, run.layout, observer.theta, observer.card, observer.epoch, digest, finished)
 
 
-def write(source: Source, target: Target) -> dict[str, Any]:
-    """Write a state as a model; returns what was written, as plain values.
+def write(source: Source, folder: Path, form: str, dtype: str, *, replace: bool) -> dict[str, Any]:
+    """Write a state as a model; returns what was written, as plain values. The rest as in `export.write`.
 
     Raises:
         ConfigError: the model can't be written in this form, or the folder can't be used.
     """
     model = export.assemble(source.layout, source.theta, ModelCard.unpack(source.card))
     told = {"run_id": source.run_id, "epoch": str(source.epoch), "digest": source.digest}
-    files = export.write(target.folder, model, target.form, target.dtype, told, replace=target.replace)
+    files = export.write(folder, model, form, dtype, told, replace=replace)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": source.run_id,
         "epoch": source.epoch,
         "digest": source.digest,
         "finished": source.finished,
-        "format": target.form,
-        "dtype": target.dtype,
+        "format": form,
+        "dtype": dtype,
         "parameters": model.parameters,
         "bytes": sum(files.values()),
-        "files": [str(target.folder / name) for name in files],
+        "files": [str(folder / name) for name in files],
         "tied": len(model.tied),
         "missing": list(model.missing),
         "described": bool(source.card),

@@ -220,6 +220,8 @@ class Forms:
             self.own[hint] = self.row(hint, tag=hint.__name__ if hint in self._tagged else None)
             return self.own[hint]
         parts, origin = get_args(hint), get_origin(hint)
+        if origin is Annotated:
+            return self._scalar(hint, name)
         forms = [self.of(part, name) for part in parts if part not in (NoneType, ...)]
         if origin in (Union, UnionType):
             return maybe(forms[0]) if NoneType in parts else either(dict(zip(parts, forms, strict=True)))
@@ -237,7 +239,7 @@ class Forms:
     def row(self, kind: type[Any], tag: int | str | None = None, **own: Form) -> Form:
         """The form of a dataclass: the list of its fields, after the `tag` if there is one. `own`: the forms of fields
         that are unlike those of the same name and type elsewhere."""
-        hints = get_type_hints(kind, localns={"State": State})
+        hints = get_type_hints(kind, localns={"State": State}, include_extras=True)
         fields = [field for field in dataclasses.fields(kind) if field.name in own or field.name not in self._left_out]
         forms = [own.get(field.name) or self.of(hints[field.name], field.name) for field in fields]
         absent = {

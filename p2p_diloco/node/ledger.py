@@ -126,12 +126,12 @@ class SubmissionLog:
         self._pace = Pace(config.sync_every) if config.dylu else None
         self._base = config.sync_every
         self.counted = 0
-        """The number of submissions that were counted in every shard."""
+        """The number of submissions that were counted."""
         self.refused = 0
-        """The number of submissions that were not counted in some shard: too stale, or made on a lineage that lost.
+        """The number of submissions that were not counted: too stale, or made on a lineage that lost.
         Submissions after the run's end are neither in this number nor in `counted`."""
         self.staleness = 0
-        """The greatest staleness among the shards of the last counted submission, in epochs."""
+        """The staleness of the last counted submission, in epochs."""
         self.histogram = [0] * len(STALENESS_FROM)
         """The number of counted submissions with a staleness in each bin of `STALENESS_FROM`."""
 
@@ -153,19 +153,17 @@ class SubmissionLog:
         bins = self.histogram[: filled[-1] + 1] if filled else []
         return Submissions(self.counted, self.refused, tuple(bins))
 
-    def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
-        """Count the outcome of a submission; returns the outcome as one sentence. `behind` holds the staleness of each
-        shard, or None for a shard that was not counted. `why` holds the reasons why shards were not counted."""
-        known = [epochs for epochs in behind if epochs is not None]
-        if len(known) < len(behind):
-            self.refused += list(why) != [ENDED]
-            shards = f"{len(behind) - len(known)} of its {len(behind)} shards"
-            return f"a submission was not counted in {shards}: {', '.join(why)}"
-        self.staleness = max(known, default=0)
+    def counts(self, behind: int) -> str:
+        """Count a submission that a commit counts, so many epochs behind; returns this as one sentence."""
+        self.staleness = behind
         self.counted += 1
-        self.histogram[bisect_right(STALENESS_FROM, self.staleness) - 1] += 1
-        spread = f"{min(known, default=0)} to {self.staleness}" if min(known, default=0) < self.staleness else None
-        return f"submission {self.counted} was counted, {spread or self.staleness} epochs behind"
+        self.histogram[bisect_right(STALENESS_FROM, behind) - 1] += 1
+        return f"submission {self.counted} was counted, {behind} epochs behind"
+
+    def refuses(self, why: str) -> str:
+        """Count a submission that was not counted, unless the run has ended; returns the reason as one sentence."""
+        self.refused += why != ENDED
+        return f"a submission was not counted: {why}"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
         """Adjust this peer's number of inner steps to its own `speed` and the speeds of the `others`, all in inner

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.data.manifest import MANIFEST_BYTES_MAX, Manifest, Slice
-from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Records, Refusal, Transport, Unreachable
 from p2p_diloco.node import board, wire
-from p2p_diloco.node.board import Board, heard, told
+from p2p_diloco.node.board import Board
 from p2p_diloco.node.headers import packed
 from p2p_diloco.node.status import ADDRESSES_MAX
 from p2p_diloco.node.wire import GetSlice, ListSlices, SliceBytes, SliceList
@@ -39,9 +38,9 @@ class DataNodeRecord:
 
     def pack(self) -> bytes:
         """Encode the record, with as many addresses as fit."""
-        content = told(dataclasses.replace(self, addresses=self.addresses[:ADDRESSES_MAX]))
-        while len(value := board.packed(content)) > CONTENT_BYTES_MAX:
-            content["addresses"] = content["addresses"][:-1]
+        addresses = self.addresses[:ADDRESSES_MAX]
+        while len(value := board.pack(dataclasses.replace(self, addresses=addresses))) > CONTENT_BYTES_MAX:
+            addresses = addresses[:-1]
         return value
 
 
@@ -65,12 +64,11 @@ async def read_data_nodes(dht: Records, run_id: str, name: str) -> list[DataNode
     found = list[DataNodeRecord]()
     for peer, value in (await _board(name).fetch(dht, run_id)).items():
         try:
-            record = heard(DataNodeRecord, board.read(dict, value))
+            record = board.unpack(DataNodeRecord, value)
         except ValueError:
             continue
         if record.peer_id == peer != dht.peer_id and record.data_set:
-            label = printable(record.label[:LABEL_LETTERS_MAX])
-            found.append(dataclasses.replace(record, label=label or peer[-8:]))
+            found.append(dataclasses.replace(record, label=record.label[:LABEL_LETTERS_MAX] or peer[-8:]))
     return sorted(found, key=lambda record: record.peer_id)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node.status import clean
+from p2p_diloco.node.board import clean
 
 PEERS_MAX = 256
 """The most peers that are remembered; the one that was refused longest ago is forgotten first."""

@@ -14,8 +14,9 @@ import msgpack
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
-from p2p_diloco.node.board import Board, Count, Measure, heard, packed, read, told
-from p2p_diloco.node.wire import PROTOCOL
+from p2p_diloco.node.board import Board, Count, Measure, packed, read
+from p2p_diloco.node.board import pack as pack_record
+from p2p_diloco.node.board import unpack as unpack_record
 
 if TYPE_CHECKING:
     from p2p_diloco.node.run import Run
@@ -71,7 +72,7 @@ class RunRecord:
         Raises:
             ConfigError: the settings don't fit into a record.
         """
-        value = packed({"v": PROTOCOL, **told(self)})
+        value = pack_record(self)
         if len(value) > CONTENT_BYTES_MAX:
             options = self.config.get("outer_options")
             raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
@@ -81,10 +82,7 @@ class RunRecord:
     def unpack(cls, value: bytes) -> RunRecord:
         """Decode a record that `pack` encoded. Raises ValueError for anything else."""
         try:
-            content = read(dict, signature_of(value)[0])
-            if isinstance(protocol := content.get("v"), int) and protocol != PROTOCOL:
-                raise ValueError(f"the run uses protocol {protocol}, but this peer uses protocol {PROTOCOL}")
-            return heard(cls, content)
+            return unpack_record(cls, signature_of(value)[0])
         except ValueError as error:
             raise ValueError(f"these bytes are not a run's record: {error}") from None
 

@@ -6,16 +6,12 @@ memory has changed since its step is not saved. A checkpoint is used only if its
 
     theta      the global parameters and buffers, by name and shape, fp32
     outer      the outer optimizer's state, as <slice>.<name>
-    manifest   run_id, founded (by whom, and when), generation, samples, config, layout, fragments (the replicated
-               state of each, as `headers` writes it, in base64), digests (of each slice's tensors), card
-               (`tensors.card`, in base64)
+    manifest   `Manifest`
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +33,7 @@ from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fields import STATE
-from p2p_diloco.node.forms import NOBODY, About
+from p2p_diloco.node.forms import About
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_record import cut_of
 from p2p_diloco.node.setup import SAVE_S_MAX
@@ -52,6 +48,21 @@ Wrong = tuple[int, Damaged]
 """A damaged slice, and the event that tells the replica of it."""
 
 log = logging.getLogger(__name__)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint's manifest tells of the run. `founded`: by whom, and when. `fragments`: the replicated state of
+    each, as `headers` writes it. `digests`: of each slice's tensors. `card`: the model's packed card; may be empty."""
+
+    run_id: str
+    generation: int
+    samples: int
+    config: dict[str, Any]
+    layout: dict[str, Any]
+    fragments: list[bytes]
+    digests: list[str]
+    founded: tuple[str, float] | None = None
+    card: bytes = b""
 
 
 class Saving:
@@ -152,7 +163,7 @@ class Snapshot:
     card: bytes
 
     @cached_property
-    def digests(self) -> Sequence[str]:
+    def digests(self) -> list[str]:
         """The digest of each slice's tensors."""
         return _digests(self.run.layout, self.theta, self.outer)
 
@@ -175,18 +186,20 @@ class Snapshot:
 
     def manifest(self) -> dict[str, object]:
         """Make the entries of the checkpoint's manifest."""
-        rules, versions = self.run.rules, [state.version for state in self.states]
-        return {
-            "run_id": self.run.run_id,
-            "founded": list(self.founded),
-            "generation": max(version.generation for version in versions),
-            "samples": sum(version.samples for version in versions),
-            "config": self.run.config.to_wire(),
-            "layout": self.run.layout.to_wire(),
-            "fragments": [_packed(state, rules) for state in self.states],
-            "digests": self.digests,
-            "card": base64.b64encode(self.card).decode(),
-        }
+        run, versions = self.run, [state.version for state in self.states]
+        made = Manifest(
+            run.run_id,
+            generation=max(version.generation for version in versions),
+            samples=sum(version.samples for version in versions),
+            config=run.config.to_wire(),
+            layout=run.layout.to_wire(),
+            fragments=[msgspec.msgpack.encode(STATE.write(state, About("", run.rules))) for state in self.states],
+            digests=self.digests,
+            founded=self.founded,
+            card=self.card,
+        )
+        content: dict[str, object] = msgspec.to_builtins(made)  # bytes are in base64
+        return content
 
 
 def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wrong]:
@@ -269,42 +282,33 @@ class Checkpoint:
         """Read a checkpoint; raises `CheckpointError` unless it is complete, written by this package, and matches its
         digests."""
         self.path = path
-        tensors, manifest = checkpoint.load(path)
-        self.founded, self.card = _founded(manifest), _card(manifest)
-        match tensors, manifest:
-            case {"theta": theta, "outer": outer}, {
-                "run_id": str(run_id),
-                "generation": int(generation),
-                "config": dict(config),
-                "layout": dict(layout),
-            }:
-                self.run_id, self.generation, self.config = run_id, generation, {**_CONFIG_BEFORE, **config}
-            case _:
-                raise self._unusable("it is not a checkpoint of a peer")
+        tensors, content = checkpoint.load(path)
         try:
-            self.layout = Layout.from_wire(layout)
-            self._states = self._read_states(manifest)
-            self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(theta)])
+            told = msgspec.convert(content, Manifest)
+            self.run_id, self.generation, self.config = told.run_id, told.generation, {**_CONFIG_BEFORE, **told.config}
+            self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
+            self._states = self._read_states(told.fragments)
+            self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])
             self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.shards]
-            for key, tensor in outer.items():
+            for key, tensor in tensors["outer"].items():
                 index, _, name = key.partition(".")
                 self._outer[int(index)][name] = tensor
-            self._check(manifest.get("digests"))
+            self._check(told.digests)
         except (KeyError, IndexError) as error:
             raise self._unusable(f"its tensors are not what its model needs ({error})") from None
         except ValueError as error:
             raise self._unusable(str(error)) from None
 
-    def _read_states(self, manifest: Mapping[str, object]) -> Sequence[State]:
+    def _read_states(self, packed: Sequence[bytes]) -> Sequence[State]:
         """Read the replicated state of each fragment. Raises ValueError if they can't be used."""
-        packed, rules = manifest.get("fragments"), Run(self.run_id, self.run_config, self.layout).rules
-        if not isinstance(packed, list) or len(packed) != len(rules.fragments):
+        rules = Run(self.run_id, self.run_config, self.layout).rules
+        if len(packed) != len(rules.fragments):
             raise ValueError("it has no states of fragments")
-        return [_unpacked(fragment, text, rules) for fragment, text in enumerate(packed)]
+        return [_unpacked(fragment, state, rules) for fragment, state in enumerate(packed)]
 
-    def _check(self, named: object) -> None:
+    def _check(self, named: Sequence[str]) -> None:
         """Raises ValueError unless the tensors have the digests that the manifest names."""
-        if not isinstance(named, list) or len(named) != len(self.layout.shards):
+        if len(named) != len(self.layout.shards):
             raise ValueError("it has no digests")
         found = _digests(self.layout, self.theta, self._outer)
         if wrong := [index for index, one in enumerate(named) if one != found[index]]:
@@ -375,32 +379,11 @@ class Checkpoint:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
 
 
-def _packed(state: State, rules: Rules) -> str:
-    return base64.b64encode(msgspec.msgpack.encode(STATE.write(state, About("", rules, NOBODY)))).decode()
-
-
-def _unpacked(fragment: int, text: object, rules: Rules) -> State:
-    """Raises ValueError if the text is no state of this fragment."""
+def _unpacked(fragment: int, packed: bytes, rules: Rules) -> State:
+    """Raises ValueError if the bytes are no state of this fragment."""
     try:
-        struct = msgspec.msgpack.decode(base64.b64decode(str(text)), type=STATE.type)
+        struct = msgspec.msgpack.decode(packed, type=STATE.type)
         state: State = STATE.read(struct, replace(About("", rules), fragment=fragment))
-    except (binascii.Error, msgspec.MsgspecError, Refusal) as error:
+    except (msgspec.MsgspecError, Refusal) as error:
         raise ValueError(f"the state of fragment {fragment} can't be read ({error})") from None
     return state
-
-
-def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
-    """Read the run's founder and the time of its founding from a manifest; None if the manifest lacks them."""
-    match manifest.get("founded"):
-        case [str(founder), float(time)]:
-            return founder, time
-    return None
-
-
-def _card(manifest: Mapping[str, object]) -> bytes:
-    """Read the model's packed card from a manifest; empty if the manifest has none."""
-    card = manifest.get("card")
-    try:
-        return base64.b64decode(card) if isinstance(card, str) else b""
-    except binascii.Error:
-        return b""

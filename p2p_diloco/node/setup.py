@@ -5,9 +5,11 @@ Law: holds plain values that cross the channel, and answers only questions that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.tensors.layout import ParamSpec
@@ -15,6 +17,8 @@ from p2p_diloco.tensors.layout import ParamSpec
 SAVE_S_MAX = 30.0
 """Seconds that a departing peer waits for a checkpoint that is being written. It is here, and not in `saving`, because
 the trainer uses it too, and would load the whole protocol with `saving`."""
+
+Specs = tuple[ParamSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +30,10 @@ class Setup:
 
     asked: RunConfig
     local: PeerConfig
-    specs: tuple[ParamSpec, ...] | None
+    specs: Specs | None
     frozen: str = ""
     card: bytes = b""
-    buffers: tuple[ParamSpec, ...] = ()
+    buffers: Specs = ()
 
     @property
     def numel(self) -> int:
@@ -49,32 +53,17 @@ class Setup:
         return local.found or bool(settings.given) or local.from_checkpoint is not None or not local.initial_peers
 
     def to_wire(self) -> dict[str, Any]:
-        specs = self.specs
         return {
             "asked": self.asked.model_dump(mode="json", exclude_unset=True),
             "local": self.local.model_dump(mode="json", exclude_unset=True),
             "frozen": self.frozen,
             "card": self.card,
-            "specs": None if specs is None else _written(specs),
-            "buffers": _written(self.buffers),
+            "specs": self.specs,
+            "buffers": self.buffers,
         }
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Setup:
-        specs = wire["specs"]
-        return cls(
-            RunConfig(**wire["asked"]),
-            PeerConfig(**wire["local"]),
-            None if specs is None else _read(specs),
-            wire["frozen"],
-            wire["card"],
-            _read(wire["buffers"]),
-        )
-
-
-def _written(specs: Sequence[ParamSpec]) -> list[list[Any]]:
-    return [[spec.name, list(spec.shape), spec.dtype] for spec in specs]
-
-
-def _read(specs: Sequence[Sequence[Any]]) -> tuple[ParamSpec, ...]:
-    return tuple(ParamSpec(name, tuple(shape), dtype) for name, shape, dtype in specs)
+        settings = {"asked": RunConfig(**wire["asked"]), "local": PeerConfig(**wire["local"])}
+        specs = msgspec.convert([wire["specs"], wire["buffers"]], tuple[Specs | None, Specs])
+        return cls(**{**wire, **settings, "specs": specs[0], "buffers": specs[1]})

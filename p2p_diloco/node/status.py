@@ -1,8 +1,9 @@
 """The status of a peer: one dataclass, which the node writes and `status --json` shows.
 
-Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
-is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.sections`. Records come
-from strangers: a field of another type is read as its default, and text is cut and stripped of control characters.
+Law: the names are the same in `p2p-diloco status --json` and in its views. A DHT record is the list of the fields, so a
+new field is the last one here, with a default; one line in `node.reporting` fills it in, and one in `observe.sections`
+shows it. Records come from strangers: a field of another type is read as its default, and text is cut and stripped of
+control characters.
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
-from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import CONTENT_BYTES_MAX
-from p2p_diloco.node.board import Count, Measure, heard, packed, read, told
+from p2p_diloco.node.board import Count, Measure, pack, unpack
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
 REFUSED_MAX, NAME_LETTERS_MAX, WHY_LETTERS_MAX, WAITS_LETTERS_MAX = 2, 40, 100, 120
 DEATHS_MAX = 3
-TEXT_MAX = 256
-"""The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 Seconds = Annotated[float, Meta(ge=0, le=1e30)]
 
 
@@ -88,7 +86,7 @@ class Submissions:
 
     counted: Count
     refused: Count
-    """Submissions that were not fully counted: too stale, or made on a lineage that lost."""
+    """Submissions that were not counted: too stale, or made on a lineage that lost."""
     staleness: tuple[Count, ...]
     """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
     the end are left out."""
@@ -200,8 +198,8 @@ class RefusedPeer:
 class PeerStatus:
     """The status of one peer, as that peer publishes it. A field is None if its value is unknown or not published."""
 
-    name: str = ""
     peer_id: str
+    name: str = ""
     host: str = ""
     role: str = ""
     state: str = ""
@@ -294,7 +292,6 @@ class PeerStatus:
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
         refused peers, then deaths but the last one, then addresses, then shards, then data sets."""
-        events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
             self,
             aggregates=self.aggregates[:AGGREGATES_MAX],
@@ -310,22 +307,20 @@ class PeerStatus:
                 RefusedPeer(refused.peer[:NAME_LETTERS_MAX], refused.count, refused.why[:WHY_LETTERS_MAX])
                 for refused in self.refused[-REFUSED_MAX:]
             ),
-            events=tuple(Event(event.time, cut(event.text)) for event in events),
+            events=tuple(Event(event.time, cut(event.text)) for event in self.events[-EVENTS_MAX:]),
         )
-        content = told(fitting)
-        while len(value := packed(content)) > CONTENT_BYTES_MAX:
-            trimmed = next(key for key in _TRIMMED if content.get(key))
-            oldest_first = trimmed in ("events", "refused", "newest_deaths")
-            content[trimmed] = content[trimmed][1:] if oldest_first else content[trimmed][:-1]
+        while len(value := pack(fitting)) > CONTENT_BYTES_MAX:
+            trimmed = next(key for key in _TRIMMED if getattr(fitting, key))
+            kept = slice(1, None) if trimmed in ("events", "refused", "newest_deaths") else slice(-1)  # oldest first
+            fitting = dataclasses.replace(fitting, **{trimmed: getattr(fitting, trimmed)[kept]})
         return value
 
     @classmethod
     def unpack(cls, value: bytes) -> PeerStatus:
-        """Decode a record that `pack` encoded, in this version of the package or in another. Raises ValueError for
-        anything else."""
+        """Decode a record that `pack` encoded. Raises ValueError for anything else."""
         try:
-            return heard(cls, _cleaned(read(dict, value)))
-        except (ValueError, RecursionError) as error:
+            return unpack(cls, value)
+        except ValueError as error:
             raise ValueError(f"these bytes are not a peer's status: {error}") from None
 
 
@@ -337,23 +332,6 @@ def highest(peers: Iterable[PeerStatus]) -> Deaths:
 def cut(text: str) -> str:
     """An event's text in `EVENT_LETTERS_MAX` letters. If some are left out, it ends in an ellipsis."""
     return text if len(text) <= EVENT_LETTERS_MAX else text[: EVENT_LETTERS_MAX - 1] + "…"
-
-
-def clean(text: str) -> str:
-    """Replace the control characters in a text by spaces, and cut the text to `TEXT_MAX` letters."""
-    return printable(text[:TEXT_MAX])
-
-
-def _cleaned(value: Any) -> Any:
-    """The same value, in which all texts are clean."""
-    match value:
-        case str():
-            return clean(value)
-        case list():
-            return [_cleaned(one) for one in value]
-        case dict():
-            return {key: _cleaned(one) for key, one in value.items()}
-    return value
 
 
 _TRIMMED = ("events", "refused", "newest_deaths", "addresses", "aggregates", "data")

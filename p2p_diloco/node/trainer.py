@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -287,28 +287,21 @@ class TrainerSide:
 
     def _submitted(self) -> dict[str, int]:
         """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        replica, fragment = self._replica, self._run.rules.fragment_of(self._exchange["shards"][0])
+        replica, submissions = self._replica, self.submissions
+        fragment = self._run.rules.fragment_of(self._exchange["shards"][0])
         ready, held, most = replica.own.ready, replica.logs[fragment].held, replica.rules.max_staleness
         assert ready is not None, "an exchange was under way"
-        behind: int | None = None
-        why = list[str]()
         if is_counted(held, replica.me, ready):
-            behind = held.roll[replica.me].epoch - ready.base.epoch - 1
+            outcome = submissions.counts(held.roll[replica.me].epoch - ready.base.epoch - 1)
         elif final(held, replica.rules):
-            why = [ENDED]
+            outcome = submissions.refuses(ENDED)
         elif not descends(held, ready.base):
-            why = [LEFT]
+            outcome = submissions.refuses(LEFT)
         else:
             self._carried[fragment].sends += 1
             too_old = most is not None and held.version.epoch - ready.base.epoch > most
-            why = [TOO_OLD if too_old else MISUSED]
-        shards = self._exchange["shards"]
-        return self._told_of_submission([behind] * len(shards), why)
-
-    def _told_of_submission(self, behind: Sequence[int | None], why: Sequence[str]) -> dict[str, int]:
-        """Record the outcome of a submission. The rest as in `SubmissionLog.ended`."""
-        submissions, replica = self.submissions, self._replica
-        log.info("%s", submissions.ended(behind, why))
+            outcome = submissions.refuses(TOO_OLD if too_old else MISUSED)
+        log.info("%s", outcome)
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}

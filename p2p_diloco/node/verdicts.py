@@ -25,22 +25,13 @@ CLAIMED_MAX = 16
 displaces its own accusations, and no others."""
 
 
-@dataclass(slots=True)
-class Finding:
-    """A lie that an audit of this peer has found. `case`: the mean; `since`: when the lie was found."""
-
-    case: Case
-    lie: str
-    since: float
-
-
 class Verdicts:
     """This peer's findings, and other peers' accusations."""
 
     def __init__(self, patience_s: float) -> None:
         """`patience_s`: how long others may take to confirm a finding."""
         self._patience_s = patience_s
-        self._found: dict[str, Finding] = {}  # by owner: findings that did not expel it yet
+        self._found: dict[str, Case] = {}  # by owner: findings that did not expel it yet
         self._claims: dict[str, dict[str, None]] = {}  # by accuser: the owners that it accuses, oldest first
         self._proofs: dict[str, Case] = {}  # by owner: lies that can be shown to any peer, oldest first
         self.mistaken: set[str] = set()
@@ -52,8 +43,9 @@ class Verdicts:
 
     def finds(self, case: Case, lie: str, now: float) -> None:
         """Record a finding of this peer."""
+        case.lie, case.found_at = lie, now
         if case.owner not in self.expelled:
-            self._found.setdefault(case.owner, Finding(case, lie, now))
+            self._found.setdefault(case.owner, case)
 
     def accused(self, owner: str, by: str) -> None:
         """Record that another peer has found a lie of this owner."""
@@ -73,14 +65,14 @@ class Verdicts:
         self.mistaken.update(accusers)
         self.forget(lambda peer: peer not in self.mistaken)
 
-    def settle(self, able: Callable[[str], Collection[str]]) -> list[Finding]:
+    def settle(self, able: Callable[[str], Collection[str]]) -> list[Case]:
         """Mark as expelled each owner that this peer has found to lie, if another peer has accused it, too, or no
-        other peer could find its lie. Returns these findings. `able(owner)`: the other live peers that could."""
-        settled = [f for who, f in self._found.items() if self._accused(who) or not able(who)]
-        for finding in settled:
-            case = finding.case
+        other peer could find its lie. Returns the means that are these lies. `able(owner)`: the other live peers that
+        could."""
+        settled = [case for who, case in self._found.items() if self._accused(who) or not able(who)]
+        for case in settled:
             del self._found[case.owner]
-            self.expelled[case.owner] = finding.lie
+            self.expelled[case.owner] = case.lie
             if case.proves:
                 self._proofs[case.owner] = case
         while len(self._proofs) > 1 and (len(self._proofs) > PROOFS_MAX or self._nbytes() > PROOFS_BYTES):
@@ -93,7 +85,7 @@ class Verdicts:
         """The owners whose lies this peer alone has found and can prove, though others have had the time to find
         them. Findings without a proof are dropped after that time: perhaps the owner showed the contributions to
         every peer but this one, and that says nothing of this peer's machine."""
-        late = [finding.case for finding in self._found.values() if now - finding.since > self._patience_s]
+        late = [case for case in self._found.values() if now - case.found_at > self._patience_s]
         for case in late:
             if not case.proves:
                 del self._found[case.owner]
@@ -101,13 +93,12 @@ class Verdicts:
 
     def finding(self, case: Case) -> bool:
         """Whether this mean is the one by which this peer found its owner to lie."""
-        found = self._found.get(case.owner)
-        return (found is not None and found.case is case) or self._proofs.get(case.owner) is case
+        return case in (self._found.get(case.owner), self._proofs.get(case.owner))
 
     def to_tell(self) -> list[Case]:
         """The means that this peer calls lies before other peers: those of unconfirmed findings, and those whose
         proofs are kept for newcomers."""
-        return [*(finding.case for finding in self._found.values()), *self._proofs.values()]
+        return [*self._found.values(), *self._proofs.values()]
 
     def proof(self, mean: OfMean) -> Case | None:
         """The kept proof that this mean is a lie; None if there is none."""

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median_high
 
+from p2p_diloco.node.board import clean
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, clean, highest
+from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, highest
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -51,6 +52,7 @@ from p2p_diloco.net.relay import unpacked
 from p2p_diloco.net.signing import SigningKey, from_text, signed_by
 from p2p_diloco.node import board, curves, ends, privacy, providers, revising, wire
 from p2p_diloco.node.describing import Described
+from p2p_diloco.node.fields import STATE
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import Folded, Rolls, of_nodes, opened, pack, packed, unpack
 from p2p_diloco.node.history import SUFFIX
@@ -59,7 +61,8 @@ from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.run_inbox import check_place
 from p2p_diloco.node.run_record import RunRecord
-from p2p_diloco.node.saving import Checkpoint, _packed
+from p2p_diloco.node.saving import Checkpoint
+from p2p_diloco.node.saving import Manifest as Saved
 from p2p_diloco.node.status import Event, PeerStatus, RefusedPeer
 from p2p_diloco.observe.snapshot import snapshot
 from p2p_diloco.observe.view import lines
@@ -328,13 +331,13 @@ def _checkpoints(folder: Path) -> Target:
     layout = _layout()
     state, rules = founding(0, Version(0, 0, 0, "e" * 32), ME.peer_id, 1), Run("r", RunConfig(), layout).rules
     theta, outer = {spec.name: torch.zeros(spec.shape) for spec in layout.params}, {"m": torch.zeros(16)}
-    told = {
-        "run_id": "r", "generation": 0, "samples": 8, "config": RunConfig().to_wire(), "layout": layout.to_wire(),
-        "fragments": [_packed(state, rules)], "digests": [digest(torch.zeros(16), outer)],
-        "founded": [ME.peer_id, 1.0], "card": "",
-    }  # fmt: skip
+    packed = msgspec.msgpack.encode(STATE.write(state, About("", rules)))
+    told = Saved(
+        "r", 0, 8, RunConfig().to_wire(), layout.to_wire(), [packed],
+        [digest(torch.zeros(16), outer)], (ME.peer_id, 1.0),
+    )  # fmt: skip
     tensors = {"theta": theta, "outer": {f"0.{name}": tensor for name, tensor in outer.items()}}
-    where = save(folder, 1, tensors, told, 3) / MANIFEST
+    where = save(folder, 1, tensors, msgspec.to_builtins(told), 3) / MANIFEST
     bare = json.dumps({key: value for key, value in json.loads(where.read_bytes()).items() if key != "seal"})
 
     def load(case: bytes) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.node.exporting import Target, of_checkpoint, write
+from p2p_diloco.node.exporting import of_checkpoint, write
 from p2p_diloco.node.saving import read_checkpoint
 from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
@@ -192,7 +192,7 @@ def test_a_checkpoint_and_its_export_have_the_statistics(
     saved = read_checkpoint(PeerConfig(from_checkpoint=folder))
     assert saved is not None
     assert saved.versions[0].epoch == 4
-    told = write(of_checkpoint(folder), Target(tmp_path / "out", "torch", "bfloat16", False))
+    told = write(of_checkpoint(folder), tmp_path / "out", "torch", "bfloat16", replace=False)
     assert told["missing"] == []
     assert told["parameters"] == sum(parameter.numel() for parameter in network_of(0).parameters())
     exported = torch.load(tmp_path / "out" / "model.pt", weights_only=True)

@@ -20,13 +20,12 @@ from p2p_diloco.core.state import rooted
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Refusal
 from p2p_diloco.node import records
-from p2p_diloco.node.board import told
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import BOARD, publish, read_peers
 from p2p_diloco.node.reporting import WAITS_S
-from p2p_diloco.node.run_record import RunRecord
+from p2p_diloco.node.run_record import RunRecord, signature_of
 from p2p_diloco.node.signatures import Signatures
 from p2p_diloco.node.status import DataProgress, Event, GpuMemory, LastRound, PeerStatus, RefusedPeer, Ways
 from p2p_diloco.node.wire import PROTOCOL
@@ -100,12 +99,13 @@ def test_the_parts_of_a_field_have_no_names_in_a_record() -> None:
     assert not any(name in rich.pack() for name in (b"relayed", b"outer_step", b"why"))
 
 
-def test_other_versions_have_other_fields() -> None:
-    """A field that this version doesn't know is passed over, and one that is missing is unknown."""
-    other = msgpack.packb({"peer_id": "a", "step": 7, "mood": "good", "ways": [1, 0, 0]})
-    assert PeerStatus.unpack(other) == PeerStatus(peer_id="a", step=7, ways=Ways(1, 0, 0))
-    with pytest.raises(ValueError, match="not a peer's status: the field peer_id is missing or invalid"):
-        PeerStatus.unpack(msgpack.packb({"name": "alice"}))
+def test_what_is_no_record_of_this_protocol_is_none() -> None:
+    """A field that has another type, or is missing, is unknown. Without the peer's id it is no record."""
+    protocol, fields = msgpack.unpackb(RECORD.pack())
+    assert PeerStatus.unpack(msgpack.packb([protocol, [*fields[:1], 7]])) == PeerStatus(peer_id="a")
+    for content in ([protocol + 1, fields], [protocol, [7, *fields[1:]]], [protocol, []], fields, {}):
+        with pytest.raises(ValueError, match="not a peer's status"):
+            PeerStatus.unpack(msgpack.packb(content))
 
 
 def test_settings_that_can_not_be_printed_are_no_settings() -> None:
@@ -113,8 +113,9 @@ def test_settings_that_can_not_be_printed_are_no_settings() -> None:
     nested = reduce(lambda inner, _: [inner], range(700), [])
     record = RunRecord({"outer_options": {"a": [[1]]}}, "model", "cut", 1, 10, 1, "id", 0.0)
     assert RunRecord.unpack(record.pack()) == record
+    _, fields = msgpack.unpackb(signature_of(record.pack())[0])
     with pytest.raises(ValueError, match="nested too deeply"):
-        RunRecord.unpack(msgpack.packb([msgpack.packb({"v": PROTOCOL, **told(record), "config": {"a": nested}}), b""]))
+        RunRecord.unpack(msgpack.packb([msgpack.packb([PROTOCOL, [{"a": nested}, *fields[1:]]]), b""]))
 
 
 @awaited

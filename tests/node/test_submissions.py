@@ -104,9 +104,7 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
         one.memory.steps += 1
         carries.append([carry for _, carry in (await one.merge())["carries"]])
         assert release["sent"]
-    assert (
-        caplog.text.count("not counted in 1 of its 1 shards: the submission was further behind than max_staleness") == 2
-    )
+    assert caplog.text.count("not counted: the submission was further behind than max_staleness") == 2
     assert carries == [["keep"], ["old"], ["subtract"]]
     assert release["refused"] == 2
     assert one.memory.theta.tolist() == [-4.0] * 4
@@ -169,13 +167,13 @@ async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatc
 
 
 def test_staleness_is_counted_by_bins() -> None:
-    """Each submission that was counted is in one bin, by the greatest staleness of its shards; one that was not is
-    among the refused, unless the run ended before it came."""
+    """Each submission that was counted is in one bin, by its staleness; one that was not is among the
+    refused, unless the run ended before it came."""
     submissions = SubmissionLog(RunConfig(mode="async"))
-    for behind in ([0, 0], [1, 5], [7, 64], [1000]):
-        submissions.ended(behind)
-    assert submissions.ended([2, None], [LEFT]).endswith("not counted in 1 of its 2 shards: " + LEFT)
-    assert submissions.ended([None], [ENDED]).endswith("not counted in 1 of its 1 shards: the run has ended")
+    for behind in (0, 5, 64, 1000):
+        submissions.counts(behind)
+    assert submissions.refuses(LEFT).endswith("not counted: " + LEFT)
+    assert submissions.refuses(ENDED).endswith("not counted: the run has ended")
     assert submissions.counted == 4
     assert submissions.refused == 1
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}

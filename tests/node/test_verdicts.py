@@ -19,7 +19,7 @@ def found(verdicts: Verdicts, *owners: str, now: float = 0.0) -> list[str]:
     """Record findings about these owners, while others live. Returns the peers that are expelled now."""
     for owner in owners:
         verdicts.finds(case(owner), "a lie", now)
-    return [finding.case.owner for finding in verdicts.settle(lambda owner: {"z"})]
+    return [case.owner for case in verdicts.settle(lambda owner: {"z"})]
 
 
 def test_a_finding_expels_once_another_peer_has_found_the_same() -> None:
@@ -42,7 +42,7 @@ def test_no_accusation_expels_without_a_finding_of_this_peer() -> None:
 def test_where_no_other_peer_could_find_it_a_finding_expels_at_once() -> None:
     verdicts = Verdicts(10.0)
     verdicts.finds(case("b"), "a lie", 0.0)
-    assert [finding.case.owner for finding in verdicts.settle(lambda owner: set())] == ["b"]
+    assert [case.owner for case in verdicts.settle(lambda owner: set())] == ["b"]
 
 
 def test_a_finding_that_is_not_confirmed_becomes_overdue_and_expels_still_when_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 from typing import Any
@@ -12,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.node.board import packed
+from p2p_diloco.node.board import TEXT_MAX, packed
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import (
-    TEXT_MAX,
     Buffered,
     DataProgress,
     Death,
@@ -29,6 +29,7 @@ from p2p_diloco.node.status import (
     Submissions,
     Ways,
 )
+from p2p_diloco.node.wire import PROTOCOL
 from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, Snapshot
 from p2p_diloco.observe.snapshot import snapshot as made
 
@@ -60,8 +61,19 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _fields(told: dict[str, Any]) -> list[Any]:
+    """The fields of a record in order, whatever they hold."""
+    return [_listed(told.get(field.name, field.default)) for field in dataclasses.fields(PeerStatus)]
+
+
+def _listed(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return [_listed(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return [_listed(one) for one in value] if isinstance(value, list | tuple) else value
+
+
 def snapshot(run_id: str, run: RunRecord | None, records: list[dict[str, Any]], now: float) -> Snapshot:
-    return made(run_id, run, [PeerStatus.unpack(packed(told)) for told in records], now)
+    return made(run_id, run, [PeerStatus.unpack(packed([PROTOCOL, _fields(told)])) for told in records], now)
 
 
 def test_the_schema_is_the_documented_one() -> None:
