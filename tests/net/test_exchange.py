@@ -274,6 +274,7 @@ async def test_progress_does_not_extend_a_payloads_deadline() -> None:
     with by_hand() as clock:
         sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
         slow = await rig.dialled()
+        assert await slow.read() == Bulk(b"h", 1000)
         started, count = clock.now, 0
         while not sending.done():
             slow.write(Progress(count := count + 1))
