@@ -214,12 +214,8 @@ class DirectChannel:
         """Answer a peer's request for a direct connection, on the stream that the peer opened for it."""
         frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
-            match await frames.read(idle_s=read_s, frame_s=read_s):
-                case Message(request):
-                    frames.write(await self._answered(peer, request, seen_at))
-                    await frames.read(idle_s=read_s, frame_s=read_s)  # until the peer closes the stream
-                case _:
-                    pass
+            frames.write(await self._answered(peer, await frames.answer(read_s), seen_at))
+            await frames.read(idle_s=read_s, frame_s=read_s)  # until the peer closes the stream
         except _FAILURES as error:
             log.debug("the request of %s for a direct connection failed: %r", peer, error)
         finally:
