@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -103,10 +104,10 @@ async def _serve(peer: PeerConfig, runs: Sequence[bytes], as_json: bool, of: typ
             died.set_exception(NodeDied(why, mend="start the bootstrap again"))
 
     seed = await of.create(peer, on_daemon_death=fail)
-    from p2p_diloco.net.hello import any_run, only
+    from p2p_diloco.net.hello import any_run
     from p2p_diloco.net.relay import Relay
 
-    relay = Relay(seed.daemon, peer.relay_mbit, only(runs) if runs else any_run)
+    relay = Relay(seed.daemon, peer.relay_mbit, partial(any_run, among=frozenset(runs) or None))
     try:
         await relay.start()
         typer.echo(announcement(seed.daemon.addresses, as_json=as_json))

@@ -16,10 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from weakref import WeakSet
 
 from p2p_diloco.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import first
@@ -27,12 +25,12 @@ from p2p_diloco.net.dial_back import PortBudget
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
 from p2p_diloco.net.listener import Listener, Offer, knock_at
+from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pacing import Pacer
-from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import Streams, start
 from p2p_diloco.net.tls import Tls
-from p2p_diloco.net.way import CONNECTIONS_MAX, Way
+from p2p_diloco.net.way import Way
 
 STAGGER_S = 0.25
 """Seconds after which the next address is tried as well, while the present one has not answered."""
@@ -72,6 +70,8 @@ def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> lis
 
 log = logging.getLogger(__name__)
 
+DIRECT = "direct"
+"""The path of a direct connection, as `Traffic` names it."""
 DIAL_S = 3.0
 """Deadline for the request over libp2p, and again for the dial. If the other peer is asked to dial, request and dial
 together have twice as long."""
@@ -80,9 +80,6 @@ PATIENCE_PART = 0.1
 OPEN_MAX = 256
 """The most peers to which this peer keeps connections to send on. With more, the connections to the least recently
 used peer are closed."""
-DIALLED_BACK_MAX = CONNECTIONS_MAX + 1
-"""The most connections that this peer dials at one other peer's request: one more than that peer uses, because this
-end may not have noticed yet that an earlier one has ended."""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
 """Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
 CARRIED_BYTES_MAX = 1 << 37
@@ -125,12 +122,10 @@ class DirectChannel:
         port: int = 0,
     ) -> None:
         self._streams, self._tls = streams, tls
-        self._open_stream, self._addresses, self._found_at, self._serve = open_stream, addresses, found_at, serve
+        self._open_stream, self._addresses, self._found_at = open_stream, addresses, found_at
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, Way] = {}
         self._pacer = Pacer()
-        self._connections = WeakSet[PayloadStream]()  # retired ones too, while an answer is awaited on them
-        self._dialled_back = Counter[str]()
         self._budget = PortBudget(self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -140,7 +135,7 @@ class DirectChannel:
 
     # -- for the sender of payloads
 
-    async def take(self, peer: str) -> PayloadStream | None:
+    async def take(self, peer: str) -> Outgoing | None:
         """Lend the caller a direct connection to `peer`, to write one payload on; the caller returns it by `give_back`.
         None means: send the payload over libp2p. For the same peer, call this only after the last call has returned.
 
@@ -158,15 +153,14 @@ class DirectChannel:
             await way.given_back.wait()
         if connection is not None:
             self._used(peer)
-            if connection.frames.pipe.paced is not None:
-                self._pacer.begin(peer, way.together)
+            self._pacer.begin(peer, way)
         return connection
 
     def has_room(self, peer: str) -> bool:
         """Whether `take` would lend another connection now, without waiting."""
         return self._way(peer).has_room
 
-    def give_back(self, peer: str, connection: PayloadStream, sent_bytes: int) -> None:
+    def give_back(self, peer: str, connection: Outgoing, sent_bytes: int) -> None:
         """Take back a connection that was lent by `take`, after the caller has written `sent_bytes` on it."""
         way = self._way(peer)
         way.give_back(connection, sent_bytes, CARRIED_BYTES_MAX)
@@ -176,32 +170,36 @@ class DirectChannel:
     def succeeded(self, peer: str) -> None:
         """Forget earlier failures. Called when a payload on a direct connection to this peer was answered."""
         way = self._way(peer)
-        way.failures, way.retry_at = 0, 0.0
+        if way.failures:
+            way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
-        """Use no direct connection to this peer for a while. Called when a direct connection broke or stalled while a
-        payload was sent on it."""
-        way = self._way(peer)
+        """Use no direct connection to this peer for a while. Called when none could be made, or when one broke or
+        stalled while a payload was sent on it."""
+        way, now = self._way(peer), self._clock()
         way.drop_all()
-        self._note_failure(peer, way, why)
+        if now < way.retry_at and way.failures:
+            return  # a failure at the same time was counted already
+        way.failures += 1
+        wait_s = min(RETRY_S * 2 ** (way.failures - 1), RETRY_S_MAX)
+        way.retry_at = now + wait_s
+        level = logging.INFO if way.failures == 1 else logging.DEBUG
+        log.log(level, "payloads to %s go over libp2p for the next %.0f s: %s", peer, wait_s, why)
 
     def broke(self, peer: str) -> None:
         """End all direct connections to a peer at once, and use none for a while. Called when the direct path to the
         peer is broken."""
-        way = self._way(peer)
-        if way.connections:
-            for connection in way.connections:
+        if connections := self._way(peer).connections:
+            for connection in connections:
                 connection.frames.pipe.abort()
-            way.drop_all()
-            self._note_failure(peer, way, "the path to it is broken")
+            self.failed(peer, "the path to it is broken")
 
     def end(self) -> None:
-        """End every direct connection, and every attempt to open one."""
+        """End every stream of this peer, and every attempt to open a direct connection."""
         self._closing = True
         self._pacer.end()
         self.listener.end()
-        for stream in list(self._connections):
-            stream.frames.pipe.abort()
+        self._streams.abort()
         for task in self._tasks:
             task.cancel()
 
@@ -216,12 +214,8 @@ class DirectChannel:
         """Answer a peer's request for a direct connection, on the stream that the peer opened for it."""
         frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
-            match await frames.read(idle_s=read_s, frame_s=read_s):
-                case Message(request):
-                    frames.write(await self._answered(peer, request, seen_at))
-                    await frames.read(idle_s=read_s, frame_s=read_s)  # until the peer closes the stream
-                case _:
-                    pass
+            frames.write(await self._answered(peer, await frames.answer(read_s), seen_at))
+            await frames.read(idle_s=read_s, frame_s=read_s)  # until the peer closes the stream
         except _FAILURES as error:
             log.debug("the request of %s for a direct connection failed: %r", peer, error)
         finally:
@@ -233,20 +227,16 @@ class DirectChannel:
         if not request:
             offer = self.listener.offer(peer, sends=False)
             return Refused("this peer takes no direct connections") if offer is None else Message(offer.pack())
-        if self._dialled_back[peer] >= DIALLED_BACK_MAX:
+        if not self.listener.has_room(peer):
             return Refused("too many direct connections were asked for")
-        self._dialled_back[peer] += 1
         try:
             offer, at = Offer.unpack(request), await self._proven_at(peer, seen_at)
             if not self._budget.spend([place[:2] for place in places_of(offer.ports, at)]):
                 raise OSError("too many ports of that address were dialled lately")
             pipe = await dial(self._tls, peer, offer, at, sends=False, timeout_s=DIAL_S)
-        except BaseException as error:
-            self._forget_dialled_back(peer)
-            if not isinstance(error, _FAILURES):
-                raise
+        except _FAILURES as error:
             return Refused(f"no direct connection in the other direction either: {_said(error)}")
-        start(self._serve_back(peer, pipe), self._tasks)
+        self.listener.take(peer, pipe)
         return Message(b"")
 
     async def _proven_at(self, peer: str, seen_at: str) -> Sequence[str]:
@@ -254,51 +244,30 @@ class DirectChannel:
         so that no peer can make this one dial a third party."""
         return [seen_at] if not leads_over_a_relay(seen_at) else await self._found_at(peer)
 
-    async def _serve_back(self, peer: str, pipe: Pipe) -> None:
-        """Receive payloads on a connection that this peer dialled at the sender's request."""
-        try:
-            await self._serve(peer, pipe)
-        finally:
-            pipe.abort()
-            self._forget_dialled_back(peer)
-
-    def _forget_dialled_back(self, peer: str) -> None:
-        self._dialled_back[peer] -= 1
-        self._dialled_back += Counter()  # drops zeros
-
     # -- connecting
 
     def _connect_more(self, peer: str, way: Way) -> None:
         """Start an attempt to open the direct connections that the path still needs, unless an attempt is under way or
         failed a short time ago."""
         first, now = not way.fit(), self._clock()
-        if way.missing <= 0 or self._closing or way.attempt is not None:
-            return
-        if first and now >= way.retry_at:
-            way.patient_until = now + PATIENCE_PART * self._streams.limits.connect_timeout_s
-            way.attempt = start(self._attempt(peer, way), self._tasks)
-        elif not first and now >= way.more_at:
-            way.attempt = start(self._attempt_more(peer, way), self._tasks)
+        if way.missing > 0 and now >= way.retry_at and way.attempt is None and not self._closing:
+            if first:
+                way.patient_until = now + PATIENCE_PART * self._streams.limits.connect_timeout_s
+            way.attempt = start(self._attempt(peer, way, 1 if first else way.missing), self._tasks)
 
-    async def _attempt(self, peer: str, way: Way) -> None:
+    async def _attempt(self, peer: str, way: Way, count: int) -> None:
+        """Open so many connections at the same time."""
         try:
-            await self._connect(peer)
-        except _FAILURES as error:
-            self._note_failure(peer, way, _said(error))
-        except Exception:
-            log.exception("no direct connection to %s could be made", peer)
-            self._note_failure(peer, way, "an error on this side")
-        finally:
-            way.attempt = None
-
-    async def _attempt_more(self, peer: str, way: Way) -> None:
-        """Open all missing connections at the same time. Called while at least one direct connection to the peer is
-        open."""
-        try:
-            outcomes = await asyncio.gather(*(self._connect(peer) for _ in range(way.missing)), return_exceptions=True)
-            if errors := [one for one in outcomes if one is not None]:
-                way.more_at = self._clock() + RETRY_S
+            outcomes = await asyncio.gather(*(self._connect(peer) for _ in range(count)), return_exceptions=True)
+            errors = [error for error in outcomes if error is not None]
+            for error in errors:
+                if not isinstance(error, _FAILURES):
+                    log.error("no direct connection to %s could be made", peer, exc_info=error)
+            if errors and way.connections:
+                way.retry_at = self._clock() + RETRY_S
                 log.debug("%d further connections to %s could not be made: %r", len(errors), peer, errors[0])
+            elif errors:
+                self.failed(peer, _said(errors[0]))
         finally:
             way.attempt = None
 
@@ -336,12 +305,10 @@ class DirectChannel:
         """Keep a new direct connection, on which this peer will send payloads. Either end may have dialled it."""
         way = self._way(peer)
         way.fit()
-        if self._closing or way.missing <= 0:
+        if self._closing or self._streams.closing or way.missing <= 0:
             pipe.abort()
             return
-        stream = PayloadStream(self._streams.frames(peer, pipe), "direct")
-        way.add(stream)
-        self._connections.add(stream)
+        way.add(self._streams.outgoing(peer, pipe, DIRECT))
         self._used(peer)
         in_use = [way for way in self._ways.values() if way.fit()]  # connections to peers that are gone are dropped
         for unused in in_use[:-OPEN_MAX]:
@@ -361,15 +328,6 @@ class DirectChannel:
                     del self._ways[forgotten]
             way = self._ways[peer] = Way()
         return way
-
-    def _note_failure(self, peer: str, way: Way, why: str) -> None:
-        if self._clock() < way.retry_at:
-            return  # a failure at the same time was counted already
-        way.failures += 1
-        wait_s = min(RETRY_S * 2 ** (way.failures - 1), RETRY_S_MAX)
-        way.retry_at = self._clock() + wait_s
-        level = logging.INFO if way.failures == 1 else logging.DEBUG
-        log.log(level, "payloads to %s go over libp2p for the next %.0f s: %s", peer, wait_s, why)
 
 
 def _said(error: BaseException) -> str:

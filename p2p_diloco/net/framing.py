@@ -6,12 +6,12 @@ bytes; the callers decide what a frame means.
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
     payloads = payload*, each begun as soon as the one before is written; the answers come back in the same order
-    frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
-    body     = MESSAGE  the header
-             | BULK     the payload's length (8 bytes), then the header
-             | ACCEPTED nothing
-             | REFUSED  the reason in UTF-8, at most REASON_BYTES_MAX
-             | PROGRESS how many bytes of the payload have arrived (8 bytes)
+    frame    = "p2d" version length body             3 + 1 + 4 bytes (big-endian), then `length` bytes
+    body     = in msgpack [1, header]                        MESSAGE
+                        | [2, header, payload's length]      BULK
+                        | [3]                                ACCEPTED
+                        | [4, reason]                        REFUSED
+                        | [5, bytes that have arrived]       PROGRESS of a payload
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import sys
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import Annotated
+
+import msgspec
 
 from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.net.pipe import Pipe, PipeStalled
@@ -29,8 +30,11 @@ MAGIC = b"p2d"
 VERSION = 3
 """Version 3: direct connections and relayed streams begin with TLS by the chains of the run's peers."""
 REASON_BYTES_MAX = 1024
-PREFIX = struct.Struct(">3sBBI")
-_COUNT = struct.Struct(">Q")
+FIELDS_BYTES = 20
+"""The most bytes of a body beside its header or reason."""
+PREFIX = struct.Struct(">3sBI")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class FrameError(Exception):
@@ -38,67 +42,49 @@ class FrameError(Exception):
     the reason of a refusal."""
 
 
-class Kind(IntEnum):
-    """The kind of a frame, as its number on the wire."""
-
-    MESSAGE = 1
-    BULK = 2
-    ACCEPTED = 3
-    REFUSED = 4
-    PROGRESS = 5
+class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A frame's body."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(_Body, frozen=True, tag=1):
     """A message without a payload."""
 
     header: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Bulk:
+class Bulk(_Body, frozen=True, tag=2):
     """The header of a message with a payload, and the payload's length. The payload follows this frame as raw bytes."""
 
     header: bytes
-    payload_bytes: int
+    payload_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(_Body, frozen=True, tag=3):
     """The answer that the receiver's inbox has accepted the message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(_Body, frozen=True, tag=4):
     """The answer that the receiver has refused the message, with the reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(_Body, frozen=True, tag=5):
     """A receiver's report during a transfer: `received_bytes` bytes of the payload have arrived."""
 
-    received_bytes: int
+    received_bytes: Count
 
 
 Frame = Message | Bulk | Accepted | Refused | Progress
+_BODIES = msgspec.msgpack.Decoder(Frame)
 
 
 def encode(frame: Frame) -> bytes:
     """Encode one frame. The reason in a `Refused` frame is cut to `REASON_BYTES_MAX`."""
-    match frame:
-        case Message(header):
-            kind, body = Kind.MESSAGE, header
-        case Bulk(header, payload_bytes):
-            kind, body = Kind.BULK, _COUNT.pack(payload_bytes) + header
-        case Accepted():
-            kind, body = Kind.ACCEPTED, b""
-        case Refused(reason):
-            kind, body = Kind.REFUSED, reason.encode("utf-8", "replace")[:REASON_BYTES_MAX]
-        case Progress(received_bytes):
-            kind, body = Kind.PROGRESS, _COUNT.pack(received_bytes)
-    return PREFIX.pack(MAGIC, VERSION, kind, len(body)) + body
+    if isinstance(frame, Refused):
+        frame = Refused(frame.reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore"))
+    body = msgspec.msgpack.encode(frame)
+    return PREFIX.pack(MAGIC, VERSION, len(body)) + body
 
 
 class FrameDecoder:
@@ -106,13 +92,7 @@ class FrameDecoder:
     used."""
 
     def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
-        self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body
-            Kind.MESSAGE: (0, header_bytes_max),
-            Kind.BULK: (_COUNT.size, _COUNT.size + header_bytes_max),
-            Kind.ACCEPTED: (0, 0),
-            Kind.REFUSED: (0, REASON_BYTES_MAX),
-            Kind.PROGRESS: (_COUNT.size, _COUNT.size),
-        }
+        self._bytes_max = max(header_bytes_max, REASON_BYTES_MAX) + FIELDS_BYTES
         self._buffer = buffer
 
     def next_frame(self) -> Frame | None:
@@ -125,13 +105,18 @@ class FrameDecoder:
         self._check_magic()
         if len(self._buffer) < PREFIX.size:
             return None
-        _, _, kind, length = PREFIX.unpack_from(self._buffer)
-        self._check_length(kind, length)
+        _, _, length = PREFIX.unpack_from(self._buffer)
+        if length > self._bytes_max:
+            raise FrameError(f"the frame has {length} bytes, allowed are {self._bytes_max}")
         if len(self._buffer) < PREFIX.size + length:
             return None
         body = bytes(self._buffer[PREFIX.size : PREFIX.size + length])
         del self._buffer[: PREFIX.size + length]
-        return _decoded(Kind(kind), body)
+        try:
+            frame: Frame = _BODIES.decode(body)
+            return frame
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise FrameError(f"the frame can't be read: {error}") from None
 
     def _check_magic(self) -> None:
         seen = bytes(self._buffer[: len(MAGIC)])
@@ -140,27 +125,6 @@ class FrameDecoder:
         if len(self._buffer) > len(MAGIC) and self._buffer[len(MAGIC)] != VERSION:
             version = self._buffer[len(MAGIC)]
             raise FrameError(f"the frame has protocol version {version}, this peer speaks {VERSION}")
-
-    def _check_length(self, kind: int, length: int) -> None:
-        if kind not in self._lengths:
-            raise FrameError(f"the frame has the unknown kind {kind}")
-        low, high = self._lengths[kind]
-        if not low <= length <= high:
-            raise FrameError(f"the {Kind(kind).name} frame has {length} bytes, allowed are {low} to {high}")
-
-
-def _decoded(kind: Kind, body: bytes) -> Frame:
-    match kind:
-        case Kind.MESSAGE:
-            return Message(body)
-        case Kind.BULK:
-            return Bulk(body[_COUNT.size :], _COUNT.unpack_from(body)[0])
-        case Kind.ACCEPTED:
-            return Accepted()
-        case Kind.REFUSED:
-            return Refused(body.decode("utf-8", "replace"))
-        case Kind.PROGRESS:
-            return Progress(_COUNT.unpack(body)[0])
 
 
 class FrameStream:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 
 from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Grant, Stranger, admit_chain
 from p2p_diloco.net.framing import FrameError, FrameStream, Message, Refused
@@ -57,23 +57,14 @@ RunOf = Callable[[str, bytes | None], bytes | None]
 """A function that returns the run of a peer, by the certificate that the peer shows to a relay; see `any_run`."""
 
 
-def any_run(peer: str, chain: bytes | None) -> bytes | None:
+def any_run(peer: str, chain: bytes | None, among: frozenset[bytes] | None = None) -> bytes | None:
     """The public key of the peer's private run, taken from the chain that the peer shows; None if it shows none, and so
-    is in an open run.
+    is in an open run. `among`: the only runs whose members are accepted, by their public run keys; None: any run.
 
     Raises:
-        Stranger: the chain is not valid.
+        Stranger: the chain is not valid, or the peer is in no run of `among`.
     """
-    return None if chain is None else admit_chain(chain, peer, time.time()).run
-
-
-def only(runs: Collection[bytes]) -> RunOf:
-    """A function like `any_run` that accepts only members of these private runs, given by their public run keys."""
-
-    def run_of(peer: str, chain: bytes | None) -> bytes:
-        return admit_chain(chain or b"", peer, time.time(), frozenset(runs)).run
-
-    return run_of
+    return None if chain is None and among is None else admit_chain(chain or b"", peer, time.time(), among).run
 
 
 class Pending:

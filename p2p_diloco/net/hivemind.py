@@ -147,7 +147,7 @@ class HivemindTransport:
 
         def linked() -> list[str]:
             """The initial peers, and the peers to which this peer has a link."""
-            return [*map(peer_of, local.initial_peers), *exchange.sender.links.peers()]
+            return [*map(peer_of, local.initial_peers), *exchange.links.peers()]
 
         def reach_changed(reach: Reach) -> None:
             _tell(reach)
@@ -174,13 +174,13 @@ class HivemindTransport:
         transport = cls(dht, exchange, circuits, paths, finder, relay, hellos, tunnelled=tunnelled)
         try:
             if local.direct:
-                channel = exchange.sender.direct = DirectChannel(
+                channel = exchange.direct = DirectChannel(
                     exchange.streams,
                     tls,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.dialable_at,
                     found_at=daemon.found_at,
-                    serve=exchange.receiver.serve_direct,
+                    serve=partial(exchange.receiver.serve, direct=True),
                     hosts=[] if local.client_mode else [host(address) for address in listens_at(local)],
                     port=local.direct_port,
                 )

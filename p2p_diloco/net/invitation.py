@@ -75,8 +75,6 @@ class Invitation:
             raise ConfigError("is no invitation", key="invite", value=_short(text), mend=mend) from None
         if content.get("version") != _VERSION:
             mend = "use the version of p2p_diloco that made it"
-            if content.get("version") == 1:
-                mend = "ask the run's founder for a new one: an earlier version of p2p_diloco made it"
             raise ConfigError("is of another version", key="invite", value=content.get("version"), mend=mend)
         try:
             return cls._checked(content)

@@ -110,7 +110,8 @@ HANDSHAKES_MAX = 64
 """The most connections whose handshake has not ended yet."""
 CONNECTIONS_MAX = 256
 """The most connections on which other peers send."""
-CONNECTIONS_PER_PEER_MAX = 8
+CONNECTIONS_PER_PEER_MAX = 9
+"""One more than a peer uses, because this end may not have noticed yet that an earlier one has ended."""
 TELL_EVERY_S = 60.0
 """Seconds between two log lines with the number of connections turned away."""
 
@@ -183,6 +184,16 @@ class Listener:
         this peer will send payloads on the connection, and not receive them."""
         return Offer(self.ports, self._knocks.draw(peer, sends=sends)) if self._sockets else None
 
+    def take(self, peer: str, pipe: Pipe) -> None:
+        """Let a proven peer send payloads on a connection. Either end may have dialled it."""
+        if not self.has_room(peer):
+            pipe.abort()
+            self._turn_away("too many connections")
+            return
+        self._serving[pipe] = peer
+        serving = asyncio.ensure_future(self._serve(peer, pipe))
+        serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
+
     def end(self) -> None:
         """Close the listening sockets, the connections that are in their handshake, and those on which other peers
         send."""
@@ -235,13 +246,8 @@ class Listener:
             pipe.abort()
         elif sends:
             self._lend(peer, pipe)
-        elif not self._has_room(peer):
-            pipe.abort()
-            self._turn_away("too many connections")
         else:
-            self._serving[pipe] = peer
-            serving = asyncio.ensure_future(self._serve(peer, pipe))
-            serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
+            self.take(peer, pipe)
 
     async def _proved(self, sock: socket.socket) -> tuple[str, bool, Pipe]:
         """Read the knock, and do the TLS handshake with the peer for which it was made; returns that peer, whether this
@@ -256,7 +262,8 @@ class Listener:
         peer, sends = known
         return peer, sends, await self._tls.secured(sock, peer, server=sends)
 
-    def _has_room(self, peer: str) -> bool:
+    def has_room(self, peer: str) -> bool:
+        """Whether a peer may have one more connection on which it sends."""
         holders = Counter(self._serving.values())
         return holders[peer] < CONNECTIONS_PER_PEER_MAX and has_room(peer, holders, CONNECTIONS_MAX, self._groups)
 

@@ -44,8 +44,8 @@ the rates."""
 
 
 class Took(NamedTuple):
-    """The progress of a connection: the bytes that have arrived, and the seconds for which the network has delayed the
-    connection."""
+    """The progress of a connection in some time: the bytes that have arrived, and the seconds for which the network has
+    delayed the connection."""
 
     bytes: int
     held_up_s: float
@@ -104,20 +104,10 @@ class Paced(Protocol):
     """A connection whose progress can be read, and whose rate can be limited."""
 
     def took(self) -> Took:
-        """How many bytes have arrived so far, and for how long the network has delayed the connection."""
+        """How many bytes have arrived since the last call, and for how long the network has delayed the connection."""
 
     def pace(self, rate: float | None) -> None:
         """Send at most `rate` bytes a second; None: no limit."""
-
-
-@dataclass(slots=True)
-class _Writing:
-    """A connection on which a payload is written."""
-
-    connection: Paced
-    took: Took
-    """The connection's progress up to the last tick."""
-    over: bool = False
 
 
 class Pacer:
@@ -126,16 +116,17 @@ class Pacer:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._shares = Shares()
-        self._writing: dict[str, _Writing] = {}
+        self._writing: dict[str, Paced] = {}
+        self._over = set[str]()
         self._ticked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, peer: str, connection: Paced) -> None:
         """Record that a payload is being written to a peer, until `over` is called."""
-        one = self._writing.get(peer)
-        if one is None or one.connection is not connection:
-            one = self._writing[peer] = _Writing(connection, connection.took())
-        one.over = False
+        if self._writing.get(peer) is not connection:
+            self._writing[peer] = connection
+            connection.took()  # what came before doesn't count
+        self._over.discard(peer)
         if self._timer is None:
             self._ticked_at = self._loop.time()
             self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -143,21 +134,19 @@ class Pacer:
     def over(self, peer: str) -> None:
         """Record that the writing of payloads to the peer has ended. After the next tick its connection is neither
         measured nor limited."""
-        if (one := self._writing.get(peer)) is not None:
-            one.over = True
+        self._over.add(peer)
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _tick(self) -> None:
-        now, went = self._loop.time(), dict[str, Took]()
-        for peer, one in self._writing.items():
-            before, one.took = one.took, one.connection.took()
-            went[peer] = Took(one.took.bytes - before.bytes, one.took.held_up_s - before.held_up_s)
-        rates = self._shares.tick(went, now - self._ticked_at)
-        for peer, one in self._writing.items():
-            one.connection.pace(rates.get(peer))
-        self._writing = {peer: one for peer, one in self._writing.items() if not one.over}
+        now = self._loop.time()
+        took = {peer: connection.took() for peer, connection in self._writing.items()}
+        rates = self._shares.tick(took, now - self._ticked_at)
+        for peer, connection in self._writing.items():
+            connection.pace(rates.get(peer))
+        self._writing = {peer: one for peer, one in self._writing.items() if peer not in self._over}
+        self._over.clear()
         self._ticked_at = now
         self._timer = self._loop.call_later(TICK_S, self._tick) if self._writing else None

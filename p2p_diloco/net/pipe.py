@@ -38,21 +38,16 @@ class PipeStalled(Exception):
 class Pipe(asyncio.BufferedProtocol):
     """A stream over an asyncio transport that is already connected. One reader and one writer may use it at a time."""
 
-    def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
+    transport: asyncio.Transport
+
+    def __init__(self, *, below: object = None) -> None:
+        """`below`: what must live as long as this pipe."""
         self._loop = asyncio.get_running_loop()
-        self.transport = transport
-        self._keep = keep  # a StreamWriter closes its transport when it is garbage-collected, so keep it
-        self._encrypts = transport.get_extra_info("sslcontext") is not None
-        sock = transport.get_extra_info("socket")
-        over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-        self.paced: TcpSocket | None = TcpSocket(sock) if self._encrypts and over_tcp else None
+        self._below = below
+        self._encrypts = False
+        self.paced: TcpSocket | None = None
         """The socket of a direct connection, to limit the connection's rate and to tell the kernel how many bytes are
         missing; None for a stream to the daemon, even if encrypted."""
-        if self._encrypts:
-            transport.set_write_buffer_limits(high=1)
-        else:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.unread = bytearray()
         """Bytes that were received outside of `read_into`. The reader deletes the bytes that it has used."""
@@ -70,11 +65,12 @@ class Pipe(asyncio.BufferedProtocol):
         self._sent: asyncio.Future[None] | None = None
 
     @classmethod
-    async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, below: Pipe | None = None) -> Pipe:
+    async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
         """Make a pipe from asyncio's reader and writer of a stream. The bytes that the reader already holds are the
-        first to be read. `below`: the pipe that carries the stream, which is kept alive; None: there is none."""
+        first to be read."""
         transport = cast(asyncio.Transport, writer.transport)
-        pipe = cls(transport, keep=(writer, below))
+        pipe = cls(below=writer)  # which closes its transport when it is garbage-collected
+        pipe.connection_made(transport)
         transport.set_protocol(pipe)
         ended = bool(getattr(reader, "_eof", False))  # StreamReader has no public way to ask this
         reader.feed_eof()
@@ -86,6 +82,18 @@ class Pipe(asyncio.BufferedProtocol):
         return pipe
 
     # -- called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Use this transport from now on."""
+        self.transport = cast(asyncio.Transport, transport)
+        self._encrypts = transport.get_extra_info("sslcontext") is not None
+        sock = transport.get_extra_info("socket")
+        if self._encrypts:
+            self.transport.set_write_buffer_limits(high=1)
+            self.paced = TcpSocket(sock) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
+        else:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer into which asyncio writes the next bytes. While `read_into` waits, this is the memory that

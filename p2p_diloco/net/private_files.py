@@ -21,7 +21,6 @@ OTHERS = 0o077
 """The permission bits of group and others."""
 
 _KEY = "identity_path"
-_RSA = b"\x08\x00\x12"  # how libp2p's protobuf of an RSA key begins
 
 
 def write_new(path: Path, text: str, *, key: str) -> None:
@@ -138,13 +137,7 @@ def read_key(path: Path) -> SigningKey:
     try:
         return SigningKey.read(content)
     except ValueError:
-        if not content.startswith(_RSA):
-            raise ConfigError("holds no key of a peer", key=_KEY, value=path, mend=mend) from None
-    mend = (
-        "name another file, and a new key is made there; keep this one for runs that it founded: the earlier version "
-        "needs it to change their rates"
-    )
-    raise ConfigError("holds an RSA key, as earlier versions made it", key=_KEY, value=path, mend=mend)
+        raise ConfigError("holds no key of a peer", key=_KEY, value=path, mend=mend) from None
 
 
 def _make(file: Path) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import numpy as np
 
@@ -36,8 +36,6 @@ SLACK_BYTES = 256
 """How many bytes longer a payload's memory is than the payload. Once this memory is freed, it has room for an aligned
 tensor of the payload's length."""
 
-Following = Callable[[FrameStream], Awaitable[Frame | None]]
-
 
 class Receiver:
     """Serves the streams that other peers open."""
@@ -50,20 +48,16 @@ class Receiver:
         self._receiving = self._slots.free
         self._refused_at: dict[str, float] = {}
 
-    async def serve(self, peer: str, pipe: Pipe) -> None:
-        """Receive messages or payloads from a peer on a stream over libp2p, until the stream ends."""
+    async def serve(self, peer: str, pipe: Pipe, *, direct: bool = False) -> None:
+        """Receive messages or payloads from a peer on a stream, until the stream ends. `direct`: the stream is a direct
+        connection, on which the first payload may come late."""
         read_s = self._streams.limits.read_timeout_s
         async with self._served(peer, pipe) as frames:
-            match await frames.read(idle_s=read_s, frame_s=read_s):
-                case Message(header):
+            match await frames.read(idle_s=None if direct else read_s, frame_s=read_s):
+                case Message(header) if not direct:
                     await self._serve_link(frames, header)
                 case frame:
-                    await self._serve_payloads(frames, frame, self._next_on_libp2p)
-
-    async def serve_direct(self, peer: str, pipe: Pipe) -> None:
-        """Receive payloads from a peer, one after the other, on a direct connection, until the connection ends."""
-        async with self._served(peer, pipe) as frames:
-            await self._serve_payloads(frames, await self._next_on_direct(frames), self._next_on_direct)
+                    await self._serve_payloads(frames, frame, direct)
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
@@ -114,7 +108,7 @@ class Receiver:
 
     # -- payloads
 
-    async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, following: Following) -> None:
+    async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, direct: bool) -> None:
         """Receive payloads one after the other. While the inbox still processes one payload, the next one is received
         already. The answers are sent in the order of the payloads."""
         before: asyncio.Task[None] | None = None
@@ -130,23 +124,23 @@ class Receiver:
                     return
                 with contextlib.suppress(PipeBroken):  # reading reports the break
                     await frames.pipe.drain(self._streams.limits.write_timeout_s)
-                frame = await following(frames)
+                frame = await self._next(frames, direct)
         finally:
             if before is not None:
                 await before
 
-    async def _next_on_direct(self, frames: FrameStream) -> Frame | None:
-        return await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
-
-    async def _next_on_libp2p(self, frames: FrameStream) -> Frame | None:
-        """Wait for the frame after a payload. None at the stream's end, or if too many other streams already wait for
-        their next payload."""
+    async def _next(self, frames: FrameStream, direct: bool) -> Frame | None:
+        """Wait for the frame after a payload. None at the stream's end, or if too many other streams over libp2p
+        already wait for their next payload."""
+        frame_s = self._streams.limits.read_timeout_s
+        if direct:
+            return await frames.read(idle_s=None, frame_s=frame_s)
         if self._awaiting_payloads >= self._streams.limits.links_max:
             await frames.discard(None, LINGER_S)
             return None
         self._awaiting_payloads += 1
         try:
-            return await frames.read(idle_s=NEXT_PAYLOAD_S, frame_s=self._streams.limits.read_timeout_s)
+            return await frames.read(idle_s=NEXT_PAYLOAD_S, frame_s=frame_s)
         finally:
             self._awaiting_payloads -= 1
 

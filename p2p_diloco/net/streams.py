@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine
 from weakref import WeakKeyDictionary
 
 from p2p_diloco.net.framing import FrameStream
-from p2p_diloco.net.interface import Inbox, Limits, Traffic
+from p2p_diloco.net.interface import Inbox, Limits, Traffic, Unreachable
+from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.shares import Groups, no_groups
 
@@ -53,6 +54,27 @@ class Streams:
             _cut(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
 
+    def outgoing(
+        self, peer: str, pipe: Pipe, way: str, ended: Callable[[Outgoing], None] = lambda stream: None
+    ) -> Outgoing:
+        """Make a stream on which this peer sends, over a pipe. `ended` is called when the stream has ended.
+
+        Raises:
+            Unreachable: this peer is closing.
+        """
+        if self.closing:
+            pipe.abort()
+            raise Unreachable("this peer is closing")
+        stream = Outgoing(self.frames(peer, pipe), way)
+        start(self._read(stream, ended), self.tasks)
+        return stream
+
+    async def _read(self, stream: Outgoing, ended: Callable[[Outgoing], None]) -> None:
+        try:
+            await stream.read(self.limits.read_timeout_s)
+        finally:
+            ended(stream)
+
     def cut(self, peer: str) -> None:
         """End every stream and connection with a peer at once."""
         for pipe in [pipe for pipe, other in self.pipes.items() if other == peer]:
@@ -63,10 +85,14 @@ class Streams:
         if not self.closing:
             self.inbox.closed(peer)
 
-    async def close(self) -> None:
-        self.closing = True
+    def abort(self) -> None:
+        """End every stream and connection."""
         for pipe in list(self.pipes):
             pipe.abort()
+
+    async def close(self) -> None:
+        self.closing = True
+        self.abort()
         if tasks := self.tasks - {asyncio.current_task()}:
             _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in unfinished:

@@ -56,16 +56,16 @@ class TcpSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._took = Took(0, 0.0)
+        self._total = Took(0, 0.0)
         self._wake_bytes = 1
 
     def took(self) -> Took:
-        """The connection's progress, by TCP's counters. If the kernel doesn't tell them now, their last known values
-        are used."""
+        """The connection's progress since the last call, by TCP's counters; none if the kernel doesn't tell them."""
+        before = self._total
         if (info := self._info()) is not None:
             _, _, _, acknowledged, _, busy_us, awaited_us = info
-            self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
-        return self._took
+            self._total = Took(acknowledged, (busy_us - awaited_us) / 1e6)
+        return Took(self._total.bytes - before.bytes, self._total.held_up_s - before.held_up_s)
 
     def path_bytes(self) -> float:
         """Estimate how many of the connection's bytes are on their way now, without those that wait in queues: the

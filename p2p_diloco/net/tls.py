@@ -46,35 +46,31 @@ class Tls:
         Raises:
             OSError: the handshake failed, or the other end is not this peer of this run.
         """
-        reader, context = asyncio.StreamReader(), self._server if server else self._client
-        loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
-        transport: asyncio.Transport | None
+        loop, context = asyncio.get_running_loop(), self._server if server else self._client
+        pipe = Pipe(below=below)
         if isinstance(below, Pipe):
             if not below.quiet:
                 raise ConnectionResetError(below.ended or "bytes came before the handshake")
-            transport = await loop.start_tls(
-                below.transport, protocol, context, server_side=server, server_hostname=None if server else ""
-            )
+            name = None if server else ""
+            transport = await loop.start_tls(below.transport, pipe, context, server_side=server, server_hostname=name)
             if transport is None:
                 raise ConnectionResetError("the stream ended during the handshake")
+            pipe.connection_made(transport)
         else:
             tcp.set_up(below)
             if server:
-                transport, _ = await loop.connect_accepted_socket(lambda: protocol, below, ssl=context)
+                await loop.connect_accepted_socket(lambda: pipe, below, ssl=context)
             else:
-                transport, _ = await loop.create_connection(
-                    lambda: protocol, sock=below, ssl=context, server_hostname=""
-                )
+                await loop.create_connection(lambda: pipe, sock=below, ssl=context, server_hostname="")
         try:
-            leaf, own = transport.get_extra_info("ssl_object").getpeercert(True), self._membership
+            leaf, own = pipe.transport.get_extra_info("ssl_object").getpeercert(True), self._membership
             admit(leaf, own.run, peer, self._clock(), own.banned)
-            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            return await Pipe.adopt(reader, writer, below=below if isinstance(below, Pipe) else None)
         except BaseException as error:
-            transport.abort()
+            pipe.abort()
             if isinstance(error, Stranger):
                 raise PermissionError(f"the other end isn't {peer}, or isn't a member of this run") from None
             raise
+        return pipe
 
 
 def _load(context: ssl.SSLContext, chain: bytes, key: SigningKey) -> None:

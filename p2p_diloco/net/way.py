@@ -13,10 +13,10 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from p2p_diloco.net.pacing import Paced, Took
-from p2p_diloco.net.payload_stream import PayloadStream
+from p2p_diloco.net.outgoing import Outgoing
+from p2p_diloco.net.pacing import Took
+from p2p_diloco.net.tcp import TcpSocket
 
 CONNECTIONS_MAX = 8
 """The most connections to one peer."""
@@ -33,73 +33,49 @@ def connections_for(path_bytes: float) -> int:
     return min(1 + int(path_bytes / EACH_CARRIES_BYTES), CONNECTIONS_MAX)
 
 
-class Measured(Paced, Protocol):
-    """A connection whose rate can be limited, and which tells how many of its bytes are on their way."""
+@dataclass(slots=True)
+class Way:
+    """The direct connections to one peer, and the present attempt to open more of them. All times are the loop's.
+    `patient_until`: when payloads stop waiting for the first connection; `failures`: how often in a row connecting or
+    sending failed; `retry_at`: the earliest time of the next attempt."""
 
-    def path_bytes(self) -> float:
-        """How many of the connection's bytes are on their way now, without those that wait in queues."""
+    connections: list[Outgoing] = field(default_factory=list)
+    """The connections on which payloads may be written, the least recently used first."""
+    attempt: asyncio.Task[None] | None = None
+    patient_until: float = 0.0
+    failures: int = 0
+    retry_at: float = 0.0
+    given_back: asyncio.Event = field(default_factory=asyncio.Event)
+    _path_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
 
+    # -- measured and paced as one
 
-class Together:
-    """Joins all connections to one peer into one `Paced`, and reads how many of their bytes are on their way."""
+    def took(self) -> Took:
+        """The progress of all connections together since the last call: their bytes, and the delay of the connection
+        that was delayed longest."""
+        took = [each.took() for each in self._sockets]
+        return Took(sum(each.bytes for each in took), max((each.held_up_s for each in took), default=0.0))
 
-    def __init__(self) -> None:
-        self._took: dict[Measured, Took] = {}
-        self._bytes, self._held_up_s = 0, 0.0
-        self._path_bytes = deque[float](maxlen=READINGS)
+    def pace(self, rate: float | None) -> None:
+        """Limit all connections together to `rate` bytes a second, in equal parts. Also read how many of their bytes
+        are on their way."""
+        sockets = self._sockets
+        self._path_bytes.append(sum(each.path_bytes() for each in sockets))
+        for each in sockets:
+            each.pace(None if rate is None else rate / len(sockets))
+
+    @property
+    def _sockets(self) -> list[TcpSocket]:
+        return [each.frames.pipe.paced for each in self.connections if each.frames.pipe.paced is not None]
 
     @property
     def wanted(self) -> int:
         """The number of connections that the path needs, judging by the most bytes on their way in any kept reading."""
         return connections_for(max(self._path_bytes, default=0.0))
 
-    def add(self, connection: Measured) -> None:
-        """Measure one more connection, from now on."""
-        self._took[connection] = connection.took()
+    # -- which carries the next payload
 
-    def remove(self, connection: Measured) -> None:
-        """Stop measuring a connection. Its progress so far still counts."""
-        if connection in self._took:
-            self.took()
-            del self._took[connection]
-
-    def took(self) -> Took:
-        """The progress of all connections together. Each call adds to the sums what has come since the last call: the
-        bytes of all connections, and the delay of the connection that was delayed longest."""
-        longest_s = 0.0
-        for connection, before in self._took.items():
-            now = self._took[connection] = connection.took()
-            self._bytes += now.bytes - before.bytes
-            longest_s = max(longest_s, now.held_up_s - before.held_up_s)
-        self._held_up_s += longest_s
-        return Took(self._bytes, self._held_up_s)
-
-    def pace(self, rate: float | None) -> None:
-        """Limit all connections together to `rate` bytes a second, in equal parts. Also read how many of their bytes
-        are on their way."""
-        self._path_bytes.append(sum(connection.path_bytes() for connection in self._took))
-        for connection in self._took:
-            connection.pace(None if rate is None else rate / len(self._took))
-
-
-@dataclass(slots=True)
-class Way:
-    """The direct connections to one peer, and the present attempt to open more of them. All times are the loop's.
-    `patient_until`: when payloads stop waiting for the first connection; `failures`: how often in a row connecting or
-    sending failed; `retry_at`: the earliest time of the next attempt to open a first connection."""
-
-    connections: list[PayloadStream] = field(default_factory=list)
-    """The connections on which payloads may be written, the least recently used first."""
-    together: Together = field(default_factory=Together)
-    attempt: asyncio.Task[None] | None = None
-    patient_until: float = 0.0
-    failures: int = 0
-    retry_at: float = 0.0
-    more_at: float = 0.0
-    """The earliest time at which further connections may be opened."""
-    given_back: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def fit(self) -> Sequence[PayloadStream]:
+    def fit(self) -> Sequence[Outgoing]:
         """Drop the connections on which payloads may no longer be written; returns the others."""
         for one in self.connections[:]:
             if not one.fit:
@@ -108,19 +84,17 @@ class Way:
 
     @property
     def missing(self) -> int:
-        return self.together.wanted - len(self.connections)
+        return self.wanted - len(self.connections)
 
     @property
     def has_room(self) -> bool:
         return any(not one.lent and one.fit for one in self.connections)
 
-    def add(self, stream: PayloadStream) -> None:
+    def add(self, stream: Outgoing) -> None:
         """Add a new connection. It will be the first to carry a payload."""
         self.connections.insert(0, stream)
-        if (paced := stream.frames.pipe.paced) is not None:
-            self.together.add(paced)
 
-    def lend(self) -> PayloadStream | None:
+    def lend(self) -> Outgoing | None:
         """Lend the least recently used free connection; None if payloads are being written on all connections."""
         for one in self.fit():
             if not one.lent:
@@ -130,7 +104,7 @@ class Way:
                 return one
         return None
 
-    def give_back(self, one: PayloadStream, sent_bytes: int, bytes_max: int) -> None:
+    def give_back(self, one: Outgoing, sent_bytes: int, bytes_max: int) -> None:
         """Take back a lent connection, on which `sent_bytes` were written. Drop it if it has carried `bytes_max`, or if
         the path needs fewer connections."""
         one.lent = False
@@ -139,13 +113,11 @@ class Way:
             self.drop(one)
         self.given_back.set()
 
-    def drop(self, one: PayloadStream) -> None:
+    def drop(self, one: Outgoing) -> None:
         """Stop using a connection for payloads. It is closed once all answers have come."""
         if one in self.connections:
             self.connections.remove(one)
             one.retire()
-            if (paced := one.frames.pipe.paced) is not None:
-                self.together.remove(paced)
 
     def drop_all(self) -> None:
         """Drop every connection to the peer, each as `drop` does."""

@@ -76,7 +76,7 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
     transport = await join([address])
     peer, payload = address.rpartition("/")[2], memoryview(bytearray(os.urandom(1 << 20) * (PAYLOAD_BYTES >> 20)))
     await transport.introduce(peer, [address])
-    exchange, direct = transport._exchange, transport._exchange.sender.direct
+    exchange, direct = transport._exchange, transport._exchange.direct
 
     async def raw() -> None:
         pipe, _ = await transport._dht.daemon.open_stream(peer, RAW, timeout_s=5)
@@ -86,12 +86,12 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
         pipe.abort()
 
     async def over_libp2p() -> None:
-        exchange.sender.direct = None
+        exchange.direct = None
         await transport.send(peer, b"h", payload)
         assert transport.traffic.ways()[peer] == "libp2p"
 
     async def over_direct() -> None:
-        exchange.sender.direct = direct
+        exchange.direct = direct
         await transport.send(peer, b"h", payload)
         assert transport.traffic.ways()[peer] == "direct"
 
@@ -103,12 +103,12 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
         await asyncio.gather(*(every_few(first) for first in range(AT_ONCE)))
 
     async def in_parts_over_libp2p() -> None:
-        exchange.sender.direct = None
+        exchange.direct = None
         await in_parts()
         assert transport.traffic.ways()[peer] == "libp2p"
 
     async def in_parts_over_direct() -> None:
-        exchange.sender.direct = direct
+        exchange.direct = direct
         await in_parts()
         assert transport.traffic.ways()[peer] == "direct"
 
@@ -119,7 +119,7 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
     family = [psutil.Process(), psutil.Process(other.pid)]
     family += [child for process in list(family) for child in process.children() if child.name() == "p2pd"]
     found: dict[str, dict[str, list[float]]] = {name: {"MB/s": [], "processor s/GB": []} for name in ways}
-    exchange.sender.direct = direct
+    exchange.direct = direct
     for _ in range(3):
         await in_parts_over_direct()  # the connections are there
     for _ in range(TURNS):
@@ -130,7 +130,7 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
             await asyncio.sleep(0.1)  # what the daemons still do is theirs
             found[name]["MB/s"].append(PAYLOAD_BYTES / took / 1e6)
             found[name]["processor s/GB"].append((processor_s(family) - used) / (PAYLOAD_BYTES / 1e9))
-    exchange.sender.direct = direct
+    exchange.direct = direct
     await transport.close()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import socket
 import threading
@@ -73,13 +74,13 @@ class Peer:
         """What becomes of the offers that this peer hears."""
         self.serving: set[asyncio.Task[None]] = set()
         self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
-        self.direct = self.exchange.sender.direct = DirectChannel(
+        self.direct = self.exchange.direct = DirectChannel(
             self.exchange.streams,
             Named(name),
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
             found_at=self.find,
-            serve=self.exchange.receiver.serve_direct,
+            serve=functools.partial(self.exchange.receiver.serve, direct=True),
             hosts=hosts,
         )
         world[name] = self

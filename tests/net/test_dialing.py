@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net.direct import DIALLED_BACK_MAX, places_of
+from p2p_diloco.net.direct import places_of
 from p2p_diloco.net.framing import Accepted, encode
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.listener import KNOCK_BYTES, Listener
+from p2p_diloco.net.listener import CONNECTIONS_PER_PEER_MAX, KNOCK_BYTES, Listener
 from p2p_diloco.net.pipe import Pipe
 from tests.net.direct_peers import AT_ONCE_S, Start, ask_to_dial_back, changed_offers, run
 from tests.net.patience import plays, until
@@ -108,14 +108,14 @@ async def test_the_number_of_connections_dialled_back_is_limited(start: Start) -
     a, b = start("a"), start("b")
     lent = list[Pipe]()
     a.direct.listener._lend = lambda _, pipe: lent.append(pipe)
-    for _ in range(DIALLED_BACK_MAX):
+    for _ in range(CONNECTIONS_PER_PEER_MAX):
         await ask_to_dial_back(a, "b")
     with pytest.raises(Refusal, match="too many"):
         await ask_to_dial_back(a, "b")
-    await until(lambda: len(lent) == DIALLED_BACK_MAX)
+    await until(lambda: len(lent) == CONNECTIONS_PER_PEER_MAX)
     for pipe in lent:
         pipe.abort()
-    await until(lambda: not b.direct._dialled_back)
+    await until(lambda: not b.direct.listener._serving)
 
 
 @pytest.mark.parametrize("request_", [b"nonsense", encode(Accepted())])

@@ -59,7 +59,7 @@ async def test_one_connection_carries_all_payloads_to_a_peer(start: Start) -> No
     assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
     first = a.direct._way("b").connections[0]
     await ask_to_dial_back(a, "b")
-    await until(lambda: not b.direct._dialled_back)
+    await until(lambda: len(b.direct.listener._serving) == 1)
     await a.send("b", b"x")
     assert a.direct._way("b").connections[0] is first
 
@@ -350,7 +350,7 @@ async def test_without_a_direct_connection_or_libp2p_a_peer_is_unreachable(start
     async def nobody(peer: str) -> tuple[Pipe, str]:
         raise Unreachable("nobody is there", refused=True)
 
-    a.exchange.sender._dial = nobody
+    a.exchange._dial = nobody
     with pytest.raises(Unreachable) as caught:
         await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
     assert caught.value.refused

@@ -176,7 +176,7 @@ async def test_closing_ends_everything_in_bounded_time(start: Start) -> None:
     gate = asyncio.Event()
     b.box.on_deliver = gate.wait  # type: ignore[assignment]
     sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-    await until(lambda: any(stream._waiting for stream in a.direct._connections))
+    await until(lambda: any(stream.awaited for stream in a.direct._way("b").connections))
     _, writer = await asyncio.open_connection("127.0.0.1", b.port)
     began = time.monotonic()
     await asyncio.gather(a.close(), b.close())

@@ -22,7 +22,6 @@ from p2p_diloco.net.framing import (
     Bulk,
     Frame,
     FrameDecoder,
-    Kind,
     Message,
     Progress,
     Refused,
@@ -129,9 +128,9 @@ class Stranger:
     ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\n", "no frame"),
-        (PREFIX.pack(MAGIC, VERSION + 1, 1, 0), "version"),
-        (PREFIX.pack(MAGIC, VERSION, Kind.MESSAGE, 1 << 30), "bytes"),
-        (PREFIX.pack(MAGIC, VERSION, 77, 0), "unknown kind"),
+        (PREFIX.pack(MAGIC, VERSION + 1, 0), "version"),
+        (PREFIX.pack(MAGIC, VERSION, 1 << 30), "bytes"),
+        (PREFIX.pack(MAGIC, VERSION, 2) + b"\x91\x4d", "can't be read"),
         (encode(Accepted()), "no place"),
         (encode(Message(b"fine")) + encode(Accepted()), "no place"),
         (encode(Message(b"cut short"))[:-1], "nothing came"),
@@ -274,6 +273,7 @@ async def test_progress_does_not_extend_a_payloads_deadline() -> None:
     with by_hand() as clock:
         sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
         slow = await rig.dialled()
+        assert await slow.read() == Bulk(b"h", 1000)
         started, count = clock.now, 0
         while not sending.done():
             slow.write(Progress(count := count + 1))

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,6 @@ from p2p_diloco.net.hello import (
     TURNED_AWAY_MAX,
     Hellos,
     any_run,
-    only,
 )
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation import Invitation
@@ -400,7 +400,11 @@ def test_a_relay_tells_runs_by_their_certificates() -> None:
     """Without a certificate the run is open; a bootstrap may be restricted to some runs."""
     mine, theirs = membership(A).chain, membership(A, invitation(key=OTHER_KEY)).chain
     assert [any_run(A, shown) for shown in (None, mine, theirs)] == [None, KEY.public, OTHER_KEY.public]
-    assert only([KEY.public])(A, mine) == KEY.public
-    for peer, shown, of in ((B, mine, any_run), (A, theirs, only([KEY.public])), (A, None, only([KEY.public]))):
+    assert partial(any_run, among=frozenset([KEY.public]))(A, mine) == KEY.public
+    for peer, shown, of in (
+        (B, mine, any_run),
+        (A, theirs, partial(any_run, among=frozenset([KEY.public]))),
+        (A, None, partial(any_run, among=frozenset([KEY.public]))),
+    ):
         with pytest.raises(Stranger):
             of(peer, shown)

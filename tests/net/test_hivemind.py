@@ -30,7 +30,7 @@ async def test_a_taken_direct_port_is_a_config_error() -> None:
             await join(direct_port=port)
     assert error.value.key == "direct_port"
     transport = await join(direct_port=port)
-    assert transport._exchange.sender.direct.listener.ports == ((4, port),)
+    assert transport._exchange.direct.listener.ports == ((4, port),)
     await transport.close()
 
 
@@ -189,7 +189,7 @@ async def test_direct_connections_end_with_the_daemon() -> None:
     await a.introduce(b.peer_id, b.addresses())
     await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
     assert a.traffic.ways() == {b.peer_id: "direct"}
-    listener = b._exchange.sender.direct.listener
+    listener = b._exchange.direct.listener
     os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
     await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
     with pytest.raises(Unreachable) as caught:

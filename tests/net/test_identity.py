@@ -13,7 +13,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.private_files import IdentityFile, read_key
 
 RSA = b"\x08\x00\x12\xa8\x09" + bytes(1192)
-"""As an identity file of earlier versions begins, and as long as one."""
+"""As libp2p's file of an RSA key begins, and as long as one."""
 
 
 def test_a_new_file_is_private_and_keeps_its_key(tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_a_file_without_a_key_is_a_config_error(tmp_path: Path, content: bytes |
     assert (error.value.key, error.value.value) == ("identity_path", str(path))
 
 
-def test_an_earlier_version_s_file_is_named_and_kept(tmp_path: Path) -> None:
-    """An RSA key is refused with its reason and mend, to a peer that starts and to `set` alike. The file stays."""
+def test_an_rsa_key_is_refused_and_kept(tmp_path: Path) -> None:
+    """To a peer that starts and to `set` alike. The file stays."""
     path = tmp_path / "identity"
     path.write_bytes(RSA)
     for use in (lambda: IdentityFile.claim(str(path)), lambda: read_key(path)):
-        with pytest.raises(ConfigError, match=r"identity_path=.*RSA key.*earlier version.*another file.*keep this one"):
+        with pytest.raises(ConfigError, match=r"identity_path=.*holds no key of a peer"):
             use()
     assert path.read_bytes() == RSA

@@ -277,11 +277,13 @@ class Wire:
     """A connection over which so many bytes go each second, after others did, held up by the network or partly so."""
 
     def __init__(self, clock: Clock, rate: float, carried: int = 0, held_up: float = 1.0) -> None:
-        self.clock, self.rate, self.carried, self.held_up = clock, rate, carried, held_up
+        self.clock, self.rate, self.carried, self.held_up, self.read_at = clock, rate, carried, held_up, 0.0
         self.paces = list[float | None]()
 
     def took(self) -> Took:
-        return Took(self.carried + round(self.rate * self.clock.now), self.held_up * self.clock.now)
+        seconds, self.read_at = self.clock.now - self.read_at, self.clock.now
+        carried, self.carried = self.carried, 0
+        return Took(carried + round(self.rate * seconds), self.held_up * seconds)
 
     def pace(self, rate: float | None) -> None:
         self.paces.append(rate)

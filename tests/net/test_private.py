@@ -103,7 +103,7 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
             told = {"from": "x"} if shown is None else {"from": me, "member": shown}
             assert await stranger.told(RELAYED, Message(msgpack.packb(told)), Message(b"")) == []
     assert box.headers.empty()
-    assert not victim._exchange.sender.direct.listener._knocks
+    assert not victim._exchange.direct.listener._knocks
     await closed(victim)
 
 
@@ -111,7 +111,7 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
 async def test_a_direct_connection_needs_a_knock_that_only_members_get() -> None:
     """Without one, the port closes every connection at once."""
     victim = await join(invitation=invitation())
-    ((_, port),) = victim._exchange.sender.direct.listener.ports
+    ((_, port),) = victim._exchange.direct.listener.ports
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert await asyncio.wait_for(reader.read(), 20.0) == b""
     writer.close()
@@ -132,7 +132,7 @@ async def test_a_revoked_member_loses_its_connections_at_once() -> None:
     assert [pipe.ended is None for pipe in theirs] == [False] * len(theirs) != []
     assert await asyncio.wait_for(boxes[0].closed_peers.get(), 20.0) == mallory.peer_id
     for payload in (None, memoryview(bytes(1000))):
-        await until(lambda: not mallory._exchange.sender.links.peers(), 20.0)
+        await until(lambda: not mallory._exchange.links.peers(), 20.0)
         with pytest.raises(Exception, match="not a member of this run"):
             await mallory.send(a.peer_id, b"again", payload)
         with pytest.raises(Unreachable, match="not a member") as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from p2p_diloco.net import relay as module
 from p2p_diloco.net.framing import FrameStream, Message, Refused
-from p2p_diloco.net.hello import RunOf, any_run, only
+from p2p_diloco.net.hello import RunOf, any_run
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.relay import RELAY, RELAYED, asking
@@ -35,7 +36,9 @@ async def echoed(world: World, opener: int = 0, other: str = B) -> None:
     assert await heard(pipe, 5) == b"hello"
 
 
-@pytest.mark.parametrize("run_of", [any_run, only([KEY.public])], ids=["any run", "this run only"])
+@pytest.mark.parametrize(
+    "run_of", [any_run, partial(any_run, among=frozenset([KEY.public]))], ids=["any run", "this run only"]
+)
 @pytest.mark.parametrize("registered", [True, False])
 @plays(run)
 async def test_members_of_one_run_meet(world: World, run_of: RunOf, registered: bool) -> None:
@@ -91,7 +94,7 @@ async def test_a_restricted_relay_serves_strangers_with_nothing(
     world: World, content: dict[str, Any], shown: Any
 ) -> None:
     """It neither opens nor dials, and its answer is the same for all."""
-    await world.relay(run_of=only([KEY.public]))
+    await world.relay(run_of=partial(any_run, among=frozenset([KEY.public])))
     await world.peer(1, MINE)
     relay, asker = world.daemons["relay"], world.daemon(A)
     pipe, _ = await asker.open_stream("relay", RELAY, timeout_s=5.0)

@@ -42,8 +42,8 @@ async def test_a_cancelled_send_leaves_the_other_answers_alone(start: Start, can
     await until(lambda: gate.come)
     stream = a.direct._way("b").connections[0]
     assert stream is not None
-    writing = a.exchange.sender._writing["b"]
-    await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
+    writing = a.exchange._writing["b"]
+    await until(lambda: len(stream._waiting) == 3 and not writing.locked())  # all are written
     for place in cancelled:
         sends[place].cancel()
     await asyncio.sleep(0)
@@ -190,7 +190,7 @@ def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, see
     async def test(start: Start) -> None:
         peers = {name: start(name) for name in "ab"}
         for peer in peers.values():
-            peer.exchange.sender.direct = peer.direct if way == "direct" else None
+            peer.exchange.direct = peer.direct if way == "direct" else None
         may_lose = way == "libp2p" and seed % 2
         taken: set[bytes] = set()
 
@@ -234,7 +234,6 @@ def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, see
             await some_time()
             streams = [pipe for peer in peers.values() for pipe in peer.exchange.streams.pipes if pipe.ended is None]
             pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
-            pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._connections]
             if carrying := pipes if way == "direct" else streams:
                 draw.choice(carrying).transport.abort()
 
@@ -246,11 +245,10 @@ def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, see
             exchange, both = peer.exchange, peer.traffic.bandwidth
             await until(lambda exchange=exchange: exchange.receiver._receiving._value == LIMITS.streams_max)
             await until(lambda both=both: not both.up._under_way + both.down._under_way)
-            assert exchange.sender._sending._value == LIMITS.streams_max
-            assert not any(turns.locked() for turns in exchange.sender._writing.values())
+            assert exchange._sending._value == LIMITS.streams_max
+            assert not any(turns.locked() for turns in exchange._writing.values())
             kept = [one for way in peer.direct._ways.values() for one in way.connections]
-            assert all(not stream._waiting for stream in peer.direct._connections)
-            assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
+            assert not any(stream.awaited for stream in kept)
             assert len(kept) <= 1
         await peers["a"].send("b", body(b"last", 1000), b"last")
         assert b"last" in taken

@@ -14,7 +14,7 @@ from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
-from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Together, Way, connections_for
+from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Way, connections_for
 from tests.net.direct_peers import Start, run
 from tests.net.patience import plays, until
 
@@ -31,7 +31,8 @@ class Line:
         self.now = Took(self.now.bytes + count, self.now.held_up_s + held_up_s)
 
     def took(self) -> Took:
-        return self.now
+        now, self.now = self.now, Took(0, 0.0)
+        return now
 
     def path_bytes(self) -> float:
         return self.path
@@ -40,14 +41,19 @@ class Line:
         self.rate.append(rate)
 
 
-def read(together: Together, *lines: Line) -> int:
+def stream(line: Line | None = None) -> Any:
+    """A stream without a socket."""
+    frames = SimpleNamespace(pipe=SimpleNamespace(paced=line))
+    made = SimpleNamespace(fit=True, retired=False, lent=False, carried_bytes=0, frames=frames)
+    made.retire = lambda: setattr(made, "retired", True)
+    return made
+
+
+def read(way: Way, *lines: Line) -> int:
     """The number of connections after a reading of these."""
-    for line in lines:
-        together.add(line)
-    together.pace(None)
-    for line in lines:
-        together.remove(line)
-    return together.wanted
+    way.connections = [stream(line) for line in lines]
+    way.pace(None)
+    return way.wanted
 
 
 # -- how many
@@ -71,7 +77,7 @@ def test_the_number_never_falls_with_a_longer_path() -> None:
 
 def test_all_connections_together_fill_the_path() -> None:
     """Readings of one moment are added; the largest of the kept readings counts, and is forgotten after `READINGS`."""
-    together = Together()
+    together = Way()
     assert together.wanted == 1
     assert read(together, Line(1.0 * MIB), Line(1.0 * MIB)) == 2
     for _ in range(READINGS - 1):
@@ -96,40 +102,30 @@ def test_bytes_that_wait_in_queues_are_not_the_paths() -> None:
 
 
 def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
-    """Bytes before a connection was added don't count, and those of one that was removed still do."""
-    together, one, other = Together(), Line(), Line()
-    one.moves(100, 5.0)
-    together.add(one)
+    """Of what has come since the last call, on the connections that are in use."""
+    one, other = Line(), Line()
+    way = Way([stream(one)])
     one.moves(10, 0.1)
-    assert together.took() == (10, pytest.approx(0.1))
-    together.add(other)
+    assert way.took() == (10, 0.1)
+    way.add(stream(other))
     one.moves(10, 0.1)
     other.moves(20, 0.3)
-    assert together.took() == (40, pytest.approx(0.4))
+    assert way.took() == (30, 0.3)
     other.moves(5, 0.2)
-    together.remove(other)
-    assert together.took() == (45, pytest.approx(0.6))
+    way.drop(way.connections[0])
+    assert way.took() == (0, 0.0)
 
 
 def test_a_peers_rate_is_divided_among_its_connections() -> None:
     """No limit means none on any of them."""
-    together, lines = Together(), [Line(), Line()]
-    for line in lines:
-        together.add(line)
-    together.pace(100.0)
-    together.pace(None)
+    lines = [Line(), Line()]
+    way = Way([stream(line) for line in lines])
+    way.pace(100.0)
+    way.pace(None)
     assert [line.rate for line in lines] == [[50.0, None]] * 2
 
 
 # -- which is free
-
-
-def stream() -> Any:
-    """A stream without a socket."""
-    frames = SimpleNamespace(pipe=SimpleNamespace(paced=None))
-    made = SimpleNamespace(fit=True, retired=False, lent=False, carried_bytes=0, frames=frames)
-    made.retire = lambda: setattr(made, "retired", True)
-    return made
 
 
 def test_connections_take_turns() -> None:
@@ -143,7 +139,7 @@ def test_connections_take_turns() -> None:
     assert not way.has_room
     for one in lent[::-1]:
         assert one is not None
-        way.together._path_bytes.append(10.0 * MIB)  # all are needed
+        way._path_bytes.append(10.0 * MIB)  # all are needed
         way.give_back(one, 1, 100)
     assert way.has_room
     again = way.lend()
@@ -174,7 +170,7 @@ def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
 
 def needed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let every path need so many connections."""
-    monkeypatch.setattr(Together, "wanted", property(lambda _: count))
+    monkeypatch.setattr(Way, "wanted", property(lambda _: count))
 
 
 @plays(run)

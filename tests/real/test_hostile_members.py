@@ -284,9 +284,9 @@ def test_streams_of_one_byte_a_second_are_cut(field: Field) -> None:
             streams = []
             for node in field.nodes:
                 for begun in (1, 1, len(said), len(said)):
-                    frames, _ = await member.transport._exchange.sender._open(node.id)
-                    frames.pipe.write(said[:begun])
-                    streams.append((frames.pipe, begun))
+                    pipe, _ = await member.transport._exchange._dial(node.id)
+                    pipe.write(said[:begun])
+                    streams.append((pipe, begun))
             began = field.epoch
             for passed_s in range(30):
                 for pipe, begun in streams:
