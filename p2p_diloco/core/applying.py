@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from . import claims, closing, holding, leading
 from .admission import objection
-from .credit import SAMPLES_TIMES, credited
+from .credit import SAMPLES_TIMES
 from .events import Accept, Applied, Apply, Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Commit, Mean, Want, What
 from .round import Phase
-from .state import append
+from .state import append, samples_of
 
 KEPT_ASYNC = 4
 """In asynchronous mode this many of the last commits are kept, for submitters that are behind."""
@@ -164,9 +164,9 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
 
 def _trimmed(log: FragmentLog, commit: Commit) -> list[Effect]:
     """Log each peer of whose samples the commit counts only a part, once."""
-    told = [(peer, ready.samples) for peer, ready in commit.choice.entries if ready.weight]
-    counts = zip(told, credited([samples for _, samples in told]), strict=True)
-    trimmed = [(peer, samples, count) for (peer, samples), count in counts if count < samples and peer != log.me]
+    counted = samples_of(log.held, commit.choice)
+    told = {peer: ready.samples for peer, ready in commit.choice.entries if peer in counted and peer != log.me}
+    trimmed = [(peer, samples, counted[peer]) for peer, samples in told.items() if counted[peer] < samples]
     because = f"because this is {SAMPLES_TIMES} times the median (noted once)"
     return [
         Note("samples", f"the run counts {count} of {samples} samples that {peer} tells of a round, {because}")

@@ -29,7 +29,7 @@ SLOW = 4
 class Member:
     """What the roll says of a peer that a commit has counted. ``epoch``: when it was last counted. ``led``: when it
     last had its turn to lead; at first when it came. ``gone``: a leader found it dead since. ``behind``: (who named it
-    late, when, until which epoch it comes last)."""
+    late, when, until which epoch it comes last). ``samples``: asynchronous mode, how many it told last."""
 
     id: ContributionId
     epoch: int
@@ -39,6 +39,7 @@ class Member:
     grant: str = ""
     gone: bool = False
     behind: tuple[str, int, int] = ("", 0, 0)
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

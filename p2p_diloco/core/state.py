@@ -122,7 +122,7 @@ def append(state: State, choice: Choice, key: str, hashes: tuple[str, ...], rule
         revision=choice.revision,
         tables=_tables_after(state, choice, epoch, rules),
     )
-    samples = base.samples + sum(_samples(choice))
+    samples = base.samples + sum(samples_of(state, choice).values())
     after_it = replace(after_it, key=key, hashes=hashes)
     chain = _chain(base.digest, after_it, base.generation, samples, epoch)
     version = Version(base.generation, samples, epoch, chain)
@@ -152,9 +152,11 @@ def _summed(state: State) -> str:
     return hash_of(dict(state.roll), state.buffered, state.paced, state.tables, state.revision)
 
 
-def _samples(choice: Choice) -> list[int]:
+def samples_of(state: State, choice: Choice) -> dict[str, int]:
     """Return how many samples each entry adds to the version."""
-    return credited([ready.samples for _, ready in choice.entries if ready.weight])
+    told = {peer: ready.samples for peer, ready in choice.entries if ready.weight}
+    others = [member.samples for peer, member in state.roll.items() if peer not in told]
+    return dict(zip(told, credited(list(told.values()), others), strict=True))
 
 
 def _roll_after(state: State, choice: Choice, epoch: int, rules: Rules) -> dict[str, Member]:
@@ -162,7 +164,8 @@ def _roll_after(state: State, choice: Choice, epoch: int, rules: Rules) -> dict[
     for peer, ready in choice.entries:
         before = roll.get(peer)
         led, behind = (epoch, ("", 0, 0)) if before is None else (before.led, before.behind)
-        roll[peer] = Member(ready.id, epoch, led, ready.link, ready.reachable, ready.grant or peer, False, behind)
+        told = ready.samples if rules.asynchronous else 0
+        roll[peer] = Member(ready.id, epoch, led, ready.link, ready.reachable, ready.grant or peer, False, behind, told)
     for peer in choice.gone:
         roll[peer] = replace(roll[peer], gone=True)
     for peer in _had_their_turn(state, choice):

@@ -348,6 +348,19 @@ def test_samples_of_one_entry_count_four_times_the_median_at_most() -> None:
     assert later.version.samples - state.version.samples == 10 + 10 + 40
 
 
+def test_an_asynchronous_entrys_samples_are_held_against_what_others_told_last() -> None:
+    """A commit counts C's submission alone. A and B told ten each, so forty of C's million count; with one other that
+    has told something, nothing shows which of the two lies."""
+    these = rules(mode="async")
+    state = founding(0, Version(0, 0, 0, "theta0"), "A", 3)
+    for name, samples, counted in (("A", 10, 10), ("B", 10, 10), ("C", 10**6, 40), ("C", 20, 20)):
+        entries = ((name, a_ready(state, state.version.epoch + 1, samples=samples)),)
+        choice = Choice("A", 0, entries, successors=("A",))
+        later = append(state, choice, key_of(0, state.version, choice), ("h",) * 3, these)
+        assert later.version.samples - state.version.samples == counted
+        state = later
+
+
 def test_newcomers_of_one_grant_are_bounded() -> None:
     """Of twenty newcomers under one invitation eight are counted; of unlike grants, as many as there are others."""
     state = a_state(2, "A", "B", "C")

@@ -357,9 +357,9 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
     (
         "samples count as told",
         state,
-        "_samples",
-        "credited([ready.samples for _, ready in choice.entries if ready.weight])",
-        "[ready.samples for _, ready in choice.entries if ready.weight]",
+        "samples_of",
+        "credited(list(told.values()), others)",
+        "list(told.values())",
         findings.test_samples_of_one_entry_count_four_times_the_median_at_most,
     ),
     (
