@@ -27,7 +27,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 MAGIC = b"p2d"
-VERSION = 3
+VERSION = 4
 """Version 3: direct connections and relayed streams begin with TLS by the chains of the run's peers."""
 REASON_BYTES_MAX = 1024
 FIELDS_BYTES = 20
