@@ -28,7 +28,7 @@ from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 MAGIC = b"p2d"
 VERSION = 4
-"""Version 3: direct connections and relayed streams begin with TLS by the chains of the run's peers."""
+"""Version 4: the bodies of frames are msgpack."""
 REASON_BYTES_MAX = 1024
 FIELDS_BYTES = 20
 """The most bytes of a body beside its header or reason."""

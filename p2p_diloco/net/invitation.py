@@ -74,7 +74,7 @@ class Invitation:
             mend = "name the .invite file that you were given, or give its one line of base64"
             raise ConfigError("is no invitation", key="invite", value=_short(text), mend=mend) from None
         if content.get("version") != _VERSION:
-            mend = "use the version of p2p_diloco that made it"
+            mend = "ask the run's founder for one that this version of p2p_diloco makes"
             raise ConfigError("is of another version", key="invite", value=content.get("version"), mend=mend)
         try:
             return cls._checked(content)

@@ -203,7 +203,7 @@ def test_a_changed_invitation_is_refused(key: str, value: object) -> None:
 def test_an_invitation_of_another_version_is_named_so() -> None:
     """The error says what can read it."""
     content = {**json.loads(GIVEN.pack()), "version": 3}
-    with pytest.raises(ConfigError, match="invite=3 is of another version; use the version"):
+    with pytest.raises(ConfigError, match="invite=3 is of another version; ask the run's founder"):
         Invitation.unpack(json.dumps(content))
 
 
