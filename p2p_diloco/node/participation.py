@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
@@ -83,6 +84,8 @@ class Participation:
         self._audits = Audits(common, self._signatures, inbox.grant_of)
         self._node = self._loop()
         self._reporter = Reporter(common, self._trainer, self._audits)
+        self._twin_at = math.inf
+        """The time of the last record that another process with this peer's identity seems to have made."""
 
     def _loop(self) -> Node:
         """Make the node's loop, with what goes on beside it."""
@@ -246,7 +249,10 @@ class Participation:
             Refused: an earlier process with this identity is still alive.
         """
         earlier = record.incarnation is not None and record.incarnation < self._common.incarnation
-        if earlier and record.time > self._common.started_at + LIVES_ON_S:
+        if not earlier or record.time <= self._common.started_at + LIVES_ON_S:
+            return
+        before, self._twin_at = self._twin_at, record.time
+        if record.time > before:  # a second one: a clock that has been set back since leaves one of its future
             raise Refused(
                 f"is the identity of a peer that is in the run already, on the machine {record.host[:64]}",
                 key="identity_path",

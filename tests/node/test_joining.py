@@ -370,26 +370,38 @@ async def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("life", "after_s", "refused"),
-    [(-1, 2 * LIVES_ON_S, True), (-1, LIVES_ON_S / 2, False), (1, 2 * LIVES_ON_S, False), (0, 2 * LIVES_ON_S, False)],
+    ("life", "after_s", "each_s", "refused"),
+    [
+        (-1, 2 * LIVES_ON_S, 0.001, True),
+        (-1, 2 * LIVES_ON_S, 0.0, False),
+        (-1, LIVES_ON_S / 2, 0.001, False),
+        (1, 2 * LIVES_ON_S, 0.001, False),
+        (0, 2 * LIVES_ON_S, 0.001, False),
+    ],
 )
 @awaited
 async def test_the_second_process_with_an_identity_is_refused(
-    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, life: int, after_s: float, refused: bool
+    memory_peer: Any,
+    quick: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    life: int,
+    after_s: float,
+    each_s: float,
+    refused: bool,
 ) -> None:
-    """A record of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
-    life has left behind, or a later one writes, is no reason."""
+    """Records of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
+    life has left behind, even if its clock was ahead, or a later one writes, is no reason."""
     monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
     peer = memory_peer(MemoryNetwork(), "a", quick)
     await peer.enter()
     while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
         await asyncio.sleep(0.01)
     assert own.incarnation is not None
-    later = {"incarnation": own.incarnation + life, "time": own.time + after_s, "host": "elsewhere"}
-    record = dataclasses.replace(own, **later)
+    record = dataclasses.replace(own, incarnation=own.incarnation + life, time=own.time + after_s, host="elsewhere")
     until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
     while not peer.task.done() and asyncio.get_running_loop().time() < until:
         await peer.transport.store(BOARD.key("r", "a"), "a", record.pack(), 30.0)
+        record = dataclasses.replace(record, time=record.time + each_s)
         await asyncio.sleep(0.02)
     ended = peer.task.done()
     await peer.stop()
