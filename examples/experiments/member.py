@@ -201,13 +201,12 @@ class Member:
         """Record the outcome of a submission, and adjust this peer's inner steps."""
         ready, roster, fragment = self.replica.own.ready, self.replica.roster, self._fragment
         assert ready is not None
-        state, behind, why = self.replica.logs[fragment].held, None, list[str]()
+        state = self.replica.logs[fragment].held
         if is_counted(state, self.name, ready):
-            behind = state.roll[self.name].epoch - ready.base.epoch - 1
+            self.submissions.counts(state.roll[self.name].epoch - ready.base.epoch - 1)
         else:
             self._carried[fragment].sends += 1
-            why = ["its base was too old"]
-        self.submissions.ended([behind] * len(self._sent), why)
+            self.submissions.refuses("its base was too old")
         self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
 
     @property

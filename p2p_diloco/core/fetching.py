@@ -32,13 +32,14 @@ class Fetch:
     ``asked``: by slice (-1: the head), whom, and when; ``questions``: all that was ever asked, because an answer may
     take long; ``sources``: who sent each slice. ``repair``: only ``numbers`` are fetched, and rounds go on;
     ``near_at``: when a donor last was at a version that can be rolled. ``wanted``: in asynchronous mode, when the
-    commit that follows an epoch (number -1), or a slice's mean of it, was asked for. ``heard``: when each donor last
-    sent a slice, or a part of one."""
+    commit that follows an epoch (number -1), or a slice's mean of it, was asked for. ``heard_at``: when one of those
+    asked last sent a slice, or a part of one."""
 
     fragment: int
     donors: tuple[str, ...]
     numbers: tuple[int, ...]
     near_at: float
+    heard_at: float
     repair: bool = False
     head: State | None = None
     head_at: float = 0.0
@@ -50,7 +51,10 @@ class Fetch:
     sources: dict[int, str] = field(default_factory=dict)
     questions: set[tuple[int, str]] = field(default_factory=set)
     wanted: dict[tuple[int, int], float] = field(default_factory=dict)
-    heard: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def those_asked(self) -> set[str]:
+        return {peer for _, peer in self.questions}
 
     @property
     def done(self) -> bool:
@@ -87,7 +91,7 @@ class Fetching:
         for fragment in fragments:
             log = self.logs[fragment]
             log.round.phase = Phase.FETCHING
-            self.fetches[fragment] = Fetch(fragment, tuple(donors), tuple(range(log.slices)), now)
+            self.fetches[fragment] = Fetch(fragment, tuple(donors), tuple(range(log.slices)), now, now)
             effects += self._ask(self.fetches[fragment], now)
         return effects
 
@@ -95,7 +99,7 @@ class Fetching:
         """Begin to fetch slices of the present version that are damaged here, beside the rounds."""
         if log.fragment in self.fetches or log.state is None:
             return []
-        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), now, repair=True, head=log.state)
+        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), now, now, repair=True, head=log.state)
         self.fetches[log.fragment] = fetch
         return [
             Note("repair", f"{len(numbers)} slices of fragment {log.fragment} are fetched again"),
@@ -185,7 +189,7 @@ class Fetching:
             return [Complaint(sender, "its slice was not asked for")]
         fetch.asked.pop(message.number, None)
         fetch.busy[message.number] = message.version
-        fetch.heard[sender] = now
+        fetch.heard_at = now
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
 
@@ -370,25 +374,25 @@ class Fetching:
                     del fetch.asked[number]
                     if fetch.repair:  # it may repair the same slice, and wait for this peer's
                         fetch.donors = tuple(peer for peer in fetch.donors if peer != donor)
-            able = self._able(fetch, now)
-            if not able or self._is_vain(fetch, able, now):
+            vain = self._is_vain(fetch, now)
+            if vain or not self._able(fetch, now):
                 del self.fetches[fetch.fragment]
-                effects += [*self._doubt(able, now), *self._give_up(fetch, now)]
+                effects += [*(self._doubt(fetch, now) if vain else []), *self._give_up(fetch, now)]
                 continue
             effects += self._go_on(fetch, now)
         return effects
 
-    def _is_vain(self, fetch: Fetch, able: Sequence[str], now: float) -> bool:
-        """Whether no donor of a state newer than the own one sends anything, though each had its time. A member that
-        says that it is ahead, and sends nothing, would stop all others."""
+    def _is_vain(self, fetch: Fetch, now: float) -> bool:
+        """Whether nobody sends anything of a state newer than the own one, though each that was asked had its time. A
+        member that says that it is ahead, and sends nothing, would stop all others."""
         newer = not fetch.repair and self.logs[fetch.fragment].state is not None
-        within = (1 + len(able)) * self.rules.fetch_again
-        return newer and all(now - fetch.heard.setdefault(peer, now) >= within for peer in able)
+        return newer and now - fetch.heard_at >= (1 + len(fetch.those_asked)) * self.rules.fetch_again
 
-    def _doubt(self, donors: Sequence[str], now: float) -> list[Effect]:
-        for peer in donors:
+    def _doubt(self, fetch: Fetch, now: float) -> list[Effect]:
+        for peer in fetch.those_asked:
             self.roster.doubt(peer, now)
-        return [Complaint(peer, "it says that it is ahead, and has sent nothing of its state") for peer in donors]
+        why = "it says that it is ahead, and has sent nothing of its state"
+        return [Complaint(peer, why) for peer in sorted(fetch.those_asked)]
 
     def _give_up(self, fetch: Fetch, now: float) -> list[Effect]:
         log = self.logs[fetch.fragment]
@@ -404,5 +408,6 @@ class Fetching:
     def moves(self, peer: str, now: float) -> None:
         """Handle progress of a transfer: what this donor was asked for has time."""
         for fetch in self.fetches.values():
-            fetch.heard[peer] = now
+            if peer in fetch.those_asked:
+                fetch.heard_at = now
             fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}

@@ -152,7 +152,7 @@ def test_a_fetching_peer_follows_no_commit_that_only_its_author_tells() -> None:
     log = a_log("A", "A", "B", "X")
     log.state = replace(log.held, plan=replace(log.held.plan, succession=("B", "A", "X")))
     fetching = Fetching(log.rules, [log], log.roster)
-    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, head=log.held)
+    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, 0.0, head=log.held)
     log.round.phase = Phase.FETCHING
     choice = choice_of(log.held, "A", "X", by="X", term=2)
     close = Close(0, log.held.version, 2, "X", 0, key_of(0, log.held.version, choice), choice, ("X",) * log.slices)

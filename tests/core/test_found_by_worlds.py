@@ -610,7 +610,7 @@ def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> Non
     log = a_log("A", "B", of=rules(mode="async"))
     state, log.round.phase = log.held, Phase.FETCHING
     fetching = Fetching(log.rules, [log], log.roster)
-    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, head=state, asked={1: ("B", 0.0)}, sources={0: "B"})
+    fetch = Fetch(0, ("B",), (0, 1, 2), 0.0, 0.0, head=state, asked={1: ("B", 0.0)}, sources={0: "B"})
     fetch.staged[0] = state.version, 0.0
     assert fetching._advance(fetch, 0.0) == []
     assert sent(fetching._advance(fetch, 0.1), Want) == [("B", Want(0, state.version, What.NEXT))]
