@@ -142,12 +142,8 @@ def applied(log: FragmentLog, done: Applied, now: float) -> list[Effect]:
     after = append(log.held, commit.choice, commit.key, commit.hashes, log.rules)
     kept = KEPT_ASYNC if log.rules.asynchronous else 1
     log.last = [*log.last, (commit, round.working.means)][-kept:]
-    if (
-        log.rules.asynchronous
-        and not log.leads
-        and round.handed[0]
-        and any(peer == log.me for peer, _ in commit.choice.entries)
-    ):
+    mine = any(peer == log.me for peer, _ in commit.choice.entries)
+    if log.rules.asynchronous and mine and round.handed[0] and not log.leads:
         log.usual[0].append(now - round.handed[1])
     log.late -= set(commit.choice.late) if commit.choice.by == log.me else set()
     log.fresh, log.unproven, log.lacking = False, False, set()

@@ -189,7 +189,7 @@ class Fetching:
             return [Complaint(sender, "its slice was not asked for")]
         fetch.asked.pop(message.number, None)
         fetch.busy[message.number] = message.version
-        fetch.heard_at = now
+        self._hears(sender, now)
         fetch.sources[message.number] = sender
         return [Fill(message.fragment, message.version, message.number, message.payload)]
 
@@ -367,6 +367,9 @@ class Fetching:
         ready = sorted((to, f, n) for to, f, n in self.unsent if self.roster.live(to) and n not in self.repaired(f))
         self.unsent = {(to, f, n) for to, f, n in self.unsent if n in self.repaired(f)}
         effects: list[Effect] = [Send(to, Part(f, self.logs[f].held.version, n)) for to, f, n in ready]
+        in_vain = [fetch for fetch in self.fetches.values() if self._is_vain(fetch, now)]
+        if in_vain and self.together:  # another lineage is adopted whole, or not at all
+            in_vain = [fetch for fetch in self.fetches.values() if not fetch.repair]
         for fetch in list(self.fetches.values()):
             for number, (donor, when) in list(fetch.asked.items()):
                 if now - when >= self.rules.fetch_again or not self.roster.live(donor):
@@ -374,13 +377,18 @@ class Fetching:
                     del fetch.asked[number]
                     if fetch.repair:  # it may repair the same slice, and wait for this peer's
                         fetch.donors = tuple(peer for peer in fetch.donors if peer != donor)
-            vain = self._is_vain(fetch, now)
+            vain = fetch in in_vain
             if vain or not self._able(fetch, now):
                 del self.fetches[fetch.fragment]
                 effects += [*(self._doubt(fetch, now) if vain else []), *self._give_up(fetch, now)]
                 continue
             effects += self._go_on(fetch, now)
         return effects
+
+    def _hears(self, peer: str, now: float) -> None:
+        for fetch in self.fetches.values():
+            if peer in fetch.those_asked:
+                fetch.heard_at = now
 
     def _is_vain(self, fetch: Fetch, now: float) -> bool:
         """Whether nobody sends anything of a state newer than the own one, though each that was asked had its time. A
@@ -407,7 +415,6 @@ class Fetching:
 
     def moves(self, peer: str, now: float) -> None:
         """Handle progress of a transfer: what this donor was asked for has time."""
+        self._hears(peer, now)
         for fetch in self.fetches.values():
-            if peer in fetch.those_asked:
-                fetch.heard_at = now
             fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}
