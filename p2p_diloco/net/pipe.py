@@ -43,7 +43,7 @@ class Pipe(asyncio.BufferedProtocol):
     def __init__(self, *, below: object = None) -> None:
         """`below`: what must live as long as this pipe."""
         self._loop = asyncio.get_running_loop()
-        self._below = below
+        self._below, self._connected = below, False
         self._encrypts = False
         self.paced: TcpSocket | None = None
         """The socket of a direct connection, to limit the connection's rate and to tell the kernel how many bytes are
@@ -85,7 +85,8 @@ class Pipe(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Use this transport from now on."""
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport, self._connected = cast(asyncio.Transport, transport), True
+        self._hold_up_sender()
         self._encrypts = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         if self._encrypts:
@@ -112,10 +113,14 @@ class Pipe(asyncio.BufferedProtocol):
                 _wake(self._reader)
             return
         self.unread += self._scratch[:nbytes]
-        if len(self.unread) >= _UNREAD_BYTES_MAX and not self._paused_reading:
+        self._hold_up_sender()
+        _wake(self._reader)
+
+    def _hold_up_sender(self) -> None:
+        """Read no more while much is unread. The first bytes may come before the transport: with a handshake's end."""
+        if len(self.unread) >= _UNREAD_BYTES_MAX and not self._paused_reading and self._connected:
             self._paused_reading = True
             self.transport.pause_reading()
-        _wake(self._reader)
 
     def eof_received(self) -> None:
         """End the stream, because the other end has closed it. This protocol never closes only one direction."""

@@ -298,6 +298,30 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
     before, longest = world.peers["A"].epoch, longest_wait(world, silent, 600.0)
     assert longest < 3 * 2 * world.rules.fetch_again, longest
     assert world.peers["A"].epoch > before + 100
+    told = {one.peer for one in world.peers["A"].seen if isinstance(one, e.Complaint) and "ahead" in one.why}
+    assert told == set(silent)  # each that was asked, not only the last one
+
+
+def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:
+    """X has sent all of the first fragment, and nothing of the second for long. A keeps its own model: one fragment of
+    each lineage would be neither."""
+    world = World("AX", rules(fragments=2))
+    world.reach(2)
+    fetching, logs = world.peers["A"].replica.fetching, world.peers["A"].replica.logs
+    fetching.begin([0, 1], ["X"], world.now, together=True)
+    first, since = fetching.fetches[0], world.now
+    first.head, first.asked = logs[0].held, {}
+    first.staged = dict.fromkeys(first.numbers, (logs[0].held.version, since))
+    assert first.done
+    within = 2 * world.rules.fetch_again
+    fetching.tick(since + within - 1.0)
+    assert set(fetching.fetches) == {0, 1}
+    first.questions.add((0, "B"))  # who else was asked for this one has more time
+    effects = fetching.tick(since + within)
+    assert not fetching.fetches
+    assert not fetching.adopt(since + within)
+    assert {one.peer for one in effects if isinstance(one, e.Complaint)} >= {"X"}
+    assert all(log.phase is Phase.COLLECTING for log in logs)
 
 
 def test_an_asynchronous_leader_that_does_nothing_leads_no_more() -> None:

@@ -362,6 +362,24 @@ async def test_bytes_read_before_the_pipe_are_not_lost() -> None:
 
 
 @awaited
+async def test_much_that_comes_with_the_handshakes_end_is_kept() -> None:
+    """A stream through a relay: bytes may come before the pipe is told its transport. The sender is held up then."""
+    ends = [await Pipe.adopt(*await asyncio.open_connection(sock=sock)) for sock in socket.socketpair()]
+    late, data = Pipe(below=ends[0]), os.urandom(300_000)
+    for at in range(0, len(data), 60_000):
+        part = data[at : at + 60_000]
+        late.get_buffer(-1)[: len(part)] = part
+        late.buffer_updated(len(part))
+    late.connection_made(ends[0].transport)
+    assert not ends[0].transport.is_reading()
+    target = memoryview(bytearray(len(data)))
+    await late.read_into(target, stall_s=5.0, total_s=5.0)
+    assert target == data
+    for end in ends:
+        end.abort()
+
+
+@awaited
 async def test_a_read_without_data_ends_at_its_deadline() -> None:
     """On a connection on which nothing comes."""
     async with ends() as (near, _):

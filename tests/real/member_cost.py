@@ -1,7 +1,8 @@
 """Measures what a hostile member costs a private run: `python -m tests.real.member_cost [--seconds S]`.
 
 Three honest nodes in this process make rounds, each kind in a run of its own. All peers of the hostile member have one
-invitation, but for the two of `ahead`.
+invitation, but for the two of `ahead`. They share this process with the nodes, so what they do without pause
+(`fetches`, `nudges`, `litters`) costs the nodes more than it would from elsewhere.
 
     quiet    nothing
     scales   it contributes -1000 times what the others do
