@@ -67,7 +67,8 @@ async def test_who_was_met_earlier_is_asked_for_what_nobody_has() -> None:
     """A bootstrap that has just started knows nothing, and a stranger has surrounded the key."""
     elsewhere = await join()
     member = await join(initial_peers=elsewhere.addresses())
-    assert await member.store("key", "x", b"1", 60.0)
+    while not await member.store("key", "x", b"1", 60.0):
+        pass  # on a busy machine a store may take longer than its deadline; a peer stores its records again and again
     boot = await join()
     eve = await join(initial_peers=boot.addresses())
     returning = await join(initial_peers=boot.addresses())

@@ -93,8 +93,8 @@ def test_a_member_that_signs_two_choices_of_one_attempt_is_expelled(field: Field
     async def row() -> None:
         async with liar(field, "forked") as member:
             await member.look()
-            for _ in range(2):
-                close = member.close(member.choice((member.id, member.contribution())))
+            closes = [member.close(member.choice((member.id, member.contribution()))) for _ in range(2)]
+            for close in closes:  # both on one base, whatever commits come meanwhile
                 await member.tell(field.nodes[0].id, close)
             telling = asyncio.create_task(field.tells(member.name, "it signed two Closes of one attempt", nodes=3))
             while not telling.done():
