@@ -43,6 +43,8 @@ class FragmentLog:
         self.lacking: set[str] = set()  # live peers to which the last commit could not be delivered
         self.misses: dict[str, deque[bool]] = {}  # by peer: of its last rounds, which ones it missed
         self.shown: dict[str, int] = {}  # by peer: the highest epoch that its messages prove
+        # how long it took until half of a round's means were there (asynchronous: until a submission was counted, as
+        # its author saw it, or a commit held, as its leader did); and how long whole rounds took
         self.usual: tuple[deque[float], deque[float]] = (deque(maxlen=USUAL_OF), deque(maxlen=USUAL_OF))
         self.late: set[str] = set()  # members that did not do their part, to be named in this peer's next choice
         self.digests: dict[int, tuple[str, ...]] = {}  # by epoch: of the slices' tensors here
@@ -123,8 +125,8 @@ class FragmentLog:
 
     def holds_within(self) -> float:
         """Return how long an asynchronous commit may wait for a live peer to hold it: some times as long as usual."""
-        halves = self.usual[0]
-        usual = PATIENCE * statistics.median(halves) if halves else math.inf
+        times = self.usual[0]
+        usual = PATIENCE * statistics.median(times) if times else math.inf
         return min(self.rules.confirms_within, max(self.rules.promises_within, usual))
 
     def usual_round(self) -> float:
