@@ -30,12 +30,14 @@ def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: 
     known = latest(state.roll, own_incarnation)  # 0: no peer was counted in this run yet
     if known and ready.id.incarnation > known + AHEAD_MAX:
         return "its incarnation is too far ahead"
-    if ready.weight == 0:
-        return "" if not ready.samples and not ready.uses else "it has samples and no weight"
-    if not ready.oldest <= ready.id or not rules.fits(ready.weight, ready.samples, state.revision):
-        return "a number is out of range"
     if rules.asynchronous and not is_empty(ready) and ready.weight != 1.0:
         return "the weight of a submission must be 1"
+    if not ready.oldest <= ready.id:  # no roll would ever count it
+        return "a number is out of range"
+    if ready.weight == 0:
+        return "" if not ready.samples and not ready.uses else "it has samples and no weight"
+    if not rules.fits(ready.weight, ready.samples, state.revision):
+        return "a number is out of range"
     if ready.hashes and len(ready.hashes) != slices:
         return "it has another number of slices"
     if state.fragment and any(use.used or use.wants for use in ready.uses):

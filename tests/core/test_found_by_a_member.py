@@ -358,3 +358,22 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     silence(world, silent)
     assert longest_wait(world, silent, 60.0) < 2 * world.rules.promises_within
     assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2
+
+
+def test_a_submission_of_nothing_is_refused() -> None:
+    """X submits nothing, with the progress since a later submission than this one, so that no roll ever counts it. The
+    leader counted it again and again, in commits of nothing that all others refused."""
+    world = World("ABCX", rules(mode="async"))
+
+    def nothing(sender: str, _to: str, message: Message) -> Message:
+        if sender != "X" or not isinstance(message, Ready):
+            return message
+        later = replace(message.id, sequence=message.id.sequence + 1)
+        return replace(message, oldest=later, weight=0.0, samples=0, uses=(), hashes=(), root="")
+
+    world.lies.append(nothing)
+    world.run(100)
+    honest = [world.peers[name] for name in "ABC"]
+    refused = {one.peer for peer in honest for one in peer.seen if isinstance(one, e.Complaint)}
+    assert refused == {"X"}
+    assert min(peer.epoch for peer in honest) > 20

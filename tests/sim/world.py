@@ -283,8 +283,9 @@ class World:
                     self.membership.joins_lineage(process)
                     process.goes_over = True
                 self.happened[f"note {kind}"] += 1
-            case Complaint():
-                self.happened["complaint"] += 1
+            case Complaint(peer, why):
+                honest = peer in self.names and why.startswith(("a commit", "its Close"))
+                require(not honest, "w", f"{process.name} refuses what the honest {peer} decided: {why}")
             case _:
                 process.replica.carry_out(process, effect)
 
