@@ -111,7 +111,7 @@ class Fetching:
     def _able(self, fetch: Fetch, now: float) -> list[str]:
         """Return the donors that can be asked now, those that failed least first."""
         known = [peer for peer in fetch.donors if self.roster.holds_state(peer) and not self._has_left(fetch, peer)]
-        near = [peer for peer in self.roster.holders() if self._is_near(fetch, peer)]
+        near = [peer for peer in (known if fetch.repair else self.roster.holders()) if self._is_near(fetch, peer)]
         if near:
             fetch.near_at = now
         elif fetch.repair and now - fetch.near_at > self.rules.dead_after:

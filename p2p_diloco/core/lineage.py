@@ -65,6 +65,7 @@ class Lineage:
 
     def tick(self, now: float, *, fetching: bool) -> list[Effect]:
         """Ask if there has been a sign for long enough."""
+        self.roster.elsewhere -= {peer for peer in self.roster.elsewhere if self._is_kin(peer)}
         if self.inquiry is not None or fetching or now < self.quiet_until or not (holders := self.roster.holders()):
             return []
         if not self._has_sign(holders, now):
@@ -72,6 +73,13 @@ class Lineage:
         order = sorted(holders, key=lambda peer: blake2b(f"{self.roster.me}/{peer}".encode(), digest_size=8).digest())
         self.inquiry = Inquiry(now, order[:ASKED_MAX])
         return [Send(peer, Ask()) for peer in self.inquiry.asked]
+
+    def _is_kin(self, peer: str) -> bool:
+        """Whether the peer's Summary names versions of this lineage only: it went over, or this peer has caught up."""
+        summary = self.roster.summary(peer)
+        heads = () if summary is None else summary.heads
+        links = [() if log.state is None else log.state.links for log in self.logs]
+        return bool(heads) and all(head in known for head, known in zip(heads, links, strict=True))
 
     def _has_sign(self, holders: list[str], now: float) -> bool:
         if any(log.state is None for log in self.logs):

@@ -249,6 +249,21 @@ def test_rounds_do_not_wait_for_one_that_is_ahead_and_not_believed() -> None:
     assert decided(told("a"), told("a"), told("a", "a2")) == ("", {"C"})
 
 
+def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> None:
+    """B is a commit ahead of A a moment later. A, which took B for one on another lineage still, would not ask for its
+    promise, and make a second commit on the same base."""
+    log = a_log("A", "A", "B")
+    lineage = Lineage(log.rules, [log], log.roster)
+    log.roster.elsewhere.add("B")
+    log.roster.summarized("B", replace(log.roster.mine, heads=((0, "another"),)))
+    lineage.tick(1.0, fetching=False)
+    assert log.roster.elsewhere == {"B"}
+    log.roster.summarized("B", replace(log.roster.mine, heads=(log.held.links[-1],)))
+    lineage.tick(2.0, fetching=False)
+    log.roster.summarized("B", replace(log.roster.mine, heads=((log.epoch + 1, "next"),)))
+    assert log.is_here("B")
+
+
 def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
     """However many are still behind: they tell nothing else. One that tells it alone could lie."""
     assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
@@ -365,6 +380,23 @@ def test_a_repair_does_not_wait_for_ever(behind: bool) -> None:
     replica.handle(e.Damaged(0, state.version, (1,)), world.now)
     assert not [one for one in replica.fetching.tick(world.now + 1) if isinstance(one, e.Keep)]
     assert e.Keep(0, (1,)) in replica.fetching.tick(world.now + world.rules.fetch_again)
+
+
+def test_a_repair_does_not_wait_for_ever_for_slices_that_are_of_no_use() -> None:
+    """B repairs the same slice as A. C is behind: it sends its own one whenever it is asked, and wants A's or B's."""
+    world = World("ABC")
+    world.reach(2)
+    replica, now = world.peers["A"].replica, world.now
+    fetching, state = replica.fetching, replica.logs[0].held
+    replica.roster.summarized("C", replace(world.peers["C"].replica.roster.mine, heads=(state.links[0],)))
+    older = replace(state.version, epoch=state.links[0][0], digest=state.links[0][1])
+    replica.handle(e.Damaged(0, state.version, (1,)), now)
+    for number in range(1, 60):
+        if any(isinstance(one, e.Keep) for one in fetching.tick(now + number)):
+            return
+        fetching.part("C", Part(0, older, 1), now + number)
+        fetching.filled(e.Filled(0, older, 1, "another"), now + number)
+    raise AssertionError("A asks C for ever")
 
 
 def test_in_asynchronous_mode_a_commit_that_nobody_can_complete_gives_way_to_a_window() -> None:
