@@ -159,6 +159,13 @@ class Fetching:
         fetch.asked |= dict.fromkeys(numbers, (donor, now))
         fetch.questions |= {(number, donor) for number in numbers}
 
+    def unasked(self, donor: str, fragment: int, numbers: Sequence[int], now: float) -> None:
+        """Handle a question that did not arrive: it is asked at the next tick, of another donor if there is one."""
+        self.failures.add(donor, now)
+        if (fetch := self.fetches.get(fragment)) is not None:
+            of_this = {n for n in numbers or (-1,) if fetch.asked.get(n, ("",))[0] == donor}
+            fetch.asked = {n: asked for n, asked in fetch.asked.items() if n not in of_this}
+
     # -- what comes
 
     def headed(self, sender: str, message: Head, now: float) -> list[Effect]:

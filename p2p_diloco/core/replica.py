@@ -289,6 +289,8 @@ class Replica:
                 self.own.delivered(to, message, now, ok=ok)
             case m.Part(fragment, _, number) if not ok and self.logs[fragment].state is not None:
                 self.fetching.unsent.add((to, fragment, number))
+            case m.Ask(fragment, numbers) if not ok and fragment is not None:
+                self.fetching.unasked(to, fragment, numbers, now)
             case m.Commit() if not ok and message.version == self.logs[message.fragment].version:
                 self.logs[message.fragment].lacking.add(to)
         return []

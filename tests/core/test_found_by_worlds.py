@@ -22,6 +22,7 @@ from p2p_diloco.core.messages import (
     Commit,
     Head,
     Held,
+    Message,
     Part,
     Probe,
     Ready,
@@ -333,6 +334,24 @@ def test_a_part_that_did_not_arrive_is_sent_again() -> None:
     replica.next_tick = world.now
     effects = replica.handle(e.Wakeup(), world.now)
     assert [message.number for _, message in sent(effects, Part)] == [1]
+
+
+def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> None:
+    """Not after as long as a slow answer may take: meanwhile a leader that waits for this peer passes it over."""
+    world = World("AB")
+    world.reach(2)
+    lost: list[Message] = []
+
+    def first(_sender: str, _to: str, message: Message) -> float | None:
+        if lost or not isinstance(message, Ask) or not message.numbers:
+            return None
+        lost.append(message)
+        return LOST
+
+    world.rules_of_net.append(first)
+    world.join("C")
+    assert world.run(world.rules.fetch_again / 2, lambda: world.peers["C"].epoch > 0), world.tell()
+    assert lost
 
 
 def test_slices_under_repair_are_sent_afterwards() -> None:
