@@ -354,6 +354,19 @@ def test_a_question_for_slices_that_did_not_arrive_is_asked_again_at_once() -> N
     assert lost
 
 
+def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
+    """Else one lost message would make damage a part of the state."""
+    world = World("AB")
+    world.reach(2)
+    replica, now = world.peers["A"].replica, world.now
+    effects = replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
+    ((_, ask),) = sent(effects, Ask)
+    replica.handle(e.SendFailed("B", ask, gone=False), now)
+    assert sent(list(replica.fetching.tick(now + 1)), Ask) == [("B", ask)]
+    later = replica.fetching.tick(now + replica.rules.fetch_again)
+    assert not [one for one in later if isinstance(one, e.Keep)]
+
+
 def test_slices_under_repair_are_sent_afterwards() -> None:
     """Else damage would spread, and the damaged peer get it back."""
     world = World("AB")
