@@ -89,8 +89,10 @@ class Exchange:
     def _load(self, log: FragmentLog) -> Loaded:
         before, self.merged[log.fragment] = self.merged[log.fragment], log.version
         member = log.held.roll.get(self.me)
-        counted = None if member is None else member.id
-        return Loaded(log.fragment, log.held.version, counted, before is None or descends(log.held, before))
+        counted, kin = None if member is None else member.id, before is None or descends(log.held, before)
+        if not kin and self.fragment == log.fragment:
+            self.ready, self.parts = None, {}  # the trainer drops this progress: what it makes next has another id
+        return Loaded(log.fragment, log.held.version, counted, kin)
 
     # -- sending
 

@@ -11,6 +11,7 @@ import pytest
 from p2p_diloco.core import applying, claims, closing, digests, holding, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
+from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.leases import DataSet, Use
@@ -222,6 +223,23 @@ def decided(mine: Told, *others: Told) -> tuple[str, set[str]]:
     lineage.inquiry = Inquiry(0.0, list(names), dict(zip(names, others, strict=True)))
     belief = lineage.decide(10.0)
     return "" if belief is None else belief.told.versions[0].digest, log.roster.elsewhere
+
+
+def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
+    """A contributed to a version, a commit counted that, and A went over to a lineage without this commit. If its new
+    progress had the old id, that commit would pass for one of it, and its steps would be lost in silence."""
+    log = a_log("A", "A", "B")
+    exchange = Exchange("A", log.rules, [log], 1)
+    old, new = (e.Contribute(0, 1.0, 10, (name,) * log.slices, (name,) * log.slices) for name in ("old", "new"))
+    exchange.merge()
+    first, again = exchange.contribute(old, 0.0)[0], exchange.contribute(old, 0.0)[0]
+    assert first == again  # taken up again on the same base
+    exchange.flying, exchange.merged = False, [replace(log.held.version, digest="of the lost lineage")]
+    assert [loaded.kin for loaded in exchange.merge().fragments] == [False]
+    second = exchange.contribute(new, 1.0)[0]
+    assert isinstance(first, e.Sent)
+    assert isinstance(second, e.Sent)
+    assert second.id > first.id
 
 
 def test_of_three_lineages_the_greatest_is_taken() -> None:
