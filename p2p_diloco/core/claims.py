@@ -206,33 +206,42 @@ def yields(log: FragmentLog, term: int, holder: str) -> None:
 # -- votes
 
 
-def voted(log: FragmentLog, sender: str, message: Vote, now: float) -> bool:
-    """Record a vote. Return whether it is a promise for this peer's claim."""
+def voted(log: FragmentLog, sender: str, message: Vote) -> None:
+    """Record a vote: a promise for this peer's claim, or a word for another holder."""
     round = log.round
     if message.holder == log.me:
-        if not log.leads or message.term != round.term or round.promised is None:
-            return False
-        round.promised.add(sender)
-        round.votes[sender] = message
-        return True
-    if sender == round.holder != message.holder and not log.leads:
-        round.passed.add(sender)  # it does not hold itself for the holder
-    claim = message.term, message.holder
-    if log.leads:
-        round.votes[sender] = message
-        if round.promised is not None:
-            round.promised.discard(sender)
-        if (most := overtaken(log)) is not None:
-            passed = most[1] in round.passed
-            yields(log, *most)
-            round.passed |= {most[1]} if passed else set()
-            return False
-    if rank(log, *claim) <= present(log) or not (entitled(log, claim[1], claim[0]) and able(log, claim[1])):
+        if log.leads and message.term == round.term and round.promised is not None:
+            round.promised.add(sender)
+            round.votes[sender] = message
+    elif log.leads:
+        _voted_for_another(log, sender, message)
+    else:
+        if sender == round.holder != message.holder:
+            round.passed.add(sender)  # it does not hold itself for the holder
+        _remember(log, message)
+
+
+def _voted_for_another(log: FragmentLog, sender: str, message: Vote) -> None:
+    """Record, as the holder, a vote for another one. Yield if that one can't be refused any longer."""
+    round = log.round
+    round.votes[sender] = message
+    if round.promised is not None:
+        round.promised.discard(sender)
+    if (most := overtaken(log)) is not None:
+        passed = most[1] in round.passed
+        yields(log, *most)
+        round.passed |= {most[1]} if passed else set()
+    elif _remember(log, message) and ((log.phase in FREE and missing(log)) or _outvoted(log)):
+        yields(log, message.term, message.holder)
+
+
+def _remember(log: FragmentLog, message: Vote) -> bool:
+    """Remember the claim that a vote is for, if it is a greater one that may be promised. Return whether it is."""
+    term, holder = message.term, message.holder
+    if rank(log, term, holder) <= present(log) or not (entitled(log, holder, term) and able(log, holder)):
         return False
-    round.refused[message.holder] = message.term
-    if log.leads and ((log.phase in FREE and missing(log)) or _outvoted(log)):
-        yields(log, *claim)
-    return False
+    log.round.refused[holder] = term
+    return True
 
 
 def overtaken(log: FragmentLog) -> tuple[int, str] | None:

@@ -315,7 +315,7 @@ class Average:
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Compute the outer step of a commit from its means, one for each slice (none: tensors stay), and keep the result
-    as a proposal. ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the
+    aside. ``buffered``: submissions in the Delayed Nesterov buffer before. ``peers``: how many candidates the
     base's plan has. The answer is Applied."""
 
     commit: Commit
@@ -346,8 +346,9 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these proposals the present states, all at once, each given as (fragment, version). ``numbers``: None where
-    all slices come from the proposed step or from staging; else only these staged slices replace the present ones."""
+    """Make these the present states, all at once, each given as (fragment, version). ``numbers``: None where all
+    slices come from the step that was computed, or from staging; else only these
+    staged slices replace the present ones."""
 
     proposals: tuple[tuple[int, Version], ...]
     numbers: tuple[int, ...] | None = None

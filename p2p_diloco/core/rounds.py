@@ -72,7 +72,7 @@ class Rounds:
             case Claim():
                 return claims.claimed(log, sender, message, now)
             case Vote():
-                claims.voted(log, sender, message, now)
+                claims.voted(log, sender, message)
                 if message.commit is not None and message.commit.base == log.version:
                     return applying.committed(log, sender, message.commit, now)
                 return []

@@ -9,9 +9,8 @@ from .revision import FOUNDED, Revision, in_force
 from .schedule import fragment_interval
 from .version import ModelVersion
 
-EVEN_S_MAX = 10.0
-"""The longest time, in seconds, that a trainer waits until all shards of each fragment are at one epoch."""
-
+LOADS_S_MAX = 10.0
+"""The most of `Rules.loads_within`, in seconds."""
 
 RECALL, RECALL_ASYNC = 6, 50
 """The parts of `Rules.recall`. RECALL: commits beyond ``carry_rounds``. RECALL_ASYNC: commits for each lease holder."""
@@ -22,7 +21,7 @@ class Rules:
     """The rules of a run, which are the same for all replicas. Times are in seconds."""
 
     run: str
-    fragments: tuple[tuple[int, ...], ...]  # fragment → its shards
+    fragments: tuple[tuple[int, ...], ...]  # fragment → its slices, numbered over the whole model
     mode: str = "sync"  # or "async": each submission becomes a commit by itself
     sync_every: int = 1
     min_peers: int = 1
@@ -73,7 +72,7 @@ class Rules:
         return 0 < weight <= self.weight_max * longer and 0 <= samples <= self.samples_max * longer
 
     def stops(self, revision: Revision) -> tuple[int | None, int | None]:
-        """The epochs and the samples after which a shard at this revision is final; None: never."""
+        """The epochs and the samples after which a fragment at this revision is final; None: never."""
         epochs = in_force(self.stop_after_epochs, revision.stop_after_epochs)
         return epochs, in_force(self.stop_after_samples, revision.stop_after_samples)
 
@@ -91,7 +90,7 @@ class Rules:
         return next(number for number, shards in enumerate(self.fragments) if shard in shards)
 
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
-        """Whether the run has ended, judging by this version of the whole model and the revision of its shards."""
+        """Whether the run has ended, judging by this version of the whole model and the revision of its fragments."""
         epochs, samples = self.stops(revision)
         return (epochs is not None and model.epochs >= epochs * len(self.fragments)) or (
             samples is not None and model.samples >= samples * len(self.fragments)
@@ -113,20 +112,19 @@ class Rules:
         return 2 * self.heartbeat_interval
 
     @property
-    def even_within(self) -> float:
-        """The longest time that a trainer waits until all shards of a fragment are at one epoch. Usually the missing
-        commits are on their way."""
-        return min(2 * self.heartbeat_interval, EVEN_S_MAX)
+    def loads_within(self) -> float:
+        """How long a trainer that asks for newer states waits for one that is near: its contribution to the present one
+        would be too late."""
+        return min(2 * self.heartbeat_interval, LOADS_S_MAX)
 
     @property
     def fetch_again(self) -> float:
-        """A fetch that makes no progress for this long is given up and begun again. A change of lineage is not given up
-        at once: it first requests the missing shards again, up to ``fetch_repeats`` times."""
+        """How long a slice that was asked for may take, while nothing of it comes; then another donor is asked."""
         return 3 * self.heartbeat_timeout
 
     @property
     def mended_within(self) -> float:
-        """The longest time that a peer waits for an intact copy of a shard that is damaged here. It waits so long only
+        """The longest time that a peer waits for an intact copy of a slice that is damaged here. It waits so long only
         while transfers make progress, else for ``fetch_again``."""
         return 2 * self.fetch_again
 

@@ -61,7 +61,7 @@ class Training:
     def loads_by(self) -> float:
         """The latest time to answer the trainer's Merge; inf if none waits."""
         waits = self.merging is None or any(log.state is None for log in self.logs)
-        return float("inf") if waits or self.merging is None else self.merging + self.rules.even_within
+        return float("inf") if waits or self.merging is None else self.merging + self.rules.loads_within
 
     def load(self, now: float) -> list[Effect]:
         """Answer a Merge. The answer waits briefly while the next version is near: a contribution on the present one

@@ -1,8 +1,8 @@
-"""Versions of a shard and of the whole model, and ids of contributions: plain data that can be compared and sorted."""
+"""Versions of a fragment and of the whole model, and ids of contributions: plain data, ordered."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -12,8 +12,9 @@ class Version:
     """The name of one state of a shard: peers that hold the same version hold the same outer state.
 
     ``generation``: how often the run was set back by ``--new-generation``. ``epoch``: the number of commits from the
-    start of the lineage to this state. ``samples``: the training samples that these commits counted. ``digest``: a hash
-    of the whole outer state of the shard, tensors and protocol tables.
+    start of the lineage to this state. ``samples``: the training samples that these commits counted. ``digest``: the
+    chain of these commits, a hash of the version before and of what the last one says (`state.append`). It is known
+    without touching tensors.
     """
 
     generation: int
@@ -22,26 +23,10 @@ class Version:
     digest: str
 
 
-def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool:
-    """Whether the version ``newer`` is the version ``older`` or descends from it. ``history``: digests of ``newer`` and
-    its last ancestors, by epoch.
-
-    Along a lineage neither epochs nor samples fall. If ``history`` does not go back as far as ``older``, epochs and
-    samples alone decide; if it is empty, the answer is False.
-    """
-    if newer == older:
-        return True
-    if newer.generation != older.generation or newer.epoch < older.epoch or newer.samples < older.samples:
-        return False
-    if not history or older.epoch < min(history):
-        return bool(history)
-    return history.get(older.epoch) == older.digest
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class ModelVersion:
-    """The version of a whole model: totals over its shards. In a fork the lineage with the higher model version wins,
-    with all its shards."""
+    """The version of a whole model: totals over its fragments. In a fork the lineage with the higher model version
+    wins, with all its fragments."""
 
     generation: int = -1  # -1: no state is held; lower than the version of any state
     samples: int = 0
@@ -63,16 +48,11 @@ class ContributionId:
 
 
 def model_version(versions: Sequence[Version]) -> ModelVersion:
-    """Return the version of the whole model: the highest generation of its shards, the sums of their samples and
-    epochs, and a digest of their digests."""
+    """Return the version of the whole model: the highest generation of its fragments, the sums of their samples
+    and epochs, and a hash of their chains, given in the order of the fragments."""
     return ModelVersion(
         max(v.generation for v in versions),
         sum(v.samples for v in versions),
         sum(v.epoch for v in versions),
-        digest_of(v.digest for v in versions),
+        blake2b("".join(v.digest for v in versions).encode(), digest_size=16).hexdigest(),
     )
-
-
-def digest_of(digests: Iterable[str]) -> str:
-    """Return one digest that covers the digests of all shards. They must be given in shard order."""
-    return blake2b("".join(digests).encode(), digest_size=16).hexdigest()

@@ -117,9 +117,9 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     log.roster.peers["X"].dead = True
     log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 40, "X")
-    claims.voted(log, "B", vote, 1.0)
+    claims.voted(log, "B", vote)
     assert (log.round.term, log.round.holder) == (1, "A")  # one alone may lie
-    claims.voted(log, "C", vote, 1.0)
+    claims.voted(log, "C", vote)
     assert (log.round.term, log.round.holder) == (40, "X")
     term, next_one = claims.target(log)
     assert term > 40
@@ -129,7 +129,7 @@ def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
 def test_no_vote_drives_a_term_beyond_all_bounds() -> None:
     log = a_log("A", "A", "X")
     log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", set(), Phase.CLAIMING
-    claims.voted(log, "X", Vote(0, log.held.version, 2**40, "X"), 1.0)
+    claims.voted(log, "X", Vote(0, log.held.version, 2**40, "X"))
     assert log.round.term <= 1 + claims.TURNS_AHEAD * 3
 
 

@@ -199,10 +199,10 @@ def test_a_peer_outside_the_plan_may_lead_once_no_candidate_is_able() -> None:
     assert claims.would_promise(log, "E", 2, 1.0)
     log.round.term, log.round.holder, log.round.promised, log.round.phase = 2, "D", set(), Phase.CLAIMING
     vote = Vote(0, log.held.version, 0, "A")
-    claims.voted(log, "A", vote, 1.0)
+    claims.voted(log, "A", vote)
     assert log.round.holder == "D"  # A is dead in its view
     log.roster.peers["A"].dead = False
-    claims.voted(log, "A", vote, 1.0)
+    claims.voted(log, "A", vote)
     assert log.round.holder == "A"
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from p2p_diloco.core.lives import SALT_BITS, incarnation, incarnation_after
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version, descends, model_version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 
 def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:
@@ -38,32 +36,6 @@ def test_a_model_sums_its_shards() -> None:
 def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
     """A model whose change to a new generation is half done already belongs to it."""
     assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
-
-
-@pytest.mark.parametrize(
-    ("older", "holds"),
-    [
-        (Version(0, 90, 9, "d9"), True),
-        (Version(0, 70, 7, "d7"), True),
-        (Version(0, 70, 7, "other"), False),
-        (Version(0, 80, 8, "d8"), False),  # missing among those remembered
-        (Version(1, 70, 7, "d7"), False),
-        (Version(0, 40, 4, "any"), True),  # older than the memory
-        (Version(0, 90, 4, "any"), True),  # empty steps count no samples
-        (Version(0, 91, 4, "any"), False),
-        (Version(0, 95, 9, "any"), False),
-        (Version(0, 80, 10, "any"), False),
-    ],
-)
-def test_descent_shows_by_the_ancestors_or_by_the_samples(older: Version, holds: bool) -> None:
-    """Remembered ancestors decide; for older versions the samples, which never fall."""
-    assert descends(Version(0, 90, 9, "d9"), {5: "d5", 7: "d7", 9: "d9"}, older) == holds
-
-
-def test_a_version_without_memory_descends_from_itself_only() -> None:
-    newer = Version(0, 90, 9, "d9")
-    assert descends(newer, {}, newer)
-    assert not descends(newer, {}, Version(0, 40, 4, "any"))
 
 
 def test_contributions_are_ordered_by_life_then_sequence() -> None:
