@@ -153,15 +153,30 @@ def _headings(page: Path) -> set[str]:
 # -- commands
 
 
+def lines_of_code(page: Path) -> Iterator[str]:
+    """What a page shows as code, line by line: in blocks of both kinds, and in running text."""
+    text = page.read_text().replace("\\\n", " ")
+    for block in re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL):
+        yield from block.splitlines()
+    yield from re.findall(r"^ {4}(\S.*)$", text, flags=re.MULTILINE)
+    yield from re.findall(r"`([^`\n]+)`", _without_code(text))
+
+
 def commands(page: Path) -> Iterator[list[str]]:
-    """Our command lines on a page, in blocks and in running text."""
-    text = page.read_text()
-    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
-    shell_lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    inline = re.findall(r"`([^`\n]+)`", _without_code(text))
-    for line in (*shell_lines, *inline):
+    """Our command lines on a page."""
+    for line in lines_of_code(page):
         if line.startswith("p2p-diloco ") and "|" not in line:
-            yield shlex.split(line.partition(" #")[0])[1:]
+            yield shlex.split(re.split(" [#>]", line)[0])[1:]
+
+
+def scripts(page: Path) -> Iterator[tuple[list[Path], list[str]]]:
+    """The programs of this checkout that a page starts with Python: their files, and the flags that it gives them."""
+    for line in lines_of_code(page):
+        found = re.match(r"python (?:-m ((?:examples|tests)[\w.]*)|((?:examples|tests)/[\w/]+\.py))(.*)", line)
+        if found:
+            path = ROOT / (found[2] or found[1].replace(".", "/"))
+            files = [path] if path.suffix else [path.with_suffix(".py")]
+            yield sorted(path.glob("*.py")) if path.is_dir() else files, re.findall(r"(--[a-z][\w-]*)", found[3])
 
 
 def parse(name: str, arguments: list[str], shown_in: Path) -> None:
@@ -179,10 +194,22 @@ def test_every_command_shown_can_be_parsed(page: Path) -> None:
             parse(name, arguments, page)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=name_of)
+def test_every_script_shown_is_there_and_has_its_flags(page: Path) -> None:
+    """A flag's name stands in the script, or in one beside it that it imports."""
+    for files, flags in scripts(page):
+        text = "".join(file.read_text() for file in files)
+        beside = [files[0].parent / f"{name}.py" for name in re.findall(r"^from (\w+) import", text, re.MULTILINE)]
+        text += "".join(file.read_text() for file in beside if file.exists())
+        assert not [flag for flag in flags if f'"{flag}"' not in text], (name_of(page), files[0].name)
+
+
 def test_pages_show_commands() -> None:
-    """Checks the test above: if it found no commands, it would pass."""
+    """Checks the tests above: if they found no commands, they would pass."""
     assert {name for name, *_ in commands(README)} >= {"bootstrap", "join", "status"}
     assert {name for name, *_ in commands(FAQ)} >= {"join", "plan", "doctor"}
+    assert {name for page in PAGES for name, *_ in commands(page)} >= {"replay", "revoke", "save"}
+    assert sum(1 for page in PAGES for _ in scripts(page)) > 20
 
 
 def started(file: Path) -> Iterator[list[str]]:
