@@ -9,7 +9,7 @@ of its own or by a takeover.
 from __future__ import annotations
 
 from . import applying, claims, closing, owning
-from .admission import is_counted, unfit, unsigned
+from .admission import countable, is_counted, unfit, unsigned
 from .events import Complaint, Effect, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Commit, Held, Message, OfRound, Ready, Slice, Stale, Want, What
@@ -85,14 +85,17 @@ def complete(log: FragmentLog) -> list[str]:
 
 def window(log: FragmentLog, now: float) -> list[str]:
     """Return whose submissions the next commit counts; none if it should wait. Without ``async_grace``: the first that
-    came. Else all that came, until they fill the buffer, every working peer is there, or the grace is over."""
+    came. Else all that came, until they fill the buffer, every working peer is there, or the grace is over; of many
+    newcomers, those that one commit may count."""
     there, size, grace = complete(log), log.rules.dn_buffer_size, log.rules.async_grace
     if not there or not grace:
         return there[:1]
     room = size - log.held.buffered if size > 1 else len(there) + 1
     working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     over = now >= log.round.arrived.get(there[0], now) + grace
-    return there[:room] if over or len(there) >= room or set(working) <= set(there) else []
+    if not over and len(there) < room and not set(working) <= set(there):
+        return []
+    return [peer for peer, _ in countable({peer: log.round.readys[peer] for peer in there[:room]}, log.held)]
 
 
 def closes_at(log: FragmentLog) -> float:

@@ -1,0 +1,79 @@
+"""What a leader takes from a member, all others take from the leader."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.core import holding, leading
+from p2p_diloco.core.admission import objection, unsound
+from p2p_diloco.core.leases import DataSet, Use
+from p2p_diloco.core.messages import Close, Ready, Slice
+from p2p_diloco.core.state import commit_of, key_of, rooted
+from p2p_diloco.core.version import ContributionId, Version
+from tests.core.test_findings import a_ready
+from tests.core.test_found_by_worlds import a_log
+from tests.core.world import rules
+
+HELD = a_log("A", "A", "B").held.version
+SEQUENCES = st.sampled_from([0, 1, 3, 4, 99, 1 << 40])
+IDS = st.builds(ContributionId, st.sampled_from([0, 1, 2, 1 << 20, 1 << 62]), SEQUENCES)
+USES = st.sampled_from([(), (Use(DataSet("d", 100, 1), (), 5),), (Use(DataSet("d", 100, 1), ((0, 3),), 0),)])
+READYS = st.builds(
+    Ready,
+    fragment=st.just(0),
+    base=st.sampled_from([HELD, Version(0, 0, 0, "theta0")]),
+    id=IDS,
+    oldest=IDS,
+    weight=st.sampled_from([0.0, 2.0**-40, 0.5, 1.0, 7.0, 1e9]),
+    samples=st.sampled_from([0, 1, 10, 1 << 40, 1 << 50]),
+    hashes=st.sampled_from([(), ("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")]),
+    link=st.sampled_from([0.0, 1e9]),
+    reachable=st.booleans(),
+    grant=st.sampled_from(["", "g"]),
+    uses=USES,
+)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("alone", [False, True])
+@given(ready=READYS, known=st.booleans())
+def test_a_commit_of_what_its_leader_has_taken_is_taken_by_all(
+    mode: str, alone: bool, ready: Ready, known: bool
+) -> None:
+    """However odd a contribution is: either the leader refuses it, or the commit that counts it is sound. Else one
+    member could make the leader's commits useless, or keep it from making any. In asynchronous mode it may be alone."""
+    author = "B" if known else "X"
+    log = a_log("A", "A", "B", of=rules(mode=mode, weight_max=16.0, samples_max=1 << 40))
+    ready = rooted(ready)
+    take = leading.collect if mode == "sync" else holding.submitted
+    if mode == "async" or ready.base == log.version:  # else `Rounds` keeps it from the leader
+        take(log, author, ready, 1.0)
+    if author not in log.round.readys:
+        return
+    if not (alone and mode == "async"):
+        log.round.readys["A"] = a_ready(log.held)
+    choice = leading.choose(log)
+    assert not unsound(choice, log.held, log.rules)
+    key, owners = key_of(0, log.held.version, choice), ("A",) * log.slices
+    close = Close(0, log.held.version, 0, "A", 1, key, choice, owners)
+    commit = commit_of(log.held, close, ("x", "y", "z"), owners, log.rules)
+    assert not objection(commit, log.held, log.rules, None, "B")
+
+
+def test_many_newcomers_of_one_invitation_come_in_several_windows() -> None:
+    """Twelve machines with one invitation enter an asynchronous run at once. All others would refuse a commit that
+    counts so many, and the leader would make it again and again."""
+    log = a_log("A", "A", "B", of=rules(mode="async", async_grace=1.0))
+    ready = a_ready(log.held, grant="shared")
+    for name in (f"N{number:02}" for number in range(12)):
+        holding.submitted(log, name, ready, 1.0)
+        for number in range(log.slices):
+            holding.submitted(log, name, Slice(0, log.held.version, name, ready.id, number, ready.hashes[number]), 1.0)
+    log.round.holder = "A"
+    holding.advance(log, 5.0)
+    assert log.round.close is not None
+    assert log.round.close.choice is not None
+    assert len(log.round.close.choice.entries) == 8
+    assert not unsound(log.round.close.choice, log.held, log.rules)
