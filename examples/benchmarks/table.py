@@ -24,7 +24,7 @@ from examples.benchmarks.plan import CPU, WARM_UP, Plan
 SCHEMA_VERSION = 2
 NONE = "-"
 Figures = dict[str, Any]
-"""What `bench --json` prints of one group; docs/cli.md describes every field."""
+"""What `bench --json` prints of one group; examples/README.md describes every field."""
 
 
 def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The bytes and the time of one exchange, as this package makes it.
 
-Law: formulas over the figures of docs/performance.md; docs/planning.md has each measured round beside its computed one.
+Law: formulas over the figures of docs/performance.md. docs/planning.md says how well they fit.
 
 K peers exchange a fragment of n parameters in S shards. A contribution to all of it has P bytes in `codec`, all commits
 have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and aggregates the share s_i,

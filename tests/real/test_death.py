@@ -2,7 +2,7 @@
 
 One run of three peers goes through all of these tests; each dead peer is replaced by a newcomer. The model has two
 slices, so that a round has a leader, and one or two owners. `pytest -s` prints how long each death
-delayed the survivors; docs/measurements.md has the figures.
+delayed the survivors; docs/reliability.md#kills has the figures.
 """
 
 from __future__ import annotations
