@@ -58,7 +58,7 @@ def revoke(
 def set_values(flags: dict[str, Any], config: Path | None, wait: float = WAIT, as_json: bool = OUTCOME) -> None:
     """Change settings of a run in progress. Settings that are not given stay. Only the run's founder may do this.
 
-    Every shard takes the new values with its next commit, the same on all peers.
+    Every fragment takes the new values with its next commit, the same on all peers.
     Once one peer knows the new values, the change happens even if this command is ended.
     """
     from p2p_diloco.cli.revise import set_values as ask

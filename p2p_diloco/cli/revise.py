@@ -55,7 +55,7 @@ def set_values(
     if not outcome.news:
         log.info("the run has these values already: nothing was changed")
     elif not outcome.adopted_by:
-        log.info("each shard of the run adopts the new values with its next commit")
+        log.info("each fragment of the run adopts the new values with its next commit")
 
 
 def stop(flags: Mapping[str, object], config_file: Path | None, *, save: bool, wait_s: float, as_json: bool) -> None:
