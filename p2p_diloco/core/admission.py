@@ -35,7 +35,7 @@ def unfit(peer: str, ready: Ready, state: State, rules: Rules, own_incarnation: 
     if not ready.oldest <= ready.id:  # no roll would ever count it
         return "a number is out of range"
     if ready.weight == 0:
-        return "" if not ready.samples and not ready.uses else "it has samples and no weight"
+        return "" if not (ready.samples or ready.uses or ready.hashes) else "it has samples or slices, and no weight"
     if not rules.fits(ready.weight, ready.samples, state.revision):
         return "a number is out of range"
     if ready.hashes and len(ready.hashes) != slices:
