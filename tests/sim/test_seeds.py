@@ -18,8 +18,9 @@ WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
 FOUND = [("hesitant", 5), ("hesitant", 5004), ("private", 7006), ("private", 5019), ("crowded", 93000)]
 FOUND += [("async", seed) for seed in (1012, 1132, 3001, 3020, 7001, 50122, 93021)]
 FOUND += [("torn", seed) for seed in (1075, 1105, 3021, 3036, 3115, 7013, 50023, 50038)]
+FOUND += [("data", 7003)]
 FOUND += [("hostile", seed) for seed in (95008, 95016, 95026, 95056, 95088, 95143, 98068)]
-BROKEN = [("data", 7003), ("overlapped", 1136), ("healed", 1298)]
+BROKEN = [("overlapped", 1136), ("healed", 1298)]
 BROKEN += [("hostile", 7005), ("hostile", 95147), ("hostile", 98017), ("hostile", 98072)]
 
 
