@@ -18,7 +18,6 @@ from setting import LIES
 from task import Learner
 
 from p2p_diloco.core import events
-from p2p_diloco.core.admission import is_counted
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
@@ -137,8 +136,8 @@ class Member:
                 self.swarm.judge(self)
             case events.Load():
                 self._merge(effect)
-            case events.Release(sent):
-                self._release(sent)
+            case events.Release():
+                self._release(effect)
             case events.Start():
                 self._ready.set()
             case events.Changed():
@@ -166,7 +165,7 @@ class Member:
             ended=self.over,
         )
         by_shard = {shard: blend for number, blend in blends.items() for shard in fragments[number]}
-        self._again = self._is_out(load.due)
+        self._again = load.due is not None and self.replica.own.is_out(load.due)
         self.local.merge(by_shard, bases.kept)
         bases.loaded(by_shard)
         if load.due is not None:
@@ -177,30 +176,13 @@ class Member:
         self._load = load
         self._loaded.set()
 
-    def _is_out(self, fragment: int | None) -> bool:
-        """Whether this peer's contribution to this fragment is out on its present version: the exchange is taken up
-        again then, with the same Δ."""
-        own = self.replica.own
-        if fragment is None or self.swarm.run.rules.asynchronous or own.fragment != fragment:
-            return False
-        return bool(own.parts) and own.ready_base == self.replica.logs[fragment].version
-
-    def _release(self, sent: bool) -> None:
-        if sent and self.swarm.run.rules.asynchronous:
-            self._submitted()
+    def _release(self, release: events.Release) -> None:
+        if release.sent and self.swarm.run.rules.asynchronous:
+            roster = self.replica.roster
+            self.submissions.ends(release)
+            self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
         if not self._released.done():
-            self._released.set_result(sent)
-
-    def _submitted(self) -> None:
-        """Record the outcome of a submission, and adjust this peer's inner steps."""
-        ready, roster = self.replica.own.ready, self.replica.roster
-        assert ready is not None
-        state = self.replica.logs[self._sent].held
-        if is_counted(state, self.name, ready):
-            self.submissions.counts(state.roll[self.name].epoch - ready.base.epoch - 1)
-        else:
-            self.submissions.refuses("its base was too old")
-        self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
+            self._released.set_result(release.sent)
 
     # -- the trainer's part
 
@@ -286,5 +268,5 @@ class Member:
         await self._merged(landing=True)
         self.rhythm.waited(self._loop.time() - began)
         if self.swarm.run.rules.asynchronous:
-            self.rhythm.change(self.submissions.steps)
+            self.rhythm.follow(self.submissions.steps)
         return True

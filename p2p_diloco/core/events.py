@@ -157,9 +157,12 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
-    come: the trainer should merge them and contribute again."""
+    come: the trainer should merge them and contribute again. In asynchronous mode ``refused`` says why the submission
+    was not counted, or it was counted ``behind`` epochs after its base."""
 
     sent: bool
+    refused: str = ""
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)

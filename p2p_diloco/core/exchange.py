@@ -24,6 +24,12 @@ from .schedule import fragment_by_log
 from .state import descends, rooted
 from .version import ContributionId, Version
 
+ENDED = "the run has ended"
+LEFT = "this peer has left the lineage that the submission was made on"
+TOO_OLD = "the submission was further behind than max_staleness"
+MISUSED = "the submission was made from data that another peer had used or leased"
+"""Why a submission was not counted."""
+
 SENDS_IN = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING, Phase.LACKING})
 
 
@@ -63,6 +69,12 @@ class Exchange:
             else -1
             for log in self.logs
         )
+
+    def is_out(self, fragment: int) -> bool:
+        """Whether this peer's contribution to a fragment is out on the present version. An exchange that ended early is
+        taken up again then: other peers may have some of it."""
+        version = self.logs[fragment].version
+        return not self.rules.asynchronous and (self.fragment, self.ready_base) == (fragment, version)
 
     def due(self) -> int | None:
         """Return the fragment to which the trainer should contribute next; None at the end of the run."""
@@ -112,7 +124,7 @@ class Exchange:
         if not self.rules.asynchronous and log.phase not in SENDS_IN:
             return [Release(sent=False)]
         self.flying = True
-        if self.rules.asynchronous or (self.fragment, self.ready_base) != (event.fragment, log.version):
+        if not self.is_out(event.fragment):
             self._begin(event, log, now)
         return self.deliver(log, now)
 
@@ -250,20 +262,29 @@ class Exchange:
         due."""
         if not self.flying or self.ready is None:
             return []
-        log, effects = self.logs[self.ready.fragment], list[Effect]()
+        log, base = self.logs[self.ready.fragment], self.ready.base
         if self.rules.asynchronous:
-            if not self._is_over(log, self.ready):
-                return []
-            if not is_counted(log.held, self.me, self.ready) and not log.final:
-                text = f"fragment {log.fragment}: this peer's submission on {self.ready.base.epoch} counts as refused"
-                effects.append(Note("stale", text))
-                self.carried[log.fragment].sends += 1
-            log.round.handed = "", 0.0  # nobody is waited for any more
-            self.over.add(log.fragment)
-        elif log.version == self.ready.base and self.due() == log.fragment:
+            return self._submitted(log, self.ready) if self._is_over(log, self.ready) else []
+        if log.version == base and self.due() == log.fragment:
             return []
         self.flying = False
-        return [*effects, Release(sent=True)]
+        return [Release(sent=True)]
+
+    def _submitted(self, log: FragmentLog, ready: Ready) -> list[Effect]:
+        """Let the trainer go on after a submission, and say what became of it."""
+        self.flying = False
+        log.round.handed = "", 0.0  # nobody is waited for any more
+        self.over.add(log.fragment)
+        if is_counted(log.held, self.me, ready):
+            return [Release(sent=True, behind=log.held.roll[self.me].epoch - ready.base.epoch - 1)]
+        if log.final:
+            return [Release(sent=True, refused=ENDED)]
+        self.carried[log.fragment].sends += 1
+        most = self.rules.max_staleness
+        too_old = most is not None and log.epoch - ready.base.epoch > most
+        refused = LEFT if not descends(log.held, ready.base) else TOO_OLD if too_old else MISUSED
+        text = f"fragment {log.fragment}: this peer's submission on {ready.base.epoch} counts as refused"
+        return [Note("stale", text), Release(sent=True, refused=refused)]
 
     def _is_over(self, log: FragmentLog, ready: Ready) -> bool:
         """Whether a submission is counted, refused, or can't be counted any more."""

@@ -19,13 +19,12 @@ import msgspec
 from torch import Tensor
 
 from p2p_diloco.core import events as e
-from p2p_diloco.core.admission import is_counted
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.state import descends, final
+from p2p_diloco.core.state import descends
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
@@ -33,7 +32,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fetching import Door
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.ledger import CODEC, ENDED, LEFT, MISUSED, TOO_OLD, SubmissionLog
+from p2p_diloco.node.ledger import CODEC, SubmissionLog
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
@@ -235,7 +234,7 @@ class TrainerSide:
             gone=[number for number, shards in enumerate(rules.fragments) if bases.gone.intersection(shards)],
             lost=[number for number, shards in enumerate(rules.fragments) if bases.lost.intersection(shards)],
             due=effect.due,
-            again=self._is_out(effect.due),
+            again=effect.due is not None and replica.own.is_out(effect.due),
             ended=bool(self._shared.finished),
             commits=self._commits,
             commit_steps=replica.steps,
@@ -247,39 +246,16 @@ class TrainerSide:
             tables=replica.tables if tells_data else None,
         )
 
-    def _is_out(self, fragment: int | None) -> bool:
-        """Whether this peer's contribution to this fragment is out on its present version: an exchange that ended early
-        is taken up again then, with the same Δ."""
-        if fragment is None or self._asynchronous or self._replica.own.fragment != fragment:
-            return False
-        own = self._replica.own
-        return bool(own.parts) and own.ready_base == self._replica.logs[fragment].version
-
     def release(self, effect: e.Release) -> None:
         """Answer the trainer's request for an exchange, which is over or never began."""
-        outcome = self._submitted() if self._asynchronous and effect.sent else {}
+        submissions, roster = self.submissions, self._replica.roster
+        if self._asynchronous and effect.sent:
+            log.info("%s", submissions.ends(effect))
+            if text := submissions.adjust(roster.mine.speed, speeds(roster.summaries())):
+                self._event_log.note("pace", text)
+        told = {"staleness": submissions.staleness, "refused": submissions.refused}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
-        self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **outcome)
-
-    def _submitted(self) -> dict[str, int]:
-        """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        replica, submissions = self._replica, self.submissions
-        fragment = self._exchange["fragment"]
-        ready, held, most = replica.own.ready, replica.logs[fragment].held, replica.rules.max_staleness
-        assert ready is not None, "an exchange was under way"
-        if is_counted(held, replica.me, ready):
-            outcome = submissions.counts(held.roll[replica.me].epoch - ready.base.epoch - 1)
-        elif final(held, replica.rules):
-            outcome = submissions.refuses(ENDED)
-        elif not descends(held, ready.base):
-            outcome = submissions.refuses(LEFT)
-        else:
-            too_old = most is not None and held.version.epoch - ready.base.epoch > most
-            outcome = submissions.refuses(TOO_OLD if too_old else MISUSED)
-        log.info("%s", outcome)
-        if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
-            self._event_log.note("pace", text)
-        return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
+        self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **told)
 
     def ready(self) -> None:
         """Record that this peer holds the run's state. Training starts now, unless it must wait for `let_go`."""
@@ -374,7 +350,7 @@ async def contribution(
     them."""
     own = replica.own
     payloads = tuple(part.payload for part in own.parts.values())
-    if replica.rules.asynchronous or (own.fragment, own.ready_base) != (fragment, replica.logs[fragment].version):
+    if not own.is_out(fragment):
         id = ContributionId(own.incarnation, own.sequence + 1)
         payloads = ()
         for shard in run.rules.fragments[fragment]:

@@ -273,7 +273,6 @@ class Hook:
             return None
         if self._asynchronous:
             self._staleness, self._refused = release["staleness"], release["refused"]
-            self._rhythm.change(release["steps"])
         return hidden_s
 
     def _give_up_progress(self) -> None:

@@ -16,8 +16,10 @@ import torch
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.carry import OLD, Outcome
+from p2p_diloco.core.events import Release
+from p2p_diloco.core.exchange import ENDED, LEFT
 from p2p_diloco.node import trainer
-from p2p_diloco.node.ledger import ENDED, LEFT, STALENESS_FROM, SubmissionLog
+from p2p_diloco.node.ledger import STALENESS_FROM, SubmissionLog
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -172,9 +174,9 @@ def test_staleness_is_counted_by_bins() -> None:
     refused, unless the run ended before it came."""
     submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in (0, 5, 64, 1000):
-        submissions.counts(behind)
-    assert submissions.refuses(LEFT).endswith("not counted: " + LEFT)
-    assert submissions.refuses(ENDED).endswith("not counted: the run has ended")
+        submissions.ends(Release(sent=True, behind=behind))
+    for why in (LEFT, ENDED):
+        assert submissions.ends(Release(sent=True, refused=why)).endswith(f"not counted: {why}")
     assert submissions.counted == 4
     assert submissions.refused == 1
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}

@@ -46,7 +46,8 @@ class ScriptedNode:
         self.layout: Layout
         self.bases: Bases
         self.epochs: list[int] = []
-        self.every = 1  # H of the state
+        self.every = 1  # H, of the state or this peer's own
+        self.next_every = 0  # H from the next release on; 0: the same
         self.steps_before = 0  # inner steps of the run beyond those that epochs of the present H have
         self.fresh: dict[int, Outcome] = {}
         self.tables: list[Any] | None = None
@@ -113,6 +114,7 @@ class ScriptedNode:
             self.memory.changed = self.memory.changed + 1
         if sent is None:
             return None
+        self.every = self.next_every or self.every
         spent = {"stood": self.stood, "hidden": self.hidden}
         return {"kind": "release", "n": n, "sent": sent, **spent, **self.asynchronous}
 

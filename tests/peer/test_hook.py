@@ -173,12 +173,12 @@ def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
     """With dylu this peer's own number, of which each fragment has its share, and at least one; what the answer tells
     of staleness and refusals is in the standing."""
     hook, node, model = hooked(fragments=2, mode="async", dylu=True)
-    node.asynchronous = {"steps": 6, "staleness": 3, "refused": 1}
+    node.next_every, node.asynchronous = 6, {"staleness": 3, "refused": 1}
     step(hook, model, 2)
     assert len(node.contributed()) == 1  # half of H = 4
     step(hook, model, 3)
     assert len(node.contributed()) == 2
-    node.asynchronous = {"steps": 1, "staleness": 0, "refused": 1}
+    node.next_every, node.asynchronous = 1, {"staleness": 0, "refused": 1}
     step(hook, model, 3 + 2)
     assert len(node.contributed()) == 5
     metrics = hook.standing.metrics
@@ -188,7 +188,7 @@ def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
 def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
     """Samples counted, at this peer's samples a step, divided by the peers that train; and its own steps since."""
     hook, node, model = hooked(mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     node.counted = 24 * 5  # others'
     hook.merge()
     for _ in range(6):
@@ -203,7 +203,7 @@ def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
 def test_in_asynchronous_mode_no_peer_is_asked_to_exchange() -> None:
     """force_sync submits each fragment once; and where others ask, nothing is done."""
     hook, node, model = hooked(fragments=2, mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model)
     hook.synchronise()
     assert len(node.contributed()) == 2
@@ -245,7 +245,7 @@ def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     what was trained since the last sending stays, nor what was trained in a part of the model that had ended before.
     Both are told as dropped. Training that goes on after all is the trainer's own affair."""
     hook, node, model = hooked(fragments=2, mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model, 4)  # both parts were sent, the first one two steps ago
     node.overwrite([7.0, 7.0, 8.0, 8.0])
     node.fresh = {1: KEPT}

@@ -33,7 +33,7 @@ def test_a_normal_end_exchanges_all_uncounted_steps(
     parameters. So it is in both modes, with fragments, and while an exchange is under way."""
     hook, node, model = hooked(fragments=fragments, merge="rebase", **settings)
     if "mode" in settings:
-        node.asynchronous = {"staleness": 0, "refused": 0, "steps": 4}
+        node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model, steps)
     assert hook.merger.uncounted
     leaves(hook)

@@ -199,7 +199,7 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
         "for peer in named if",
         "for peer in () if",
         "async",
-        1,
+        18,
     ),
     (
         "an answered exchange does not end",
