@@ -171,7 +171,7 @@ def _chosen(choice: m.Choice) -> str:
 
 def _loaded(loaded: e.Loaded) -> str:
     counted = f", which counts {loaded.counted}" if loaded.counted else ""
-    dropped = f"; what it doesn't count is dropped: {loaded.outcome.dropped}" if loaded.outcome.dropped else ""
+    dropped = f"; other progress is dropped: {loaded.outcome.dropped}" if loaded.outcome.dropped else ""
     return f"{_at(loaded.fragment, loaded.version)}{counted}{dropped}"
 
 
