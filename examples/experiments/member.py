@@ -11,15 +11,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from setting import LIES
 from task import Learner
 
 from p2p_diloco.core import events
-from p2p_diloco.core.admission import is_counted
-from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.lives import incarnation
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
@@ -28,7 +26,7 @@ from p2p_diloco.node.ledger import SubmissionLog
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.node.trainer import contribution
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.merging import blends_of, progress_of
+from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.mean import Given
@@ -70,9 +68,8 @@ class Member:
         self.theta, base = torch.zeros(run.layout.numel), torch.zeros(run.layout.numel)
         delta = torch.zeros(run.layout.numel, dtype=codecs.written_in(run.config.codec, run.config.rounding))
         self.work = (LyingWork if self.lies else SliceWork)(run, self.theta, _unsigned, base)
-        self._carried = [Carried() for _ in self.replica.logs]  # by fragment
-        self.local = LocalModel(learner.model, run.layout, self.theta, base, delta)
-        self.delta, self.progress = delta, progress_of(run.config, run.layout)
+        self.local = LocalModel(learner.model, run.layout, self.theta, base, delta, share=run.config.local_share)
+        self.delta, self.progress = delta, LocalProgress(run.config, run.layout)
         self.submissions = SubmissionLog(run.config)
         self._planned = SimpleNamespace(step_time_s=0.0, trains_for_s=math.inf)
         self.rhythm = Rhythm(run.config, len(run.layout.fragments), self._planned, self._loop.time)  # type: ignore[arg-type]
@@ -81,7 +78,7 @@ class Member:
         self._ready, self._released, self._loaded = asyncio.Event(), self._loop.create_future(), asyncio.Event()
         self._load: events.Load | None = None
         self._weight: float | None = None
-        self._sent: Sequence[int] = ()  # the slices of the last exchange
+        self._sent = 0  # the fragment of the last exchange
         self._again = False  # it was taken up again: what was sent is still out
         self._sent_samples = self._steps = self._commits = 0
         self._flight: tuple[int, int] | None = None  # steps of the round that was sent; own steps at its sending
@@ -139,11 +136,8 @@ class Member:
                 self.swarm.judge(self)
             case events.Load():
                 self._merge(effect)
-            case events.Sent(fragment, id) if self._carried[fragment].last != id:
-                self._carried[fragment].send(id)
-                self._carried[fragment].sends += not self.swarm.run.rules.asynchronous
-            case events.Release(sent):
-                self._release(sent)
+            case events.Release():
+                self._release(effect)
             case events.Start():
                 self._ready.set()
             case events.Changed():
@@ -158,60 +152,37 @@ class Member:
 
     def _merge(self, load: events.Load) -> None:
         """Merge what is newer; then, if an exchange is due, compute the pseudo-gradients of what is due."""
-        rules, carries = self.swarm.run.rules, list[tuple[int, Any]]()
+        fragments, bases = self.swarm.run.rules.fragments, self.work.bases
         for loaded in load.fragments:
-            carried = self._carried[loaded.fragment]
-            given_up = carried.sends > (1 if rules.asynchronous else rules.carry_rounds)
-            carry = carried.merge(loaded.version, loaded.counted, kin=loaded.kin, given_up=given_up)
-            for shard in rules.fragments[loaded.fragment]:
-                self.work.merge(shard, carry, loaded.counted)
-                carries.append((shard, carry))
-        bases, trained, due = self.work.bases, (self._steps, self.learner.samples), self.due_of(load)
-        told = {"carries": carries, "due": due, "gone": bases.gone, "lost": bases.lost, "ended": self.over}
-        landed = self._sent if self._landing else ()
-        blends = blends_of(self.progress, told, trained, landed, again=self._again and self._landing)
-        self._weight, self._sent_samples = self.progress.weigh(due)
-        self._again = self._is_out(load.due)
-        self.local.merge(blends, bases.kept)
-        bases.loaded(blends)
-        if self._measures and due and not self._again and not self.local.write_delta(due, bases.kept):
-            raise Diverged
+            self.work.merge(loaded)
+        blends = self.progress.merge(
+            {loaded.fragment: loaded.outcome for loaded in load.fragments},
+            (self._steps, self.learner.samples),
+            landed=self._sent if self._landing else None,
+            due=load.due,
+            gone=[number for number, shards in enumerate(fragments) if bases.gone.intersection(shards)],
+            again=self._again and self._landing,
+            ended=self.over,
+        )
+        by_shard = {shard: blend for number, blend in blends.items() for shard in fragments[number]}
+        self._again = load.due is not None and self.replica.own.is_out(load.due)
+        self.local.merge(by_shard, bases.kept)
+        bases.loaded(by_shard)
+        if load.due is not None:
+            self._weight, self._sent_samples = self.progress.weigh(load.due)
+            measures = self._measures and not self._again
+            if measures and not self.local.write_delta(fragments[load.due], bases.kept):
+                raise Diverged
         self._load = load
         self._loaded.set()
 
-    def due_of(self, load: events.Load) -> tuple[int, ...]:
-        """The slices that are due after a merge."""
-        return () if load.due is None else self.swarm.run.rules.fragments[load.due]
-
-    def _is_out(self, fragment: int | None) -> bool:
-        """Whether this peer's contribution to this fragment is out on its present version: the exchange is taken up
-        again then, with the same Δ."""
-        own = self.replica.own
-        if fragment is None or self.swarm.run.rules.asynchronous or own.fragment != fragment:
-            return False
-        return bool(own.parts) and own.ready_base == self.replica.logs[fragment].version
-
-    def _release(self, sent: bool) -> None:
-        if sent and self.swarm.run.rules.asynchronous:
-            self._submitted()
+    def _release(self, release: events.Release) -> None:
+        if release.sent and self.swarm.run.rules.asynchronous:
+            roster = self.replica.roster
+            self.submissions.ends(release)
+            self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
         if not self._released.done():
-            self._released.set_result(sent)
-
-    def _submitted(self) -> None:
-        """Record the outcome of a submission, and adjust this peer's inner steps."""
-        ready, roster, fragment = self.replica.own.ready, self.replica.roster, self._fragment
-        assert ready is not None
-        state = self.replica.logs[fragment].held
-        if is_counted(state, self.name, ready):
-            self.submissions.counts(state.roll[self.name].epoch - ready.base.epoch - 1)
-        else:
-            self._carried[fragment].sends += 1
-            self.submissions.refuses("its base was too old")
-        self.submissions.adjust(roster.mine.speed, speeds(roster.summaries()))
-
-    @property
-    def _fragment(self) -> int:
-        return self.swarm.run.rules.fragment_of(self._sent[0])
+            self._released.set_result(release.sent)
 
     # -- the trainer's part
 
@@ -257,34 +228,31 @@ class Member:
 
     async def _exchange(self) -> None:
         while True:
-            due = self.due_of(await self._merged(measures=True))
-            if not due:
+            due = (await self._merged(measures=True)).due
+            if due is None:
                 return
             await self._send(due)
             if self.swarm.run.config.overlap_steps or await self._land():
                 return
 
-    async def _send(self, due: tuple[int, ...]) -> None:
+    async def _send(self, due: int) -> None:
         swarm, weight = self.swarm, self._weight or 0.0
         self._released = self._loop.create_future()
         self._sent = due
         if not self._again:
             self.progress.send(due, self._sent_samples)
             if not swarm.run.config.overlap_steps and not swarm.run.rules.asynchronous:
-                self.work.bases.stand(due)
+                self.work.bases.stand(swarm.run.rules.fragments[due])
             if self.lies and swarm.setting.lie:
-                for place in (swarm.run.layout.shards[shard] for shard in due):
+                for place in swarm.run.layout.shards_of(due):
                     honest = self.delta[place.start : place.stop]
                     honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
                 weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
         self.rhythm.planned()
         self._flight = self.rhythm.sent(), self._steps
         swarm.may_cut(self)
-        carried, oldest = self._carried[self._fragment], None
-        if carried.oldest is not None and carried.oldest_base is not None and not carried.included:
-            oldest = carried.oldest, carried.oldest_base
-        of = swarm.run, self.replica, self.work, self._fragment, lambda shard: self.delta
-        self.feed(await contribution(*of, weight, self._sent_samples, (), oldest))
+        of = swarm.run, self.replica, self.work, due, lambda shard: self.delta
+        self.feed(await contribution(*of, weight, self._sent_samples))
 
     async def _land(self) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if it never began."""
@@ -300,5 +268,5 @@ class Member:
         await self._merged(landing=True)
         self.rhythm.waited(self._loop.time() - began)
         if self.swarm.run.rules.asynchronous:
-            self.rhythm.change(self.submissions.steps)
+            self.rhythm.follow(self.submissions.steps)
         return True

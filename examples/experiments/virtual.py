@@ -26,7 +26,7 @@ from p2p_diloco.core.messages import Mean, Message, Part, Slice
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run, layout_of
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import LOAD
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import specs_of
 
 LATENCY_S = 0.02
@@ -195,7 +195,7 @@ class Swarm:
 
     def _loss(self, peer: Member, windows: int) -> float:
         judge = LocalModel(self._judge, self.run.layout, peer.theta, peer.theta, peer.delta)
-        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), LOAD))
+        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), Blend.NONE))
         return self.task.loss(self._judge, windows)
 
 

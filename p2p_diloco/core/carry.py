@@ -1,41 +1,40 @@
-"""What happens to a trainer's local progress when a newer state is merged: one small state machine per fragment.
+"""What becomes of a trainer's progress in one fragment when it merges a newer state: which contributions contain it,
+and what the state says of them.
 
-A fragment's replicated state lists each peer's last counted contribution. Progress that none of these contains is
-carried into the next pseudo-gradient, unless it is dropped (`Carry` says when).
+Law: pure. A state's roll lists each peer's last counted contribution. There are two outcomes: what was sent last is
+counted, or it isn't and is in the next contribution, too. Where neither can be told, progress is dropped, and the
+reason is said. Steps, samples and values are the trainer's own (`peer/progress.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from .version import ContributionId, Version
 
+LEFT = "its lineage has lost"
+SINCE = "its lineage has lost, though what was sent before is counted"
+PART = "only a part of what was sent is counted, and the rest can't be told from it"
+OLD = "it was sent or refused too often without being counted"
 
-class Carry(Enum):
-    """What happens to a fragment's local progress (local − base) when the trainer merges a newer global value.
 
-    Let Δ be the last contribution sent for the fragment (pseudo-gradient: base at that time − local at sending). The
-    last four are drops: local ← new.
-    """
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a state that is merged says of what was sent last. ``counted``: the state counts it, and the base did not.
+    ``dropped``: why all progress that the state doesn't count is dropped; empty: it stays."""
 
-    KEEP = "keep"  # local ← new + (local − base)
-    SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
-    LEFT = "left"  # base is of a lineage that has lost, and new doesn't count the contribution
-    SINCE = "since"  # base is of a lineage that has lost; the contribution is counted in new, what was made since isn't
-    PART = "part"  # only an older contribution is counted: the rest can't be separated from its progress
-    OLD = "old"  # the progress was sent too often, or refused too often, without being counted
+    counted: bool = False
+    dropped: str = ""
 
 
 @dataclass(slots=True)
 class Carried:
-    """A trainer's progress in one fragment: which version the trainer merged last, and which contributions carry its
-    uncounted progress.
+    """The progress of one fragment.
 
-    base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
-    not given up. oldest: the oldest contribution whose progress is still carried. included: whether the base counts
-    ``last``. oldest_base: the base of ``oldest``. sends: how many contributions have carried the progress since
-    ``oldest``; asynchronous: how many of these were refused.
+    base: the version that the trainer merged last. last: the newest contribution that was sent and not given up.
+    oldest: the oldest contribution whose progress is still carried; oldest_base: its base. included: whether the base
+    counts ``last``. sends: how many contributions have carried the progress since ``oldest``; asynchronous: how many of
+    these were refused.
     """
 
     base: Version | None = None
@@ -45,29 +44,27 @@ class Carried:
     included: bool = False
     sends: int = 0
 
-    def send(self, id: ContributionId) -> ContributionId:
-        """Record that a new contribution is sent. Return the id of the oldest contribution whose uncounted progress the
-        new one carries."""
+    def send(self, id: ContributionId) -> None:
+        """Record that a new contribution is sent. It contains all progress that is carried."""
         if self.last is None or self.included or self.oldest is None:
             self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
-        return self.oldest
 
-    def merge(self, version: Version, counted: ContributionId | None, *, kin: bool, given_up: bool) -> Carry:
-        """Record that the trainer merges ``version``, and return what happens to its local progress. ``counted``: this
-        peer's last contribution that ``version`` counts, or None. ``kin``: whether ``version`` descends from the base.
-        ``given_up``: uncounted progress is dropped."""
+    def merge(self, version: Version, counted: ContributionId | None, *, kin: bool, most: int) -> Outcome:
+        """Record that the trainer merges ``version``, and return what becomes of its progress. ``counted``: this peer's
+        last contribution that ``version`` counts, or None. ``kin``: whether ``version`` descends from the base.
+        ``most``: uncounted progress is dropped if ``sends`` is more."""
         self.base = version
         if self.last is None or self.oldest is None:
-            return Carry.KEEP if kin else Carry.LEFT
+            return Outcome(dropped="" if kin else LEFT)
         mine = counted is not None and counted.incarnation in (self.oldest.incarnation, self.last.incarnation)
         part = mine and counted is not None and self.oldest <= counted < self.last
         if mine and counted is not None and counted >= self.last:
             first, self.included = not self.included, True
-            return Carry.SINCE if not kin else Carry.SUBTRACT if first else Carry.KEEP
+            return Outcome(first) if kin else Outcome(True, SINCE)
         left = self.included or not kin
-        if not (left or part or given_up):
-            return Carry.KEEP
+        if not (left or part or self.sends > most):
+            return Outcome()
         self.last = self.oldest = None
         self.included, self.sends = False, 0
-        return Carry.LEFT if left else Carry.PART if part else Carry.OLD
+        return Outcome(dropped=LEFT if left else PART if part else OLD)

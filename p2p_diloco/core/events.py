@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .carry import Outcome
 from .leases import Use
 from .messages import Choice, Commit, Mean, Message, Ready, Slice
 from .revision import Revision
@@ -156,9 +157,12 @@ class Note:
 @dataclass(frozen=True, slots=True)
 class Release:
     """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
-    come: the trainer should merge them and contribute again."""
+    come: the trainer should merge them and contribute again. In asynchronous mode ``refused`` says why the submission
+    was not counted, or it was counted ``behind`` epochs after its base."""
 
     sent: bool
+    refused: str = ""
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,6 @@ class Contribute:
     hashes: tuple[str, ...]
     payloads: tuple[Any, ...] = field(compare=False, repr=False)
     uses: tuple[Use, ...] = ()
-    oldest: tuple[ContributionId | None, Version] | None = None  # asynchronous: of the progress in it, and its base
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,13 +367,12 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One fragment of a Load. ``counted``: this peer's last contribution that the version counts: the trainer's record
-    decides by it. ``kin``: whether the version descends from the one merged last; else local progress is dropped."""
+    """One fragment of a Load. ``counted``: this peer's last contribution that the version counts."""
 
     fragment: int
     version: Version
     counted: ContributionId | None
-    kin: bool
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,16 +383,8 @@ class Load:
     due: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The answer to Contribute: this is the id that the trainer's record must look for in later states."""
-
-    fragment: int
-    id: ContributionId
-
-
 Effect = (
-    Send | Average | Apply | Fill | Roll | Accept | Keep | Load | Sent | Release | Start | Changed | Finished | Note
+    Send | Average | Apply | Fill | Roll | Accept | Keep | Load | Release | Start | Changed | Finished | Note
     | Died | Complaint
 )  # fmt: skip
 
@@ -398,6 +392,6 @@ __all__ = [
     "Accept", "Applied", "Apply", "Average", "Averaged", "Changed", "Closed", "Complaint", "Contribute", "Damaged",
     "Delivered", "Depart", "Died", "Digested", "Discovered", "Effect", "Event", "Expelled", "Fill", "Filled",
     "Finished", "Found", "Granted", "Keep", "Load", "Loaded", "Measured", "Merge", "Moving", "Note", "Pause",
-    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed", "Sent",
+    "Reachable", "Ready", "Received", "Release", "Restore", "Revised", "Roll", "Rolled", "Send", "SendFailed",
     "Start", "Stepped", "Wakeup",
 ]  # fmt: skip

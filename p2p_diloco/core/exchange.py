@@ -1,4 +1,5 @@
-"""This peer's own trainer as the core sees it: what it has merged, its contribution on the way, what is due next.
+"""This peer's own trainer as the core sees it: what it has merged, its contribution on the way, what is due next, and
+what becomes of its progress.
 
 Law: one exchange is under way at a time, and a contribution is made on the version that was merged last. While that
 version stays, an exchange that is taken up again has the same id and the same slices: else a part could be counted.
@@ -11,7 +12,8 @@ from dataclasses import replace
 
 from . import claims, holding, leading, owning
 from .admission import is_counted
-from .events import Contribute, Effect, Load, Loaded, Note, Release, Send, Sent
+from .carry import Carried
+from .events import Contribute, Effect, Load, Loaded, Note, Release, Send
 from .fragment import FragmentLog
 from .leases import WEIGHT_MIN
 from .lives import incarnation_after
@@ -22,6 +24,12 @@ from .schedule import fragment_by_log
 from .state import descends, rooted
 from .version import ContributionId, Version
 
+ENDED = "the run has ended"
+LEFT = "this peer has left the lineage that the submission was made on"
+TOO_OLD = "the submission was further behind than max_staleness"
+MISUSED = "the submission was made from data that another peer had used or leased"
+"""Why a submission was not counted."""
+
 SENDS_IN = frozenset({Phase.COLLECTING, Phase.CLAIMING, Phase.CLOSING, Phase.HOLDING, Phase.LACKING})
 
 
@@ -31,7 +39,7 @@ class Exchange:
     def __init__(self, me: str, rules: Rules, logs: Sequence[FragmentLog], incarnation: int, grant: str = "") -> None:
         self.me, self.rules, self.logs, self.grant = me, rules, logs, grant
         self.incarnation, self.sequence, self.turn = incarnation, 0, 0
-        self.merged: list[Version | None] = [None] * len(logs)
+        self.carried = [Carried() for _ in logs]
         self.ready: Ready | None = None
         self.parts: dict[int, Slice] = {}
         self.handed: dict[int, str] = {}  # by slice (-1: the Ready): who has it
@@ -47,6 +55,11 @@ class Exchange:
     def fragment(self) -> int | None:
         return None if self.ready is None else self.ready.fragment
 
+    @property
+    def merged(self) -> list[Version | None]:
+        """By fragment, the version that the trainer merged last; None: none yet."""
+        return [carried.base for carried in self.carried]
+
     def sent(self) -> tuple[int, ...]:
         """Return, by fragment, the epoch for which this peer's contribution is out; -1: none."""
         ready = self.ready
@@ -56,6 +69,12 @@ class Exchange:
             else -1
             for log in self.logs
         )
+
+    def is_out(self, fragment: int) -> bool:
+        """Whether this peer's contribution to a fragment is out on the present version. An exchange that ended early is
+        taken up again then: other peers may have some of it."""
+        version = self.logs[fragment].version
+        return not self.rules.asynchronous and (self.fragment, self.ready_base) == (fragment, version)
 
     def due(self) -> int | None:
         """Return the fragment to which the trainer should contribute next; None at the end of the run."""
@@ -67,7 +86,7 @@ class Exchange:
     # -- merging
 
     def merge(self) -> Load:
-        """Return the answer to the trainer's Merge. The trainer's own record decides what is counted."""
+        """Return the answer to the trainer's Merge."""
         if self.flying:
             return Load((), None)
         loads = []
@@ -87,12 +106,14 @@ class Exchange:
         return changes and log.version != base
 
     def _load(self, log: FragmentLog) -> Loaded:
-        before, self.merged[log.fragment] = self.merged[log.fragment], log.version
-        member = log.held.roll.get(self.me)
-        counted, kin = None if member is None else member.id, before is None or descends(log.held, before)
+        carried, member = self.carried[log.fragment], log.held.roll.get(self.me)
+        counted = None if member is None else member.id
+        kin = carried.base is None or descends(log.held, carried.base)
+        most = 1 if self.rules.asynchronous else self.rules.carry_rounds
+        outcome = carried.merge(log.held.version, counted, kin=kin, most=most)
         if not kin and self.fragment == log.fragment:
             self.ready, self.parts = None, {}  # the trainer drops this progress: what it makes next has another id
-        return Loaded(log.fragment, log.held.version, counted, kin)
+        return Loaded(log.fragment, log.held.version, counted, outcome)
 
     # -- sending
 
@@ -105,10 +126,9 @@ class Exchange:
         if not self.rules.asynchronous and log.phase not in SENDS_IN:
             return [Release(sent=False)]
         self.flying = True
-        if self.rules.asynchronous or (self.fragment, self.ready_base) != (event.fragment, log.version):
+        if not self.is_out(event.fragment):
             self._begin(event, log, now)
-        assert self.ready is not None
-        return [Sent(event.fragment, self.ready.id), *self.deliver(log, now)]
+        return self.deliver(log, now)
 
     def _begin(self, event: Contribute, log: FragmentLog, now: float) -> None:
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
@@ -117,9 +137,13 @@ class Exchange:
         empty = bool(uses) and event.weight <= WEIGHT_MIN
         weight = 1.0 if self.rules.asynchronous and not empty else event.weight
         size = weight, event.samples, event.hashes, mine.bandwidth, mine.eligible, self.grant
-        base, oldest = self.merged[log.fragment] or log.held.version, id
-        if self.rules.asynchronous and event.oldest is not None:
-            oldest, base = event.oldest[0] or id, min(base, event.oldest[1])  # so old work can't pass as fresh
+        carried = self.carried[log.fragment]
+        carried.send(id)
+        base, oldest = carried.base or log.held.version, id
+        if self.rules.asynchronous:  # with the oldest progress in it, so that old work can't pass as fresh
+            oldest, base = carried.oldest or id, min(base, carried.oldest_base or base)
+        else:
+            carried.sends += 1
         self.ready = rooted(Ready(log.fragment, base, id, oldest, *size, uses))
         numbered = enumerate(zip(event.hashes, event.payloads, strict=True))
         self.parts = {n: Slice(log.fragment, base, self.me, id, n, h, p) for n, (h, p) in numbered}
@@ -240,19 +264,29 @@ class Exchange:
         due."""
         if not self.flying or self.ready is None:
             return []
-        log, effects = self.logs[self.ready.fragment], list[Effect]()
+        log, base = self.logs[self.ready.fragment], self.ready.base
         if self.rules.asynchronous:
-            if not self._is_over(log, self.ready):
-                return []
-            if not is_counted(log.held, self.me, self.ready) and not log.final:
-                text = f"fragment {log.fragment}: this peer's submission on {self.ready.base.epoch} counts as refused"
-                effects.append(Note("stale", text))
-            log.round.handed = "", 0.0  # nobody is waited for any more
-            self.over.add(log.fragment)
-        elif log.version == self.ready.base and self.due() == log.fragment:
+            return self._submitted(log, self.ready) if self._is_over(log, self.ready) else []
+        if log.version == base and self.due() == log.fragment:
             return []
         self.flying = False
-        return [*effects, Release(sent=True)]
+        return [Release(sent=True)]
+
+    def _submitted(self, log: FragmentLog, ready: Ready) -> list[Effect]:
+        """Let the trainer go on after a submission, and say what became of it."""
+        self.flying = False
+        log.round.handed = "", 0.0  # nobody is waited for any more
+        self.over.add(log.fragment)
+        if is_counted(log.held, self.me, ready):
+            return [Release(sent=True, behind=log.held.roll[self.me].epoch - ready.base.epoch - 1)]
+        if log.final:
+            return [Release(sent=True, refused=ENDED)]
+        self.carried[log.fragment].sends += 1
+        most = self.rules.max_staleness
+        too_old = most is not None and log.epoch - ready.base.epoch > most
+        refused = LEFT if not descends(log.held, ready.base) else TOO_OLD if too_old else MISUSED
+        text = f"fragment {log.fragment}: this peer's submission on {ready.base.epoch} counts as refused"
+        return [Note("stale", text), Release(sent=True, refused=refused)]
 
     def _is_over(self, log: FragmentLog, ready: Ready) -> bool:
         """Whether a submission is counted, refused, or can't be counted any more."""

@@ -50,12 +50,6 @@ class Rules:
         return self.mode == "async"
 
     @property
-    def ledger(self) -> int:
-        """A slice of the first fragment, whose commits say which data is used. What becomes of the progress in it
-        becomes of the data."""
-        return self.fragments[0][0]
-
-    @property
     def recall(self) -> int:
         """A peer's lease is freed after this many commits that used no part of it. In asynchronous mode the number is
         multiplied by the number of lease holders."""

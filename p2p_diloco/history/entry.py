@@ -104,7 +104,6 @@ WORDS: Mapping[type, str | Callable[[Any], str]] = {
         f"merges {'; '.join(map(_loaded, it.fragments)) or 'nothing'}; "
         f"due: {'nothing' if it.due is None else f'fragment {it.due}'}"
     ),
-    e.Sent: "calls its contribution to fragment {fragment} {id}",
     e.Release: lambda it: "ends the exchange" if it.sent else "breaks off the exchange: a base has changed",
     e.Start: "holds all fragments: training may begin",
     e.Changed: "has a newer state for its trainer",
@@ -172,7 +171,8 @@ def _chosen(choice: m.Choice) -> str:
 
 def _loaded(loaded: e.Loaded) -> str:
     counted = f", which counts {loaded.counted}" if loaded.counted else ""
-    return f"{_at(loaded.fragment, loaded.version)}{counted if loaded.kin else ', of another lineage'}"
+    dropped = f"; other progress is dropped: {loaded.outcome.dropped}" if loaded.outcome.dropped else ""
+    return f"{_at(loaded.fragment, loaded.version)}{counted}{dropped}"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.carry import Carry
+from p2p_diloco.core.events import Loaded
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.run import Run
@@ -71,11 +71,11 @@ class Encoding:
                 feedback.sent_apart(id)
         return payload
 
-    def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """Update a shard's error feedback. Called when the trainer merges the shard with this `carry`. `counted` is
-        this peer's last contribution to the shard that a commit counts."""
-        if (feedback := self._feedback.get(shard)) is not None:
-            feedback.merge(carry, counted)
+    def merge(self, loaded: Loaded) -> None:
+        """Update the error feedback of a fragment that the trainer merges."""
+        for shard in self._run.rules.fragments[loaded.fragment]:
+            if (feedback := self._feedback.get(shard)) is not None:
+                feedback.merge(loaded.outcome, loaded.counted)
 
     def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
         """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random

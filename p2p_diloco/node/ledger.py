@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.dylu import Pace
+from p2p_diloco.core.events import Release
+from p2p_diloco.core.exchange import ENDED
 from p2p_diloco.node.status import SHARES, LastRound, Submissions
 
 INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_gradient"
@@ -112,12 +114,6 @@ def told(last: LastRound) -> str:
 STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """The lower bounds of a staleness histogram's bins, in epochs; the last bin has no upper bound."""
 
-ENDED = "the run has ended"
-TOO_OLD = "the submission was further behind than max_staleness"
-MISUSED = "the submission was made from data that another peer had used or leased"
-LEFT = "this peer has left the lineage that the submission was made on"
-"""Why a submission was not counted."""
-
 
 class SubmissionLog:
     """Counts the outcomes of one peer's submissions since its start."""
@@ -153,17 +149,15 @@ class SubmissionLog:
         bins = self.histogram[: filled[-1] + 1] if filled else []
         return Submissions(self.counted, self.refused, tuple(bins))
 
-    def counts(self, behind: int) -> str:
-        """Count a submission that a commit counts, so many epochs behind; returns this as one sentence."""
-        self.staleness = behind
+    def ends(self, release: Release) -> str:
+        """Count a submission that is over; returns what became of it as one sentence."""
+        if release.refused:
+            self.refused += release.refused != ENDED
+            return f"a submission was not counted: {release.refused}"
+        self.staleness = release.behind
         self.counted += 1
-        self.histogram[bisect_right(STALENESS_FROM, behind) - 1] += 1
-        return f"submission {self.counted} was counted, {behind} epochs behind"
-
-    def refuses(self, why: str) -> str:
-        """Count a submission that was not counted, unless the run has ended; returns the reason as one sentence."""
-        self.refused += why != ENDED
-        return f"a submission was not counted: {why}"
+        self.histogram[bisect_right(STALENESS_FROM, release.behind) - 1] += 1
+        return f"submission {self.counted} was counted, {release.behind} epochs behind"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
         """Adjust this peer's number of inner steps to its own `speed` and the speeds of the `others`, all in inner

@@ -45,7 +45,6 @@ class Trainer(Protocol):
         """Wait until the trainer is not reading θ, which is about to change."""
 
     def load(self, effect: e.Load) -> None: ...
-    def sent(self, effect: e.Sent) -> None: ...
     def release(self, effect: e.Release) -> None: ...
     def ready(self) -> None: ...
     def changed(self) -> None: ...
@@ -201,8 +200,6 @@ class Node:
                 for loaded in fragments:
                     await self._outbox.withdraw(loaded.fragment)  # slices for a round that is over
                 self._trainer.load(effect)
-            case e.Sent():
-                self._trainer.sent(effect)
             case e.Release():
                 self._trainer.release(effect)
             case e.Start():

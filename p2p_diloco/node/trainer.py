@@ -19,14 +19,12 @@ import msgspec
 from torch import Tensor
 
 from p2p_diloco.core import events as e
-from p2p_diloco.core.admission import is_counted
-from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.lives import life_of
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.state import descends, final
+from p2p_diloco.core.state import descends
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import NUDGED_EXCHANGES_MAX
@@ -34,7 +32,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.fetching import Door
 from p2p_diloco.node.headers import packed
-from p2p_diloco.node.ledger import CODEC, ENDED, LEFT, MISUSED, TOO_OLD, SubmissionLog
+from p2p_diloco.node.ledger import CODEC, SubmissionLog
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import hash_of
 from p2p_diloco.node.slice_work import SliceWork
@@ -79,7 +77,6 @@ class TrainerSide:
         self._not_reading = asyncio.Event()
         self._not_reading.set()
         self._door = Door(common.fetching)
-        self._carried = [Carried() for _ in self._replica.logs]  # by fragment
 
     @property
     def _commits(self) -> int:
@@ -111,7 +108,7 @@ class TrainerSide:
                 case {"kind": "have read", "loaded": loaded}:
                     if self._replica.training.merging is not None:
                         self._merging = None
-                    self._bases.loaded(loaded)
+                    self._bases.loaded([shard for fragment in loaded for shard in self._run.rules.fragments[fragment]])
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
                     self.paused = on
@@ -151,26 +148,18 @@ class TrainerSide:
     async def _contribute(self, message: Message) -> None:
         self._ledger.begin()
         self.sync_every, self._exchange = message["every"], message
-        shards, config = tuple(message["shards"]), self._run.config
-        if not shards:  # the run is over: no fragment is due
-            self.release(e.Release(sent=False))
-            return
+        fragment, config = message["fragment"], self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
-            self._bases.stand(shards)
+            self._bases.stand(self._run.rules.fragments[fragment])
 
         def values(shard: int) -> Tensor:
             return delta if self._run.layout.shards[shard].kind == PARAMETER else self._shared.delta
 
-        fragment = self._run.rules.fragment_of(shards[0])
-        carried = self._carried[fragment]
-        carries = carried.oldest is not None and carried.oldest_base is not None and not carried.included
         uses = tuple(msgspec.convert(use, Use) for use in message["uses"])
         with self._ledger.part(CODEC):
-            made = await contribution(
-                self._run, self._replica, self._work, fragment, values, message["weight"], message["samples"], uses,
-                (carried.oldest, carried.oldest_base) if carries and carried.oldest_base is not None else None,
-            )  # fmt: skip
+            of = self._run, self._replica, self._work, fragment, values
+            made = await contribution(*of, message["weight"], message["samples"], uses)
         await self._events.feed(made)
 
     def _data(self) -> dict[str, Any]:
@@ -178,7 +167,6 @@ class TrainerSide:
         return {
             "me": replica.me,
             "life": life_of(replica.own.incarnation),
-            "ledger": replica.rules.ledger,
             "tables": replica.tables,
             "ended": replica.finished,
         }
@@ -222,29 +210,16 @@ class TrainerSide:
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 
-    def sent(self, effect: e.Sent) -> None:
-        """Record the id of the exchange that now begins."""
-        carried = self._carried[effect.fragment]
-        if carried.last != effect.id:
-            carried.send(effect.id)
-            carried.sends += not self._asynchronous
-
     def load(self, effect: e.Load) -> None:
         """Answer the trainer's open merge request, if there is one. θ doesn't change until the trainer says that it has
         read θ. A trainer that was interrupted while it waited for the answer reads nothing, and loads everything at its
         next request."""
+        replica, bases, rules = self._replica, self._bases, self._run.rules
+        for loaded in effect.fragments:
+            self._work.merge(loaded)
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
-        replica, bases, rules = self._replica, self._bases, self._run.rules
-        carries = list[list[object]]()
-        for loaded in effect.fragments:
-            carried = self._carried[loaded.fragment]
-            given_up = carried.sends > (1 if self._asynchronous else rules.carry_rounds)
-            carry = carried.merge(loaded.version, loaded.counted, kin=loaded.kin, given_up=given_up)
-            for shard in rules.fragments[loaded.fragment]:
-                self._work.merge(shard, carry, loaded.counted)
-                carries.append([shard, carry.value])
         if (every := self._sync_every_now()) != self._every:
             self._every = every
             self.submissions.begins_with(every)
@@ -254,12 +229,12 @@ class TrainerSide:
         self._channel.send(
             "load",
             n=asked["n"],
-            carries=carries,
+            outcomes=[(loaded.fragment, loaded.outcome) for loaded in effect.fragments],
             kept=sorted(bases.kept),
-            gone=sorted(bases.gone),
-            lost=sorted(bases.lost),
-            due=[] if effect.due is None else list(rules.fragments[effect.due]),
-            again=self._is_out(effect.due),
+            gone=[number for number, shards in enumerate(rules.fragments) if bases.gone.intersection(shards)],
+            lost=[number for number, shards in enumerate(rules.fragments) if bases.lost.intersection(shards)],
+            due=effect.due,
+            again=effect.due is not None and replica.own.is_out(effect.due),
             ended=bool(self._shared.finished),
             commits=self._commits,
             commit_steps=replica.steps,
@@ -271,40 +246,16 @@ class TrainerSide:
             tables=replica.tables if tells_data else None,
         )
 
-    def _is_out(self, fragment: int | None) -> bool:
-        """Whether this peer's contribution to this fragment is out on its present version: an exchange that ended early
-        is taken up again then, with the same Δ."""
-        if fragment is None or self._asynchronous or self._replica.own.fragment != fragment:
-            return False
-        own = self._replica.own
-        return bool(own.parts) and own.ready_base == self._replica.logs[fragment].version
-
     def release(self, effect: e.Release) -> None:
         """Answer the trainer's request for an exchange, which is over or never began."""
-        outcome = self._submitted() if self._asynchronous and effect.sent else {}
+        submissions, roster = self.submissions, self._replica.roster
+        if self._asynchronous and effect.sent:
+            log.info("%s", submissions.ends(effect))
+            if text := submissions.adjust(roster.mine.speed, speeds(roster.summaries())):
+                self._event_log.note("pace", text)
+        told = {"staleness": submissions.staleness, "refused": submissions.refused}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
-        self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **outcome)
-
-    def _submitted(self) -> dict[str, int]:
-        """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
-        replica, submissions = self._replica, self.submissions
-        fragment = self._run.rules.fragment_of(self._exchange["shards"][0])
-        ready, held, most = replica.own.ready, replica.logs[fragment].held, replica.rules.max_staleness
-        assert ready is not None, "an exchange was under way"
-        if is_counted(held, replica.me, ready):
-            outcome = submissions.counts(held.roll[replica.me].epoch - ready.base.epoch - 1)
-        elif final(held, replica.rules):
-            outcome = submissions.refuses(ENDED)
-        elif not descends(held, ready.base):
-            outcome = submissions.refuses(LEFT)
-        else:
-            self._carried[fragment].sends += 1
-            too_old = most is not None and held.version.epoch - ready.base.epoch > most
-            outcome = submissions.refuses(TOO_OLD if too_old else MISUSED)
-        log.info("%s", outcome)
-        if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
-            self._event_log.note("pace", text)
-        return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
+        self._channel.send("release", n=self._exchange["n"], sent=effect.sent, **spent, **told)
 
     def ready(self) -> None:
         """Record that this peer holds the run's state. Training starts now, unless it must wait for `let_go`."""
@@ -393,18 +344,17 @@ async def contribution(
     weight: float,
     samples: int,
     uses: tuple[Use, ...] = (),
-    oldest: tuple[ContributionId | None, object] | None = None,
 ) -> e.Contribute:
     """Encode a contribution to a fragment. `values`: by shard, the vector [numel] with its pseudo-gradient, or with the
     values of buffers. An exchange that is taken up again has the slices that it had: other peers may have some of
     them."""
     own = replica.own
     payloads = tuple(part.payload for part in own.parts.values())
-    if replica.rules.asynchronous or (own.fragment, own.ready_base) != (fragment, replica.logs[fragment].version):
+    if not own.is_out(fragment):
         id = ContributionId(own.incarnation, own.sequence + 1)
         payloads = ()
         for shard in run.rules.fragments[fragment]:
             payloads = *payloads, work.encode(shard, values(shard), id, weighs=weight > WEIGHT_MIN)
             await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
     hashes = tuple(map(hash_of, payloads))
-    return e.Contribute(fragment, weight, samples, hashes, payloads, uses, oldest)  # type: ignore[arg-type]
+    return e.Contribute(fragment, weight, samples, hashes, payloads, uses)

@@ -22,9 +22,10 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.devices import memory_reserved
 from p2p_diloco.peer.local import Local
-from p2p_diloco.peer.merging import Due, Flight, Merger, progress_of
+from p2p_diloco.peer.merging import Due, Flight, Merger
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient, Patience
+from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.peer.supply import Supply
 from p2p_diloco.peer.times import Times
@@ -53,9 +54,9 @@ class Hook:
         self._asynchronous, self._clock = config.mode == "async", clock
         self._times = Times(node.memory, clock)
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
-        self.supply = Supply()
-        progress = progress_of(config, layout)
-        self.merger = Merger(node, local, self._times, self._rhythm, self.supply, progress)
+        self.supply = Supply(config.local_share)
+        progress = LocalProgress(config, layout)
+        self.merger = Merger(node, local, layout, self._times, self._rhythm, self.supply, progress)
         self._staleness = self._refused = self._pauses = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was dropped because it was not finite
@@ -201,8 +202,8 @@ class Hook:
         while True:
             began = self._times.waiting_s
             with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
-                sound = not due.shards or due.again or self._local.write_delta(due.shards, due.kept)
-            if not due.shards:
+                sound = due is None or due.again or self._local.write_delta(due.shards, due.kept)
+            if due is None:
                 return False
             if not sound:
                 self._give_up_progress()
@@ -214,7 +215,7 @@ class Hook:
                 return True
 
     def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradients that were written for the shards in `due`. `began`: the total waiting time before
+        """Send the pseudo-gradients that were written for the fragment in `due`. `began`: the total waiting time before
         this exchange. `stands`: whether training stands still until the result is merged.
 
         Raises:
@@ -226,14 +227,13 @@ class Hook:
         # of an exchange that is taken up again, the node knows the weight, and steps may have been made since
         weight, stands = due.weight or 0.0, stands and not due.again
         values = {"weight": weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
-        uses = [] if due.again else self.supply.send(due.shards)
+        uses = [] if due.again else self.supply.send(due.fragment)
         if not due.again:
             # first: an interrupt after the request would leave a contribution that the record doesn't know
-            self.merger.progress.send(due.shards, due.samples)
-        request = self._node.request("contribute", shards=due.shards, uses=uses, **values)
+            self.merger.progress.send(due.fragment, due.samples)
+        request = self._node.request("contribute", fragment=due.fragment, uses=uses, **values)
         interval, stood_s = self._rhythm.interval, self._times.waiting_s - began
-        steps = self._memory.steps
-        return Flight(request, due.shards, due.samples, steps, self._rhythm.sent(), stood_s, interval, due.again)
+        return Flight(request, due, self._memory.steps, self._rhythm.sent(), stood_s, interval)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
@@ -242,11 +242,11 @@ class Hook:
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
             self._rhythm.unsent(flight.steps)
-            if not flight.again:
-                self.merger.progress.unsend(flight.shards, flight.samples)
+            if not flight.due.again:
+                self.merger.progress.unsend(flight.due.fragment, flight.due.samples)
             return False
         self._diverged = False
-        with self.merger.merged(landed=flight.shards, again=flight.again):
+        with self.merger.merged(landed=flight.due):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
@@ -273,7 +273,6 @@ class Hook:
             return None
         if self._asynchronous:
             self._staleness, self._refused = release["staleness"], release["refused"]
-            self._rhythm.change(release["steps"])
         return hidden_s
 
     def _give_up_progress(self) -> None:

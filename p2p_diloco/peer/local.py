@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from p2p_diloco.peer.devices import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.local_buffers import LocalBuffers
-from p2p_diloco.peer.progress import Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.layout import PARAMETER, Layout, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -83,7 +83,10 @@ class LocalModel:
         delta: Tensor,
         rank: Rank = ALONE,
         values: Tensor | None = None,
+        share: float = 0.0,
     ) -> None:
+        """`share`: α, the part of local values that stays where they are mixed with the global ones."""
+        self._share = share
         self._layout, self._theta, self._base, self._delta = layout, theta, base, delta
         self._all = extents_of(model, layout, rank)
         self._held = [extent for extent in self._all if extent.numel]  # a rank may hold no row of a small parameter
@@ -120,7 +123,8 @@ class LocalModel:
         self._buffers.merge({shard: blends[shard] for shard in buffers}, kept)
         blends = {shard: blends[shard] for shard in parameters}
         # values that are only written need not come over from a device
-        unread = {shard for shard, blend in blends.items() if not blend.reads_local}
+        written = (Blend.NONE, Blend.SENT) if self._share else (Blend.NONE, Blend.SENT, Blend.MIX)
+        unread = {shard for shard, blend in blends.items() if blend in written}
         for whole, where in self._through(unread, store=True):
             ranges = self._theta[where.place], self._delta[where.place]
             for values, theta, delta in flats.blocks(whole, *ranges, size=flats.UNDIVIDED):
@@ -135,8 +139,8 @@ class LocalModel:
         """Replace the values by the new ones, which depend on them. Sums are fp32, whatever the values' dtype."""
         theta = self._theta[span.place]
         local = values.to(torch.float32)  # without a copy if they are fp32
-        if blend.anchor is Anchor.NEW:  # Streaming DiLoCo, arXiv 2501.18512
-            torch.lerp(theta, local, blend.keep, out=local)
+        if blend is Blend.MIX:  # Streaming DiLoCo, arXiv 2501.18512
+            torch.lerp(theta, local, self._share, out=local)
         else:
             local.sub_(self._loaded_in(span, kept).to(values.dtype))  # in the dtype in which it was loaded
             if blend.reads_sent:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.errors import UsageError
-from p2p_diloco.peer.progress import Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import GREATEST, Layout, ParamSpec, kind_of, plain_name
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
@@ -81,17 +81,19 @@ class LocalBuffers:
         """Load the new θ of these shards. The `Blend` of a shard says what becomes of the local progress in it."""
         for shard, blend in blends.items():
             start, stop = self._span(shard)
-            self._load(shard, self._with_progress(shard, blend, kept) if blend.keep else self._theta[start:stop])
+            # they are never mixed: what was trained since the sending stays, and without a base there is nothing since
+            nothing = blend is Blend.NONE or (blend is Blend.MIX and shard not in kept)
+            self._load(shard, self._theta[start:stop] if nothing else self._with_progress(shard, blend, kept))
 
     def _with_progress(self, shard: int, blend: Blend, kept: Collection[int]) -> Tensor:
         start, stop = self._span(shard)
         theta, sent = self._theta[start:stop], self._sent[start - self._first : stop - self._first]
         local = self._locals(shard)
-        if blend.anchor is Anchor.GONE:
+        if blend is Blend.SENT:
             progress = -sent
         else:
             progress = local - self._as_loaded(shard, self._loaded(shard, kept))
-            if blend.reads_sent:
+            if blend is not Blend.ALL:
                 progress = progress + sent
         if self._layout.shards[shard].kind == GREATEST:
             return torch.where(progress == 0, theta, torch.maximum(theta, local))

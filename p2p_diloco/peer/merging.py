@@ -1,6 +1,6 @@
 """Merges newer global values into the model.
 
-Law: the node says what newer states count and which shards are due, `progress` computes what to do with each shard,
+Law: the node says what newer states count and which fragment is due, `progress` computes what to do with each fragment,
 and `local` carries it out.
 """
 
@@ -8,77 +8,54 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from p2p_diloco.config import RunConfig
-from p2p_diloco.core.carry import Carry
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.leases import Tables
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import MERGE
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.node_client import NodeClient
-from p2p_diloco.peer.progress import Blend, Drop, LocalProgress, Made, outcome_of
+from p2p_diloco.peer.progress import DATA, ENDED, UNSOUND, Blend, LocalProgress
 from p2p_diloco.peer.rhythm import Rhythm
 from p2p_diloco.peer.supply import Supply, tables_of
 from p2p_diloco.peer.times import Times
-from p2p_diloco.tensors.layout import PARAMETER, Layout
+from p2p_diloco.tensors.layout import Layout
 
 log = logging.getLogger("p2p_diloco")
 
 
-def progress_of(config: RunConfig, layout: Layout) -> LocalProgress:
-    """Make the record of a trainer that has made no step yet."""
-    mix = config.local_share if config.merge == "mix" else None
-    mixes = [mix if shard.kind == PARAMETER else None for shard in layout.shards]
-    return LocalProgress([shard.numel / layout.numel for shard in layout.shards], mixes, config.weighting)
-
-
-def blends_of(
-    progress: LocalProgress,
-    load: Message,
-    trained: Made,
-    landed: Collection[int] = (),
-    *,
-    again: bool = False,
-    unsound: bool = False,
-) -> dict[int, Blend]:
-    """Compute what a merge does with each shard, from the node's answer `load`. The rest as in `progress.merge`."""
-    outcomes = {shard: outcome_of(Carry(carry)) for shard, carry in load["carries"]}
-    told = {name: load[name] for name in ("due", "gone", "lost", "ended")}
-    return progress.merge(outcomes, trained, landed=landed, again=again, unsound=unsound, **told)
-
-
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose loaded values are in
-    `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are the weight and the
-    trainer reported none; `samples`: the contribution's samples. `again`: what was last sent of these shards is still
-    out, so the exchange is taken up again with the same Δ."""
+    """What to send next. `fragment`, `shards`: the fragment that is due, and its shards; `kept`: all shards whose
+    loaded values are in `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are
+    the weight and the trainer reported none; `samples`: the contribution's samples. `again`: what was last sent of this
+    fragment is still out, so the exchange is taken up again with the same Δ."""
 
+    fragment: int
     shards: Sequence[int]
     kept: Collection[int]
     weight: float | None
     samples: int
-    again: bool = False
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way. `request`: the number of its request; `shards`, `samples`: as in `Due`; `at_step`: the
-    inner step after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for
-    which training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
-    (`Rhythm.interval`); `again`: as in `Due`."""
+    """An exchange under way. `request`: the number of its request; `due`: what was sent; `at_step`: the inner step
+    after which it was sent; `steps`: the inner steps since the previous sending; `stood_s`: the seconds for which
+    training stood still for this exchange before it was sent; `interval`: the inner steps of a whole round
+    (`Rhythm.interval`)."""
 
     request: int
-    shards: Sequence[int]
-    samples: int
+    due: Due
     at_step: int
     steps: int
     stood_s: float
     interval: int
-    again: bool = False
 
 
 class Merger:
@@ -86,9 +63,16 @@ class Merger:
     commits, over all fragments."""
 
     def __init__(
-        self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm, supply: Supply, progress: LocalProgress
+        self,
+        node: NodeClient,
+        local: Local,
+        layout: Layout,
+        times: Times,
+        rhythm: Rhythm,
+        supply: Supply,
+        progress: LocalProgress,
     ) -> None:
-        self._node, self._memory, self._local = node, node.memory, local
+        self._node, self._memory, self._local, self._layout = node, node.memory, local, layout
         self._times, self._rhythm, self._supply = times, rhythm, supply
         self.progress = progress
         self.epoch, self.digest, self.commits = 0, "", 0
@@ -138,16 +122,16 @@ class Merger:
 
     @contextmanager
     def merged(
-        self, *, unsound: bool = False, landed: Collection[int] = (), again: bool = False, measures: bool = False
-    ) -> Iterator[Due]:
-        """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
-        block the node changes neither θ nor the bases.
+        self, *, unsound: bool = False, landed: Due | None = None, measures: bool = False
+    ) -> Iterator[Due | None]:
+        """A block at whose beginning all changed fragments are merged. It yields what is due next. During the block the
+        node changes neither θ nor the bases.
 
-        `unsound`: the local values are not finite or too large: load all global parameters. `landed`: the
-        shards of this trainer's exchange, if this merge brings its result; `again`: it was taken up again. `measures`:
-        in the block, pseudo-gradients will be computed from the bases.
+        `unsound`: the local values are not finite or too large: load all global parameters. `landed`: what this trainer
+        has sent, if this merge brings its result. `measures`: in the block, pseudo-gradients will be computed from the
+        bases.
         """
-        loaded: set[int] = set()
+        blends: dict[int, Blend] = {}
         torn = True  # until this merge is complete
         try:
             with self._times.part(MERGE):
@@ -155,11 +139,11 @@ class Merger:
                 data = self._supply.gather(self._rhythm.sync_every)
                 load = self._node.ask("merge", "load", measures=measures, data=data)
                 tables = None if load["tables"] is None else tables_of(load["tables"])
-                blends = self._blends(load, tables, landed, again=again, unsound=unsound)
-                self._local.merge(blends, load["kept"])
-                loaded.update(blends)
+                blends = self._blends(load, tables, landed, unsound=unsound)
+                loaded = {shard: blend for number, blend in blends.items() for shard in self._shards_of(number)}
+                self._local.merge(loaded, load["kept"])
                 torn = False
-            if load["commits"] != self.commits and not landed:
+            if load["commits"] != self.commits and landed is None:
                 self._rhythm.next_round()  # a round closed without this peer
             self._rhythm.follow(load["every"])
             if tables is not None:
@@ -167,26 +151,40 @@ class Merger:
             self.epoch, self.digest, self.commits = load["epoch"], load["digest"], load["commits"]
             self.commit_steps = load["commit_steps"]
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]
-            yield Due(load["due"], set(load["kept"]) - loaded, *self.progress.weigh(load["due"]), load["again"])
+            kept, due = set(load["kept"]) - loaded.keys(), load["due"]
+            again = load["again"]
+            yield None if due is None else Due(due, self._shards_of(due), kept, *self.progress.weigh(due), again)
         finally:
             self.progress.torn |= torn
-            self._node.tell("have read", loaded=sorted(loaded))
+            self._node.tell("have read", loaded=[] if torn else sorted(blends))
 
-    def _blends(
-        self, load: Message, tables: Tables | None, landed: Collection[int], *, again: bool, unsound: bool
-    ) -> dict[int, Blend]:
-        """Compute what a merge does with each shard. What is dropped is logged. `tables`: of the state's data."""
-        progress, before = self.progress, dict(self.progress.dropped)
-        trained = self._memory.steps, self._memory.samples
-        blends = blends_of(progress, load, trained, landed, again=again, unsound=unsound)
-        self._supply.merge(blends)
+    def _shards_of(self, fragment: int) -> list[int]:
+        return [shard.index for shard in self._layout.shards_of(fragment)]
+
+    def _blends(self, load: Message, tables: Tables | None, landed: Due | None, *, unsound: bool) -> dict[int, Blend]:
+        """Compute what a merge does with each fragment. What is dropped is logged. `tables`: of the state's data."""
+        progress, before = self.progress, self.progress.dropped.copy()
+        blends = progress.merge(
+            outcomes_in(load["outcomes"]),
+            (self._memory.steps, self._memory.samples),
+            landed=None if landed is None else landed.fragment,
+            again=landed is not None and landed.again,
+            unsound=unsound,
+            **{name: load[name] for name in ("due", "gone", "lost", "ended")},
+        )
+        self._supply.merge(blends.get(0))
         if tables is not None and self._supply.conflicts(tables):
-            blends = progress.drop(Drop.DATA)
-            self._supply.merge(blends)
+            blends = progress.drop(DATA)
+            self._supply.merge(blends.get(0))
         for why, samples in progress.dropped.items():
-            if samples > before[why] or (unsound and why is Drop.UNSOUND):
-                level = logging.INFO if why is Drop.ENDED else logging.WARNING
+            if samples > before[why] or (unsound and why == UNSOUND):
+                level = logging.INFO if why == ENDED else logging.WARNING
                 count = math.ceil(samples - before[why])
                 of = f"{count:,} sample{'' if count == 1 else 's'}"
-                log.log(level, "the progress of %s is dropped: %s", of, why.value)
+                log.log(level, "the progress of %s is dropped: %s", of, why)
         return blends
+
+
+def outcomes_in(told: Iterable[tuple[int, dict[str, Any]]]) -> dict[int, Outcome]:
+    """Read the outcomes by fragment that the node has told as plain values."""
+    return {fragment: Outcome(**outcome) for fragment, outcome in told}

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from typing import Any
 
 from torch import Tensor
 
@@ -125,39 +126,40 @@ class OtherRanks:
 
 
 class Rank0Model:
-    """The parameters of all ranks, as one model. Each rank carries out its part of each method. See `LocalModel`."""
+    """The parameters of all ranks, as one model. Each rank carries out its part of each method of `LocalModel`, whose
+    name is the command (`RankNHook.serve`)."""
 
     def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
         self._own, self._ranks = own, ranks
 
     def write_theta(self) -> None:
-        """Let every rank copy its parameters into θ, as `LocalModel.write_theta` does."""
-        self._ranks.together("write theta", self._own.write_theta)
+        """Let every rank copy its parameters into θ."""
+        self._together("write_theta")
 
     def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
-        """Let every rank load new global values, as `LocalModel.merge` does."""
+        """Let every rank load new global values."""
         if blends:
-            told = [[shard, blend.anchor.value, blend.keep] for shard, blend in blends.items()]
-            self._ranks.together("merge", lambda: self._own.merge(blends, kept), blends=told, kept=list(kept))
+            self._together("merge", blends, kept)
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
-        """Let every rank write its pseudo-gradients, as `LocalModel.write_delta` does. Returns whether those of all
-        ranks may be sent."""
-        own: list[bool] = []
-        told = {"shards": list(shards), "kept": list(kept)}
-        others = self._ranks.together("write delta", lambda: own.append(self._own.write_delta(shards, kept)), **told)
-        return all(own) and all(message["sound"] for message in others)
+        """Let every rank write its pseudo-gradients. Returns whether those of all ranks may be sent."""
+        return all(self._together("write_delta", shards, kept))
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
-        """Let every rank read its part of the global parameters, as `LocalModel.global_values` does. Returns this
-        rank's part."""
-        read: dict[str, Tensor] = {}
-        self._ranks.together("read", lambda: read.update(self._own.global_values(kept)), kept=list(kept))
-        return read
+        """Let every rank read its part of the global parameters. Returns this rank's part."""
+        values: dict[str, Tensor] = self._together("global_values", kept)[0]
+        return values
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
-        """Let every rank keep its part of the global parameters, as `LocalModel.keep_values` does."""
-        self._ranks.together("keep", lambda: self._own.keep_values(kept), kept=list(kept))
+        """Let every rank keep its part of the global parameters."""
+        self._together("keep_values", kept)
+
+    def _together(self, method: str, *values: object) -> list[Any]:
+        """Have all ranks call this method. Returns what each call returned, this rank's first."""
+        own: list[Any] = []
+        method_here: Callable[..., Any] = getattr(self._own, method)
+        answers = self._ranks.together(method, lambda: own.append(method_here(*values)), values=values)
+        return own + [answer["result"] for answer in answers]
 
 
 class Rank0Hook:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import cast
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow, create, numel_of, shareable
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.metrics import Standing
-from p2p_diloco.peer.progress import Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 
 WAIT_S = 60.0
 """Seconds of each wait for rank 0. Waits are repeated without a limit, because rank 0 may wait for other peers."""
@@ -170,33 +170,28 @@ class RankNHook:
         put into `into`."""
         while (message := self._rank0.next())["kind"] != "go on":
             try:
-                answer = self._carried_out(message, into)
+                result = self._carried_out(message, into)
             except BaseException as error:
                 self._rank0.failed(error)
                 raise
-            self._rank0.send("done", **answer)
+            self._rank0.send("done", result=result)
         self.standing = Standing.from_wire(message["standing"])
 
     def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
         self._rank0.send("call", call=name, **values)
         self.serve(into)
 
-    def _carried_out(self, message: Message, into: dict[str, Tensor] | None) -> Mapping[str, Any]:
-        match message:
-            case {"kind": "write theta"}:
-                self._local.write_theta()
-            case {"kind": "merge", "blends": blends, "kept": kept}:
-                self._local.merge({shard: Blend(Anchor(anchor), keep) for shard, anchor, keep in blends}, kept)
-            case {"kind": "write delta", "shards": shards, "kept": kept}:
-                return {"sound": self._local.write_delta(shards, kept)}
-            case {"kind": "read", "kept": kept}:
-                assert into is not None, "ranks read global values only while all of them call global_state_dict()"
-                into.update(self._local.global_values(kept))
-            case {"kind": "keep", "kept": kept}:
-                self._local.keep_values(kept)
-            case {"kind": "save", **values}:
-                if self._save is not None:
-                    self._save(**values)
-            case _:
-                raise AssertionError(f"rank 0 sent an unknown command: {message}")
-        return {}
+    def _carried_out(self, command: Message, into: dict[str, Tensor] | None) -> object:
+        """Carry out a command, which is the name of a method of `Local`, or `save`. Returns the method's result."""
+        kind = command.pop("kind")
+        if kind == "save":
+            return None if self._save is None else self._save(**command)
+        values = command["values"]
+        if kind == "merge":
+            values[0] = {shard: Blend(blend) for shard, blend in values[0].items()}
+        result: object = getattr(self._local, kind)(*values)
+        if kind != "global_values":
+            return result
+        assert into is not None, "ranks read global values only while all of them call global_state_dict()"
+        into.update(cast(dict[str, Tensor], result))
+        return None

@@ -22,7 +22,7 @@ class Rhythm:
         self._by_time = config.pace == "time"
         self.sync_every = config.sync_every
         """This peer's H: inner steps between two exchanges of the whole model."""
-        self._followed = self._most = config.sync_every
+        self._most = config.sync_every
         self._turn = 0  # the fragment that is due next, if this peer missed none
         self.steps = 0
         """Inner steps since the last sending."""
@@ -104,12 +104,7 @@ class Rhythm:
         self._round_at += seconds
 
     def follow(self, sync_every: int) -> None:
-        """Go over to the H of the merged state, if it has changed. If the round has as many steps already, its exchange
-        is due now."""
-        if sync_every != self._followed:
-            self._followed = sync_every
-            self.change(sync_every)
-
-    def change(self, sync_every: int) -> None:
-        """Set this peer's number of inner steps between two exchanges of the whole model."""
-        self.sync_every = self._most = sync_every
+        """Go over to another H, if it has changed: the run's, or this peer's own. If the round has as many steps
+        already, its exchange is due now."""
+        if sync_every != self._most:
+            self.sync_every = self._most = sync_every

@@ -34,7 +34,7 @@ from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient, NodeProcess
-from p2p_diloco.peer.progress import LOAD
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.peer.untraced import after_each_step
@@ -103,7 +103,7 @@ class Following:
         return self._parameters.global_values()
 
     def _load(self, told: Message) -> None:
-        self._parameters.merge(dict.fromkeys(self._parameters.shards, LOAD))
+        self._parameters.merge(dict.fromkeys(self._parameters.shards, Blend.NONE))
         self.standing = Standing(told["epoch"], told["digest"], told["finished"])
 
 
@@ -340,7 +340,7 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
 
 def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
     delta = _delta(config, memory)
-    return LocalModel(model, layout, memory.theta, memory.base, delta, rank, memory.delta)
+    return LocalModel(model, layout, memory.theta, memory.base, delta, rank, memory.delta, config.local_share)
 
 
 def _watch(trainee: Trainee, own: LocalModel) -> Watch:

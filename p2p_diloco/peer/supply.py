@@ -1,12 +1,12 @@
 """The data of one trainer: which positions are in its local progress, and what a new state leaves it to train on.
 
 Law: on the training thread. What becomes of the positions follows from what a merge does with the progress of the
-ledger, the shard whose state has the tables of the data (`core.data_use`).
+first fragment, whose state has the tables of the data (`core.data_use`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,29 +15,29 @@ from p2p_diloco.core import leases
 from p2p_diloco.core.data_use import DataUse
 from p2p_diloco.core.leases import Table, Tables, Use
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.progress import Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.shard import Shard
 
 
 class Supply:
     """The shards of one trainer, by the names of the data sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float) -> None:
+        """`share`: the part of local values that stays where they are mixed with the global ones."""
         self.shards: dict[str, Shard] = {}
         self._uses: dict[str, DataUse] = {}
-        self._ledger = 0
+        self._share = share
 
     def add(self, shard: Shard, told: dict[str, Any]) -> None:
-        """Add a shard. `told`: the node's answer: positions are leased to the life `life` of the peer `me`; the state
-        of the model's shard `ledger` has the `tables` of the data, as far as they are known; `ended`: whether the run
-        has ended.
+        """Add a shard. `told`: the node's answer: positions are leased to the life `life` of the peer `me`; `tables`:
+        those of the data, as far as they are known; `ended`: whether the run has ended.
 
         Raises:
             ConfigError: the run's data set of this name is another one, or it has too many.
         """
         use, tables = DataUse(shard.data, told["me"], told["life"]), tables_of(told["tables"])
         shard.hear(_known(use, tables), () if told["ended"] else use.stock(tables))
-        self.shards[use.data.name], self._uses[use.data.name], self._ledger = shard, use, told["ledger"]
+        self.shards[use.data.name], self._uses[use.data.name] = shard, use
 
     def stepped(self) -> None:
         """An inner step was made."""
@@ -52,15 +52,15 @@ class Supply:
             use.stepped(spans)
         return bool(self._uses)
 
-    def merge(self, blends: Mapping[int, Blend]) -> None:
-        """Record what a merge does with the progress of each shard of the model."""
-        blend = blends.get(self._ledger)
+    def merge(self, blend: Blend | None) -> None:
+        """Record what a merge does with the progress of the first fragment."""
         for use in self._uses.values():
-            match blend:
-                case Blend(Anchor.GONE):
-                    use.keep_sent()
-                case Blend(Anchor.SENT | Anchor.NEW, keep):
-                    use.count() if keep else use.drop()
+            if blend is Blend.SENT:
+                use.keep_sent()
+            elif blend is Blend.SINCE or (blend is Blend.MIX and self._share):
+                use.count()
+            elif blend in (Blend.NONE, Blend.MIX):
+                use.drop()
 
     def conflicts(self, tables: Tables) -> bool:
         """Whether a position in the local progress can't be counted any more, because by these tables it is used or
@@ -76,11 +76,9 @@ class Supply:
         for name, use in self._uses.items():
             self.shards[name].hear(_known(use, tables), () if ended else use.stock(tables))
 
-    def send(self, shards: Collection[int]) -> list[Use]:
-        """What a contribution to these shards of the model says of the data. Positions are listed only
-        if the ledger is among them."""
-        uses, lists = self._uses.values(), self._ledger in shards
-        return [use.send() if lists else Use(use.data, (), use.wants) for use in uses]
+    def send(self, fragment: int) -> list[Use]:
+        """What a contribution to this fragment says of the data. Only one to the first fragment lists positions."""
+        return [Use(use.data, (), use.wants) if fragment else use.send() for use in self._uses.values()]
 
 
 def tables_of(plain: Sequence[Any]) -> Tables:

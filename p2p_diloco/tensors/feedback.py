@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.carry import Carry
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.tensors.flat import blocks
 
@@ -88,8 +88,8 @@ class Feedback:
         self._oldest = self._given_up = None
         self.sent_apart(id)
 
-    def merge(self, carry: Carry, counted: ContributionId | None) -> None:
-        """Update the residual when the trainer merges the shard with this `carry`. `counted`: this peer's last
+    def merge(self, outcome: Outcome, counted: ContributionId | None) -> None:
+        """Update the residual when the trainer merges the shard with this outcome. `counted`: this peer's last
         contribution that the merged state counts.
 
         If the progress is dropped, r was not delivered, unless a lineage counts it later. But if a contribution older
@@ -99,18 +99,17 @@ class Feedback:
         if (given_up := self._given_up) is not None and given_up.follow(counted):
             for residual in (self.residual, self._other):  # later contributions included r, too
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
-        match carry:
-            case Carry.SUBTRACT | Carry.SINCE:
-                if not (self._counted or self._apart):
-                    self._turn()
-                self._counted = True
-            case Carry.LEFT | Carry.PART | Carry.OLD:
-                rode = self._rode_in(counted)
-                if (self._counted and not self._apart) is not rode:
-                    self._turn()
-                if not rode and self._oldest is not None and self._newest is not None:
-                    self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
-                self._oldest, self._counted, self._apart = None, True, True
+        if outcome.counted:
+            if not (self._counted or self._apart):
+                self._turn()
+            self._counted = True
+        elif outcome.dropped:
+            rode = self._rode_in(counted)
+            if (self._counted and not self._apart) is not rode:
+                self._turn()
+            if not rode and self._oldest is not None and self._newest is not None:
+                self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
+            self._oldest, self._counted, self._apart = None, True, True
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
         """Whether the contribution `counted` included the present residual: it did if it is `_oldest` or later."""

@@ -11,6 +11,7 @@ import pytest
 from p2p_diloco.core import applying, claims, closing, digests, holding, waits
 from p2p_diloco.core import events as e
 from p2p_diloco.core.admission import objection
+from p2p_diloco.core.carry import LEFT
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
@@ -232,14 +233,15 @@ def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
     exchange = Exchange("A", log.rules, [log], 1)
     old, new = (e.Contribute(0, 1.0, 10, (name,) * log.slices, (name,) * log.slices) for name in ("old", "new"))
     exchange.merge()
-    first, again = exchange.contribute(old, 0.0)[0], exchange.contribute(old, 0.0)[0]
-    assert first == again  # taken up again on the same base
-    exchange.flying, exchange.merged = False, [replace(log.held.version, digest="of the lost lineage")]
-    assert [loaded.kin for loaded in exchange.merge().fragments] == [False]
-    second = exchange.contribute(new, 1.0)[0]
-    assert isinstance(first, e.Sent)
-    assert isinstance(second, e.Sent)
-    assert second.id > first.id
+    exchange.contribute(old, 0.0)
+    first, _ = exchange.ready, exchange.contribute(old, 0.0)
+    assert exchange.ready is first  # taken up again on the same base
+    exchange.flying, exchange.carried[0].base = False, replace(log.held.version, digest="of the lost lineage")
+    assert [loaded.outcome.dropped for loaded in exchange.merge().fragments] == [LEFT]
+    exchange.contribute(new, 1.0)
+    assert first is not None
+    assert exchange.ready is not None
+    assert exchange.ready.id > first.id
 
 
 def test_of_three_lineages_the_greatest_is_taken() -> None:

@@ -17,7 +17,7 @@ from p2p_diloco.core.messages import Message, Part
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, hash_of
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import Version
 
 Steps = frozenset[str]
 NOTHING: Steps = frozenset()
@@ -47,13 +47,11 @@ def digest(steps: Steps) -> str:
 
 @dataclass
 class Progress:
-    """A trainer's local progress in one fragment: steps that its base does not have."""
+    """A trainer's local progress in one fragment: steps that its base does not have, and those of its last
+    contribution."""
 
-    base: Version | None = None
     pending: Steps = NOTHING
-    sent: tuple[ContributionId, Steps] | None = None
-    oldest: tuple[ContributionId, Version] | None = None
-    times: int = 0  # asynchronous: how often this progress was sent
+    sent: Steps = NOTHING
 
 
 @dataclass
@@ -321,13 +319,6 @@ class World:
                     self.merge(peer, loaded)
                 if due is not None and not peer.waits_for_release:
                     self.steps(peer, due)
-            case e.Sent(fragment, id):
-                progress = peer.progress[fragment]
-                if progress.sent is None or progress.sent[0] != id:
-                    progress.sent = id, progress.pending
-                    assert progress.base is not None
-                    progress.oldest = progress.oldest or (id, progress.base)
-                    progress.times += 1
             case e.Release():
                 peer.waits_for_release = False
                 self.later(peer, 0.0, e.Merge())
@@ -343,16 +334,12 @@ class World:
 
     def merge(self, peer: Peer, loaded: e.Loaded) -> None:
         progress = peer.progress[loaded.fragment]
-        sent = progress.sent
-        if not loaded.kin:
+        if loaded.outcome.dropped:
             made = {f"{peer.name}{number}/{loaded.fragment}" for number in range(1, peer.made + 1)}
-            peer.dropped |= made - peer.counted(loaded.fragment)  # with what the lost lineage counted
-            progress.pending, progress.sent, progress.oldest, progress.times = NOTHING, None, None, 0
-        elif sent is not None and loaded.counted is not None and loaded.counted >= sent[0]:
-            assert loaded.counted.incarnation == sent[0].incarnation
-            progress.pending, progress.sent, progress.oldest = progress.pending - sent[1], None, None
-            progress.times = 0
-        progress.base = loaded.version
+            peer.dropped |= made - peer.counted(loaded.fragment)  # with what a lost lineage counted
+            progress.pending = NOTHING
+        elif loaded.outcome.counted:
+            progress.pending -= progress.sent
 
     def steps(self, peer: Peer, fragment: int) -> None:
         """Train for a round: one step for each fragment at its end, then contribute."""
@@ -369,16 +356,15 @@ class World:
             return
         peer.made += 1
         for number, progress in enumerate(peer.progress):
-            if self.rules.asynchronous and progress.times >= 2:  # refused twice: it is dropped
-                peer.dropped |= progress.pending
-                progress.pending, progress.sent, progress.oldest, progress.times = NOTHING, None, None, 0
             progress.pending |= {f"{peer.name}{peer.made}/{number}"}
         pending = peer.progress[fragment].pending
         slices = len(self.rules.fragments[fragment])
         peer.waits_for_release = True
         event = e.Contribute(fragment, 1.0, 10, (digest(pending),) * slices, (pending,) * slices)
-        event = replace(event, oldest=peer.progress[fragment].oldest)
         self.handle(peer.name, event)
+        own = peer.replica.own
+        if own.fragment == fragment and own.parts:  # taken up again, it has what it had
+            peer.progress[fragment].sent = own.parts[0].payload
 
     # -- what must hold
 

@@ -131,7 +131,7 @@ class MemoryPeer:
 
     async def merge(self, *, measures: bool = False) -> Message:
         load = await self.ask("merge", "load", measures=measures, data=False)
-        self.tell("have read", loaded=[*(shard for shard, _ in load["carries"]), *load["lost"]])
+        self.tell("have read", loaded=[*(fragment for fragment, _ in load["outcomes"]), *load["lost"]])
         return load
 
     async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
@@ -140,7 +140,7 @@ class MemoryPeer:
         due = (await self.merge(measures=True))["due"]
         self.memory.delta.fill_(delta)
         release = await self.ask(
-            "contribute", "release", shards=due, weight=weight, samples=1, stands=stands, every=1, uses=[]
+            "contribute", "release", fragment=due, weight=weight, samples=1, stands=stands, every=1, uses=[]
         )
         await self.merge()
         return release

@@ -88,7 +88,7 @@ class Peer:
         self.limit = 0  # it contributes to no round that leads to a later epoch
         self.given: dict[tuple[int, ContributionId], Tensor] = {}
         self.progress = torch.zeros(NUMEL)  # base - local: all that no commit counts
-        self.out: dict[int, ContributionId] = {}  # by fragment: what was sent last
+        self.out: dict[int, Tensor] = {}  # by fragment: what was sent last
         self.dropped, self.ended = 0, False
         self._ready, self._loads, self._released = asyncio.Event(), asyncio.Queue[e.Load](), asyncio.Queue[bool]()
         self.tasks = [asyncio.create_task(self.node.consume()), asyncio.create_task(self._train())]
@@ -133,12 +133,6 @@ class Peer:
     def load(self, effect: e.Load) -> None:
         self._loads.put_nowait(effect)
 
-    def sent(self, effect: e.Sent) -> None:
-        log, id = self.replica.own, effect.id
-        parts = (log.parts[number].payload for number in sorted(log.parts))
-        sent = torch.cat([torch.frombuffer(bytearray(part), dtype=torch.float32) for part in parts])
-        self.given[effect.fragment, id], self.out[effect.fragment] = sent, id
-
     def release(self, effect: e.Release) -> None:
         self._released.put_nowait(effect.sent)
 
@@ -169,17 +163,21 @@ class Peer:
         progress = self.progress.clone()
         of = self.run, self.replica, self.work, fragment, lambda shard: progress, WEIGHTS[self.name], 1
         await self.node.events.feed(await contribution(*of))
+        if (ready := self.replica.own.ready) is not None:
+            parts = (part.payload for _, part in sorted(self.replica.own.parts.items()))
+            sent = torch.cat([torch.frombuffer(bytearray(part), dtype=torch.float32) for part in parts])
+            self.given[ready.fragment, ready.id] = self.out[ready.fragment] = sent
 
     async def _merge(self) -> int | None:
         await self.node.events.feed(e.Merge())
         load = await self._loads.get()
         for loaded in load.fragments:
-            part, id = self.part(loaded.fragment), self.out.pop(loaded.fragment, None)
-            if not loaded.kin:
+            part = self.part(loaded.fragment)
+            if loaded.outcome.dropped:
                 self.dropped += 1
                 self.progress[part] = 0.0
-            elif id is not None and loaded.counted == id:
-                self.progress[part] -= self.given[loaded.fragment, id]
+            elif loaded.outcome.counted:
+                self.progress[part] -= self.out[loaded.fragment]
         return load.due
 
 

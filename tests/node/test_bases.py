@@ -88,15 +88,15 @@ async def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[s
     peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
     await peer.enter(theta=5.0)
     first = await peer.merge()
-    assert (first["kept"], first["gone"], first["carries"]) == ([], [0], [[0, "keep"]])
+    assert (first["kept"], first["gone"], first["outcomes"]) == ([], [0], [[0, {"counted": False, "dropped": ""}]])
     await peer.exchange(1.0, stands=stands)
     loads = [message for message in peer.said if message["kind"] == "load"]
-    assert loads[-1]["carries"]
+    assert loads[-1]["outcomes"]
     assert (loads[-1]["kept"], loads[-1]["gone"]) == (([], [0]) if stands else ([0], []))
     assert peer.memory.theta.tolist() != [5.0, 5.0]
     assert peer.memory.base.tolist() == ([0.0, 0.0] if stands else [5.0, 5.0])
     later = await peer.merge()
-    assert (later["kept"], later["gone"], later["carries"]) == ([], [], [])
+    assert (later["kept"], later["gone"], later["outcomes"]) == ([], [], [])
     await peer.stop()
 
 
@@ -125,7 +125,7 @@ async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: An
     assert b.memory.theta.tolist() != true  # nothing is measured
     load = await b.merge(measures=True)
     assert b.memory.theta.tolist() == true
-    assert (load["kept"], load["lost"], load["carries"], load["due"]) == ([], [], [], [0])
+    assert (load["kept"], load["lost"], load["outcomes"], load["due"]) == ([], [], [], 0)
     for peer in (a, b):
         await peer.stop()
 
@@ -164,7 +164,7 @@ def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
         await peer.enter()
         await peer.exchange(1.0)
         peer.memory.theta[1] += 1.0
-        assert (await peer.merge(measures=True))["due"] == [0]
+        assert (await peer.merge(measures=True))["due"] == 0
         await peer.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -24,7 +24,9 @@ def constant(peer: int) -> Tensor:
 async def exchange(peer: Any, delta: Tensor) -> None:
     due = (await peer.merge())["due"]
     peer.memory.delta.copy_(delta)
-    release = await peer.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1, uses=[])
+    release = await peer.ask(
+        "contribute", "release", fragment=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
+    )
     assert release["sent"]
     await peer.merge()
 

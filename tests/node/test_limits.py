@@ -19,7 +19,7 @@ async def exchange(peer: Any, delta: float, weight: float) -> None:
     due = (await peer.merge())["due"]
     peer.memory.delta.fill_(delta)
     release = await peer.ask(
-        "contribute", "release", shards=due, weight=weight, samples=1, stands=True, every=1, uses=[]
+        "contribute", "release", fragment=due, weight=weight, samples=1, stands=True, every=1, uses=[]
     )
     assert release["sent"]
     await peer.merge()

@@ -112,6 +112,6 @@ async def test_a_peers_record_tells_the_steps_it_has_made(
 
     await asyncio.wait_for(tells(20), WITHIN_S)
     due = (await peer.merge(measures=True))["due"]
-    await peer.ask("contribute", "release", shards=due, weight=4.0, samples=4, stands=True, every=4, uses=[])
+    await peer.ask("contribute", "release", fragment=due, weight=4.0, samples=4, stands=True, every=4, uses=[])
     await asyncio.wait_for(tells(4), WITHIN_S)
     await peer.stop()

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.carry import OLD, Outcome
+from p2p_diloco.core.events import Release
+from p2p_diloco.core.exchange import ENDED, LEFT
 from p2p_diloco.node import trainer
-from p2p_diloco.node.ledger import ENDED, LEFT, STALENESS_FROM, SubmissionLog
+from p2p_diloco.node.ledger import STALENESS_FROM, SubmissionLog
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
@@ -76,7 +79,7 @@ async def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> 
     for _ in range(3):
         release = await other.exchange(1.0)
     assert release["staleness"] <= 1  # one that counts nothing may have named a successor
-    assert (await one.merge())["carries"] == []
+    assert (await one.merge())["outcomes"] == []
     assert [peer.memory.changed for peer in peers] == before
     release = await one.exchange(1.0)
     assert release["staleness"] == 3
@@ -94,18 +97,18 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
     one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
     for _ in range(3):
         await other.exchange(1.0)
-    carries = []
+    outcomes = []
     for delta in (100.0, 1000.0, 1.0):
         due = (await one.merge())["due"]
         one.memory.delta.fill_(delta)
         release = await one.ask(
-            "contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
+            "contribute", "release", fragment=due, weight=1.0, samples=1, stands=True, every=1, uses=[]
         )
         one.memory.steps += 1
-        carries.append([carry for _, carry in (await one.merge())["carries"]])
+        outcomes += [Outcome(**outcome) for _, outcome in (await one.merge())["outcomes"]]
         assert release["sent"]
     assert caplog.text.count("not counted: the submission was further behind than max_staleness") == 2
-    assert carries == [["keep"], ["old"], ["subtract"]]
+    assert outcomes == [Outcome(), Outcome(dropped=OLD), Outcome(counted=True)]
     assert release["refused"] == 2
     assert one.memory.theta.tolist() == [-4.0] * 4
     await stopped(peers)
@@ -143,9 +146,9 @@ async def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer:
     )
     for _ in range(3):
         await other.exchange(1.0)
-    assert [(await peer.merge())["due"] for peer in peers] == [[0], [1]]
+    assert [(await peer.merge())["due"] for peer in peers] == [0, 1]
     await one.exchange(10.0)
-    assert (await one.merge())["due"] == [1]
+    assert (await one.merge())["due"] == 1
     await stopped(peers)
 
 
@@ -157,7 +160,7 @@ async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatc
     due = (await one.merge())["due"]
     one.memory.stands_since = time.monotonic() + 1.0
     one.memory.stands = 1
-    one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1, uses=[])
+    one.tell("contribute", n=99, fragment=due, weight=1.0, samples=1, stands=True, every=1, uses=[])
     told = await one.hear("waiting")
     assert time.monotonic() >= one.memory.stands_since + 0.2
     assert told["text"] == (
@@ -171,9 +174,9 @@ def test_staleness_is_counted_by_bins() -> None:
     refused, unless the run ended before it came."""
     submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in (0, 5, 64, 1000):
-        submissions.counts(behind)
-    assert submissions.refuses(LEFT).endswith("not counted: " + LEFT)
-    assert submissions.refuses(ENDED).endswith("not counted: the run has ended")
+        submissions.ends(Release(sent=True, behind=behind))
+    for why in (LEFT, ENDED):
+        assert submissions.ends(Release(sent=True, refused=why)).endswith(f"not counted: {why}")
     assert submissions.counted == 4
     assert submissions.refused == 1
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}

@@ -35,7 +35,7 @@ async def test_a_merge_that_was_broken_off_while_its_answer_waited(
     assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
     assert all(message.get("n") != 70 for message in peer.said)
     _, again, *_ = [message for message in peer.said if message["kind"] == "load"]
-    assert again["carries"] == []  # the late answer was taken for merged by the log; the trainer loads all by itself
+    assert again["outcomes"] == []  # the late answer was taken for merged by the log; the trainer loads all by itself
     await peer.stop()
 
 
@@ -51,13 +51,13 @@ async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], 
     due = (await peer.merge())["due"]
     assert (await peer.merge())["tables"] is None
     data = DataSet("train", 100)
-    asked = {"shards": due, "weight": 1.0, "samples": 1, "stands": True, "every": 1}
+    asked = {"fragment": due, "weight": 1.0, "samples": 1, "stands": True, "every": 1}
     release = await peer.ask("contribute", "release", **asked, uses=[Use(data, (), 20)])
     assert release["sent"]
     load = await peer.ask("merge", "load", measures=False, data=True)
     (table,) = (msgspec.convert(one, Table) for one in load["tables"])
     assert (table.data, leases.held(table, "a", told["life"])) == (data, ((0, 20),))
-    peer.tell("have read", loaded=due)
+    peer.tell("have read", loaded=[due])
     status = None
     while status is None or not status.data:
         await asyncio.sleep(0.05)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.peer.local import LocalModel, with_global_values
-from p2p_diloco.peer.merging import blends_of, progress_of
+from p2p_diloco.peer.merging import outcomes_in
 from p2p_diloco.peer.progress import LocalProgress
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import Layout
@@ -30,19 +30,25 @@ class Trained:
         run = await peer.hear("run")
         layout, config = Layout.from_wire(run["layout"]), RunConfig.from_wire(run["config"])
         delta = memory.delta_in(written_in(config.codec, "nearest"))
-        self.local = LocalModel(self.model, layout, memory.theta, memory.base, delta, values=memory.delta)
-        self.progress = progress_of(config, layout)
+        self.local = LocalModel(
+            self.model, layout, memory.theta, memory.base, delta, values=memory.delta, share=config.local_share
+        )
+        self.progress, self.layout = LocalProgress(config, layout), layout
         self.local.write_theta()
         peer.tell("theta")
         await peer.hear("ready")
         await self.merge()
 
-    async def merge(self, landed: Sequence[int] = (), *, sends: bool = False) -> Any:
+    async def merge(self, landed: int | None = None, *, sends: bool = False) -> Any:
         load, memory = await self.peer.ask("merge", "load", measures=sends, data=False), self.peer.memory
-        blends = blends_of(self.progress, load, (memory.steps, memory.samples), landed)
-        self.local.merge(blends, load["kept"])
+        bases = {name: load[name] for name in ("due", "gone", "lost", "ended")}
+        trained = memory.steps, memory.samples
+        blends = self.progress.merge(outcomes_in(load["outcomes"]), trained, landed=landed, **bases)
+        by_shard = {shard.index: blends[shard.fragment] for shard in self.layout.shards if shard.fragment in blends}
+        self.local.merge(by_shard, load["kept"])
         if sends:
-            self.local.write_delta(load["due"], set(load["kept"]) - blends.keys())
+            due = [shard.index for shard in self.layout.shards_of(load["due"])]
+            self.local.write_delta(due, set(load["kept"]) - by_shard.keys())
         self.peer.tell("have read", loaded=list(blends))
         return load
 
@@ -57,7 +63,7 @@ class Trained:
         load = await self.merge(sends=True)
         weight, _ = self.progress.weigh(load["due"])
         asked = {"weight": weight, "samples": steps, "stands": not later, "every": 1, "uses": []}
-        self.peer.tell("contribute", n=1000, shards=load["due"], **asked)
+        self.peer.tell("contribute", n=1000, fragment=load["due"], **asked)
         self.progress.send(load["due"], steps)
         self.train(later)
         assert (await self.peer.hear("release"))["sent"]

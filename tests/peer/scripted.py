@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch
 from torch import nn
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.carry import OLD, Outcome
 from p2p_diloco.node.shared import SharedMemory, create
 from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors.layout import Layout, specs_of
+
+COUNTED, KEPT, GIVEN_UP = Outcome(counted=True), Outcome(), Outcome(dropped=OLD)
 
 
 class ScriptedNode:
@@ -38,13 +42,14 @@ class ScriptedNode:
         self.measures: list[bool] = []
         self.answer_s, self.waited_s = 60.0, list[float]()
         self.say: Callable[[str], None] = lambda text: None
-        self.fate = "subtract"
+        self.fate = COUNTED
         self.layout: Layout
         self.bases: Bases
         self.epochs: list[int] = []
-        self.every = 1  # H of the state
+        self.every = 1  # H, of the state or this peer's own
+        self.next_every = 0  # H from the next release on; 0: the same
         self.steps_before = 0  # inner steps of the run beyond those that epochs of the present H have
-        self.fresh: dict[int, str] = {}
+        self.fresh: dict[int, Outcome] = {}
         self.tables: list[Any] | None = None
         self.again = False
 
@@ -58,7 +63,7 @@ class ScriptedNode:
     def tell(self, kind: str, **values: Any) -> None:
         self.log.append((kind, values))
         if kind == "have read":
-            self.bases.loaded(values["loaded"])
+            self.bases.loaded([shard.index for shard in self.layout.shards if shard.fragment in values["loaded"]])
 
     def overwrite(self, theta: Any) -> None:
         """Have something else come as θ."""
@@ -74,12 +79,13 @@ class ScriptedNode:
         self.measures.append(measures)
         self.log.append((kind, {}))
         due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
-        shards = [] if self.memory.finished else [s.index for s in self.layout.shards_of(due)]
-        carries, self.fresh = [[shard, carry] for shard, carry in self.fresh.items()], {}
-        bases = {name: sorted(getattr(self.bases, name)) for name in ("kept", "gone", "lost")}
+        outcomes, self.fresh = [[fragment, asdict(outcome)] for fragment, outcome in self.fresh.items()], {}
+        places = self.layout.shards
+        bases: dict[str, list[int]] = {"kept": sorted(self.bases.kept)}
+        bases |= {name: sorted({places[n].fragment for n in getattr(self.bases, name)}) for name in ("gone", "lost")}
         told = {
-            "carries": carries,
-            "due": shards,
+            "outcomes": outcomes,
+            "due": None if self.memory.finished else due,
             "again": self.again,
             "ended": bool(self.memory.finished),
             "tables": self.tables,
@@ -101,22 +107,25 @@ class ScriptedNode:
         self.waited_s.append(timeout_s)
         sent = self.releases.pop(0) if self.releases else True
         if sent and self.log[n - 1][1]["stands"]:
-            self.bases.stand(self.log[n - 1][1]["shards"])
+            fragment = self.log[n - 1][1]["fragment"]
+            self.bases.stand([shard.index for shard in self.layout.shards_of(fragment)])
         if sent:
             self.commit(self.log[n - 1][1])
             self.memory.changed = self.memory.changed + 1
         if sent is None:
             return None
+        self.every = self.next_every or self.every
         spent = {"stood": self.stood, "hidden": self.hidden}
         return {"kind": "release", "n": n, "sent": sent, **spent, **self.asynchronous}
 
     def commit(self, request: dict[str, Any]) -> None:
-        for shard in request["shards"]:
-            part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-            self.bases.keep(shard)
+        fragment = request["fragment"]
+        for shard in self.layout.shards_of(fragment):
+            part = slice(shard.start, shard.stop)
+            self.bases.keep(shard.index)
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
-            self.fresh[shard] = self.fate
-        self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
+        self.fresh[fragment] = self.fate
+        self.epochs[fragment] += 1
         self.counted += request["samples"]
 
     def contributed(self) -> list[dict[str, Any]]:
@@ -133,7 +142,7 @@ def hooked(
     node = ScriptedNode(layout.numel)
     node.begin(config, layout)
     memory = node.memory
-    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta)
+    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta, share=config.local_share)
     local.write_theta()
     node.bases.loaded(range(len(layout.shards)))
     return Hook(node, local, config, layout, 5.0, clock), node, model  # type: ignore[arg-type]

@@ -21,12 +21,12 @@ from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_p
 from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.ranks import group_of
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+BLENDS = tuple(Blend)
 """One of each kind."""
 
 tensor = pytest.importorskip("torch.distributed.tensor")
@@ -144,7 +144,7 @@ def test_the_ranks_are_one_model_to_the_bit(
     model = alone(values)
     layout = Layout.build(specs_of(model), 1, "contiguous", largest)
     theta, old, mine, theirs = (torch.zeros(layout.numel) for _ in range(4))
-    one, bases = LocalModel(model, layout, theta, old, mine), Bases(layout, theta, old)
+    one, bases = LocalModel(model, layout, theta, old, mine, share=0.25), Bases(layout, theta, old)
     world, copied = parts * (copies or 1), copies or 1
     ranks: list[tuple[Rank, nn.Module, LocalModel | FarModel]] = []
     for index in range(world):
@@ -155,7 +155,7 @@ def test_the_ranks_are_one_model_to_the_bit(
             part = sharded(values, rank, frozenset({"p0"}), copies)
             if distant:
                 memory = tuple(torch.zeros(3, layout.numel))
-            local: LocalModel | FarModel = LocalModel(part, layout, *memory, rank=rank)
+            local: LocalModel | FarModel = LocalModel(part, layout, *memory, rank=rank, share=0.25)
             if distant:
                 local = FarModel(local, Served(theta=theta, delta=theirs), *memory)  # type: ignore[arg-type]
             ranks.append((rank, part, local))
@@ -166,7 +166,7 @@ def test_the_ranks_are_one_model_to_the_bit(
     assert torch.equal(theta, begun)
     everything = range(len(layout.shards))
     for local in (one, *(local for _, _, local in ranks)):
-        local.merge(dict.fromkeys(everything, Blend(Anchor.GONE)))  # as every trainer begins
+        local.merge(dict.fromkeys(everything, Blend.SENT))  # as every trainer begins
     bases.loaded(everything)
     for _ in range(data.draw(st.integers(1, 3))):
         with torch.no_grad():
@@ -211,7 +211,7 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     distant = FarModel(local, Served(theta=theta, delta=sent), *own)  # type: ignore[arg-type]
     shards = range(len(layout.shards))
     distant.write_theta()
-    distant.merge(dict.fromkeys(shards, LOAD))
+    distant.merge(dict.fromkeys(shards, Blend.NONE))
     start = {spec.name: start for spec, start in layout.places}
     norm, mean, seen = model[1], start["1.running_mean"], start["1.num_batches_tracked"]
     assert norm.running_mean.tolist() == theta[mean : mean + 2].tolist()
@@ -221,7 +221,7 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     norm.running_mean.add_(0.5)
     theta.mul_(2.0)
     assert distant.global_values()["1.running_mean"].tolist() == theta[mean : mean + 2].tolist()
-    distant.merge(dict.fromkeys(shards, Blend(Anchor.SENT)))
+    distant.merge(dict.fromkeys(shards, Blend.SINCE))
     assert norm.running_mean.tolist() == (theta[mean : mean + 2] + 0.5).tolist()
     assert sent.tolist() == [1.0] * layout.numel
 
@@ -253,7 +253,7 @@ def test_rank_0_writes_unsharded_parameters() -> None:
         local.write_delta([0])
     assert delta.tolist() == [10.0, 10.0]
     for local in ranks:
-        local.merge({0: LOAD})
+        local.merge({0: Blend.NONE})
     assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
 
 
@@ -412,6 +412,6 @@ def test_a_forward_pass_leaves_no_whole_parameters_in_the_way() -> None:
         theta = torch.zeros(layout.numel)
         local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel), rank=Rank(0, 2))
         assert not look()
-        local.merge({0: LOAD})
+        local.merge({0: Blend.NONE})
         assert is_sharded(model.weight)
         assert not local_part(model.weight).any()

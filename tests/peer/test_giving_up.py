@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.peer.local import LocalModel
-from tests.peer.scripted import hooked, step
+from tests.peer.scripted import COUNTED, KEPT, hooked, step
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e12])
@@ -36,7 +37,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
         step(hook, model)
         (sent,) = node.contributed()
         assert (sent["weight"], sent["samples"]) == (1.0, 1)
-        place = node.layout.shards[sent["shards"][0]]
+        (place,) = node.layout.shards_of(sent["fragment"])
         assert node.memory.delta[place.start : place.stop].abs().max() == 1.0
         step(hook, model, 2)
     assert torch.isfinite(node.memory.theta).all()
@@ -97,7 +98,7 @@ def test_what_no_commit_counts_is_carried_as_it_was_sent() -> None:
 
     def another(_: dict[str, Any]) -> None:
         node.overwrite([100.0] * 4)
-        node.fresh = {0: "keep"}
+        node.fresh = {0: KEPT}
 
     node.commit = another  # type: ignore[method-assign]
     step(hook, model, 4)
@@ -114,7 +115,7 @@ def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
     hook, node, model = hooked(merge="rebase")
     step(hook, model, 4)
     node.memory.theta.fill_(9.0)
-    node.bases.lost, node.fresh = {0}, {0: "keep"} if listed else {}
+    node.bases.lost, node.fresh = {0}, {0: KEPT} if listed else {}
     node.commit = lambda _: None  # type: ignore[method-assign]
     step(hook, model, 4)
     assert model.u.tolist() == [9.0, 9.0]
@@ -135,7 +136,7 @@ def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LocalModel, "merge", interrupted)
     node.overwrite([20.0] * 4)
-    node.fresh = {0: "keep"}
+    node.fresh = {0: KEPT}
     node.memory.changed = node.memory.changed + 1
     with pytest.raises(KeyboardInterrupt):
         step(hook, model)
@@ -148,9 +149,9 @@ def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("merge", "carry", "value"), [("mix", "subtract", 4.0), ("rebase", "subtract", 4.0), ("rebase", "keep", 8.0)]
+    ("merge", "outcome", "value"), [("mix", COUNTED, 4.0), ("rebase", COUNTED, 4.0), ("rebase", KEPT, 8.0)]
 )
-def test_an_interrupted_wait_keeps_the_sent_progress(merge: str, carry: str, value: float) -> None:
+def test_an_interrupted_wait_keeps_the_sent_progress(merge: str, outcome: Outcome, value: float) -> None:
     """Progress made since can't be separated from the rest: it is dropped, and counted as dropped once."""
     hook, node, model = hooked(merge=merge)
     wait_for = node.wait_for
@@ -158,7 +159,7 @@ def test_an_interrupted_wait_keeps_the_sent_progress(merge: str, carry: str, val
     def interrupted(kind: str, *, n: int, timeout_s: float) -> Any:
         node.wait_for = lambda *_, n, **__: {"n": n, "sent": True, "stood": {}, "hidden": node.hidden}  # type: ignore
         wait_for(kind, n=n, timeout_s=timeout_s)
-        node.fresh = {0: carry}
+        node.fresh = {0: outcome}
         raise KeyboardInterrupt
 
     node.wait_for = interrupted  # type: ignore[method-assign,assignment]

@@ -14,7 +14,7 @@ from p2p_diloco import Peer
 from p2p_diloco.peer import inner
 from p2p_diloco.peer.devices import finish, memory_reserved, numbered, usable
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -49,14 +49,14 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
             local.write_delta(shards)
             old.copy_(theta)
             theta.add_(delta)
-            local.merge(dict.fromkeys(shards, Blend(Anchor.SENT)), shards)
+            local.merge(dict.fromkeys(shards, Blend.SINCE), shards)
         finish(where)
         told.append((theta, delta, *(p.detach().cpu() for p in own.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
 
 
 @pytest.mark.parametrize("wire", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("blend", [LOAD, *map(Blend, Anchor), Blend(Anchor.NEW, 0.25)])
+@pytest.mark.parametrize("blend", Blend)
 def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dtype) -> None:
     """What is sent in either of the wire's dtypes, and what a merge makes of local values, for each `Blend`; some of
     the shards' bases were kept, others are still in θ."""
@@ -66,7 +66,7 @@ def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dty
         layout = Layout.build(specs_of(own))
         theta, old = torch.zeros(2, layout.numel)
         delta = torch.zeros(layout.numel, dtype=wire)
-        local = LocalModel(own, layout, theta, old, delta)
+        local = LocalModel(own, layout, theta, old, delta, share=0.25)
         local.write_theta()
         drawn = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -116,7 +116,7 @@ def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
             local.write_delta(shards)
             old.copy_(theta)
             theta.add_(values / 3)
-            local.merge(dict.fromkeys(shards, Blend(Anchor.SENT)), shards)
+            local.merge(dict.fromkeys(shards, Blend.SINCE), shards)
         state = local.global_values()
         assert all(state[name].device == buffer.device for name, buffer in own.named_buffers())
         told.append((theta, values, *(b.cpu() for b in own.buffers()), *(state[name].cpu() for name in state)))

@@ -8,7 +8,7 @@ import pytest
 from p2p_diloco.core.leases import DataSet, Lease, Table
 from p2p_diloco.errors import ConfigError, GaveUpWaiting
 from p2p_diloco.peer.shard import Shard, data_set
-from tests.peer.scripted import hooked, step
+from tests.peer.scripted import GIVEN_UP, KEPT, hooked, step
 
 
 def test_an_exchange_every_h_steps() -> None:
@@ -29,7 +29,7 @@ def test_fragments_take_turns() -> None:
     """With N fragments one is exchanged every H/N steps, in turn; its weight counts from its own last sending."""
     hook, node, model = hooked(fragments=2)
     step(hook, model, 10)
-    assert [c["shards"] for c in node.contributed()] == [[0], [1], [0], [1], [0]]
+    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0, 1, 0]
     assert [c["weight"] for c in node.contributed()] == [2.0, 4.0, 4.0, 4.0, 4.0]
     assert node.memory.delta.tolist() == [-4.0] * 4
     assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
@@ -44,7 +44,7 @@ def test_fragments_take_turns_in_any_number_of_steps() -> None:
         step(hook, model)
         sent.append(len(node.contributed()))
     assert sent == [0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
-    assert [c["shards"] for c in node.contributed()] == [[0], [1], [0], [1]]
+    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0, 1]
 
 
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
@@ -142,17 +142,17 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     is then made at once."""
     hook, node, model = hooked(fragments=2, overlap_steps=2, merge="rebase")
     step(hook, model, 4)
-    assert [c["shards"] for c in node.contributed()] == [[0], [1]]
+    assert [c["fragment"] for c in node.contributed()] == [0, 1]
     assert hook.standing.metrics.sync_count == 1
     node.memory.goal = 3
     step(hook, model)
-    assert [c["shards"] for c in node.contributed()] == [[0], [1], [0]]
+    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0]
     assert hook.standing.metrics.sync_count == 3
     step(hook, model)
     assert len(node.contributed()) == 3
     step(hook, model)
     hook.synchronise()
-    assert [c["shards"] for c in node.contributed()][3:] == [[1], [0], [1]]
+    assert [c["fragment"] for c in node.contributed()][3:] == [1, 0, 1]
     assert hook.standing.metrics.sync_count == 6
     assert model.u.tolist() == model.v.tolist() == node.memory.theta.tolist()[:2] == [7.0, 7.0]
 
@@ -173,12 +173,12 @@ def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
     """With dylu this peer's own number, of which each fragment has its share, and at least one; what the answer tells
     of staleness and refusals is in the standing."""
     hook, node, model = hooked(fragments=2, mode="async", dylu=True)
-    node.asynchronous = {"steps": 6, "staleness": 3, "refused": 1}
+    node.next_every, node.asynchronous = 6, {"staleness": 3, "refused": 1}
     step(hook, model, 2)
     assert len(node.contributed()) == 1  # half of H = 4
     step(hook, model, 3)
     assert len(node.contributed()) == 2
-    node.asynchronous = {"steps": 1, "staleness": 0, "refused": 1}
+    node.next_every, node.asynchronous = 1, {"staleness": 0, "refused": 1}
     step(hook, model, 3 + 2)
     assert len(node.contributed()) == 5
     metrics = hook.standing.metrics
@@ -188,7 +188,7 @@ def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
 def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
     """Samples counted, at this peer's samples a step, divided by the peers that train; and its own steps since."""
     hook, node, model = hooked(mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     node.counted = 24 * 5  # others'
     hook.merge()
     for _ in range(6):
@@ -203,7 +203,7 @@ def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
 def test_in_asynchronous_mode_no_peer_is_asked_to_exchange() -> None:
     """force_sync submits each fragment once; and where others ask, nothing is done."""
     hook, node, model = hooked(fragments=2, mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model)
     hook.synchronise()
     assert len(node.contributed()) == 2
@@ -218,7 +218,7 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     hook, node, model = hooked(mode="async")
     step(hook, model)
     node.overwrite(7.0)
-    node.fresh[0] = "old"
+    node.fresh[0] = GIVEN_UP
     node.memory.changed = node.memory.changed + 1
     node.memory.finished = 1
     assert not hook.standing.finished
@@ -245,10 +245,10 @@ def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     what was trained since the last sending stays, nor what was trained in a part of the model that had ended before.
     Both are told as dropped. Training that goes on after all is the trainer's own affair."""
     hook, node, model = hooked(fragments=2, mode="async")
-    node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model, 4)  # both parts were sent, the first one two steps ago
     node.overwrite([7.0, 7.0, 8.0, 8.0])
-    node.fresh = {1: "keep"}
+    node.fresh = {1: KEPT}
     node.memory.changed = node.memory.changed + 1
     node.memory.finished = 1
     step(hook, model)
@@ -305,7 +305,7 @@ def test_changes_are_merged_between_exchanges() -> None:
     step(hook, model, 2)
     assert node.log == []
     node.overwrite(100.0)
-    node.fresh = {0: "keep"}
+    node.fresh = {0: KEPT}
     node.memory.changed = 1
     step(hook, model)
     assert [kind for kind, _ in node.log] == ["merge", "have read"]
@@ -317,7 +317,7 @@ def test_a_finished_run_is_left_alone() -> None:
     hook, node, model = hooked()
     node.memory.finished = 1
     node.overwrite(7.0)
-    node.fresh = {0: "old"}
+    node.fresh = {0: GIVEN_UP}
     node.memory.changed = 1
     step(hook, model, 9)
     assert node.contributed() == []
@@ -362,13 +362,13 @@ def test_what_is_dropped_is_counted_and_said(caplog: pytest.LogCaptureFixture) -
     """Progress that was sent, not counted and given up shows as dropped samples, by its share of the model."""
     hook, node, model = hooked(fragments=2)
     step(hook, model, 2)
-    node.fresh = {0: "keep"}
+    node.fresh = {0: KEPT}
     hook.merge()
     assert hook.standing.metrics.dropped_samples == 0
     hook.report(None, 10)
     step(hook, model, 4)
-    hook.merger.progress._shards[0].uncounted = 20
-    node.fresh = {0: "old"}
+    hook.merger.progress._fragments[0].uncounted = 20
+    node.fresh = {0: GIVEN_UP}
     hook.merge()
     assert hook.standing.metrics.dropped_samples == 10
     assert "the progress of 10 samples is dropped: it was sent or refused too often" in caplog.text
@@ -380,7 +380,7 @@ def test_progress_is_dropped_if_its_data_belongs_to_another_peer(caplog: pytest.
     data = DataSet("train", 100, 1)
     shard = Shard(data, data_set(100, "train", 1, "")[1], "run/train", lambda _: False)
     ours, theirs = (msgspec.to_builtins((Table(data, 20, (Lease(peer, 7, 0, 20, 1),)),)) for peer in "ab")
-    hook.supply.add(shard, {"me": "a", "life": 7, "ledger": 0, "tables": ours, "ended": False})
+    hook.supply.add(shard, {"me": "a", "life": 7, "tables": ours, "ended": False})
     batches = iter(shard.loader(4))
     next(batches)
     step(hook, model)

@@ -11,7 +11,7 @@ import torch
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, NodeDied
 from p2p_diloco.peer.leaving import AT_ONCE_S, broken_off, leave
-from tests.peer.scripted import ScriptedNode, hooked, step
+from tests.peer.scripted import KEPT, ScriptedNode, hooked, step
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -33,7 +33,7 @@ def test_a_normal_end_exchanges_all_uncounted_steps(
     parameters. So it is in both modes, with fragments, and while an exchange is under way."""
     hook, node, model = hooked(fragments=fragments, merge="rebase", **settings)
     if "mode" in settings:
-        node.asynchronous = {"staleness": 0, "refused": 0, "steps": 4}
+        node.asynchronous = {"staleness": 0, "refused": 0}
     step(hook, model, steps)
     assert hook.merger.uncounted
     leaves(hook)
@@ -69,7 +69,7 @@ def test_the_last_exchange_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
 def test_progress_that_rounds_do_not_count_is_offered_again_and_then_named(caplog: pytest.LogCaptureFixture) -> None:
     """If the group closes its round without this peer, the peer tries again, a few times, and then warns."""
     hook, node, model = hooked()
-    node.fate = "keep"
+    node.fate = KEPT
     step(hook, model, 3)
     leaves(hook)
     assert len(node.contributed()) == 3

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from p2p_diloco.node.slice_work import Bases
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.local import LocalModel, with_global_values
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+BLENDS = (Blend.NONE, Blend.ALL, Blend.SINCE, Blend.SENT, Blend.MIX)
 """One of each kind."""
 
 pytestmark = pytest.mark.usefixtures("short_merges")
@@ -67,10 +67,11 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
         specs_of(model), data.draw(st.sampled_from([1, 2])), "contiguous", data.draw(st.integers(1, 15))
     )
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-    local, bases = LocalModel(model, layout, theta, old, delta), Bases(layout, theta, old)
+    share = data.draw(st.sampled_from([0.0, 0.25]))
+    local, bases = LocalModel(model, layout, theta, old, delta, share=share), Bases(layout, theta, old)
     everything = [shard.index for shard in layout.shards]
     theta.copy_(torch.randn(layout.numel))
-    local.merge(dict.fromkeys(everything, LOAD))
+    local.merge(dict.fromkeys(everything, Blend.NONE))
     bases.loaded(everything)
     base = rounded(model, layout, theta)
     assert torch.equal(flat(model, layout), base)
@@ -91,19 +92,21 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
             bases.keep(index)
         theta.copy_(torch.randn(layout.numel))
         blends = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(BLENDS)))
-        gone = Blend(Anchor.GONE)  # there is nothing to measure another from
-        blends |= {index: gone for index in bases.gone if blends.get(index, gone).anchor is not Anchor.NEW}
+        gone = Blend.SENT  # there is nothing to measure another from
+        blends |= {n: gone for n in bases.gone if blends.get(n) not in (Blend.NONE, Blend.MIX)}
         expected = flat(model, layout)
-        for index, (anchor, keep) in blends.items():
+        for index, blend in blends.items():
             part = slice(layout.shards[index].start, layout.shards[index].stop)
             progress = expected[part] - base[part]
-            match anchor:
-                case Anchor.SENT:
+            match blend:
+                case Blend.SINCE:
                     progress = progress + sent[part]
-                case Anchor.GONE:
+                case Blend.SENT:
                     progress = -sent[part]
-            mixed = torch.lerp(theta[part], expected[part], keep)
-            expected[part] = mixed if anchor is Anchor.NEW else theta[part] + progress
+                case Blend.NONE:
+                    progress = torch.zeros(len(progress))
+            mixed = torch.lerp(theta[part], expected[part], share)
+            expected[part] = mixed if blend is Blend.MIX else theta[part] + progress
             base[part] = rounded(model, layout, theta)[part]
         local.merge(blends, bases.kept)
         bases.loaded(blends)
@@ -120,12 +123,12 @@ def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
     local = LocalModel(model, layout, theta, old, delta)
     local.write_theta()
-    local.merge({0: LOAD})
+    local.merge({0: Blend.NONE})
     train(model)
     local.write_delta([0])
     old.copy_(theta)
     theta.copy_(torch.randn(layout.numel))
-    local.merge({0: Blend(Anchor.SENT)}, kept=[0])
+    local.merge({0: Blend.SINCE}, kept=[0])
     assert torch.equal(flat(model, layout), rounded(model, layout, theta))
     local.write_delta([0])
     assert not delta.any()
@@ -168,7 +171,7 @@ def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype)
     local.write_delta(everything)
     assert torch.equal(delta, (theta.to(dtype).float() - model.plain()).to(sent))
     versions = [p._version for p in model.parameters()]
-    local.merge(dict.fromkeys(everything, LOAD))
+    local.merge(dict.fromkeys(everything, Blend.NONE))
     assert torch.equal(model.plain(), theta.to(dtype).float())
     assert all(p._version > v for p, v in zip(model.parameters(), versions, strict=True))
     assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
@@ -183,7 +186,7 @@ def test_rounding_is_not_progress() -> None:
     layout = Layout.build(specs_of(model))
     theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
     local = LocalModel(model, layout, theta, torch.zeros(layout.numel), delta)
-    local.merge({0: LOAD})
+    local.merge({0: Blend.NONE})
     local.write_delta([0])
     assert not delta.any()
 
@@ -227,7 +230,7 @@ def test_global_values_of_kept_shards_are_those_that_were_loaded() -> None:
 _EXCHANGE = """
 import os, torch
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 torch.set_num_threads(4)
@@ -235,12 +238,13 @@ numel = 300_000
 model = torch.nn.Module()
 model.w = torch.nn.Parameter(torch.empty(numel, dtype={dtype}))
 layout = Layout.build(specs_of(model), 1, "contiguous", numel)
-local = LocalModel(model, layout, torch.empty(numel), torch.empty(numel), torch.empty(numel, dtype=torch.bfloat16))
+delta = torch.empty(numel, dtype=torch.bfloat16)
+local = LocalModel(model, layout, torch.empty(numel), torch.empty(numel), delta, share=0.5)
 before = len(os.listdir("/proc/self/task"))
 local.write_theta()
 local.write_delta([0])
-for anchor in Anchor:
-    local.merge({{0: Blend(anchor, 0.5)}})
+for blend in Blend:
+    local.merge({{0: blend}})
 print(len(os.listdir("/proc/self/task")) - before, torch.get_num_threads())
 torch.zeros(numel).add_(1.0)
 print(len(os.listdir("/proc/self/task")) - before)

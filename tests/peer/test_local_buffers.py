@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from p2p_diloco.errors import UsageError
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.local import LocalModel, with_global_values
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import buffers
 from p2p_diloco.tensors.layout import Layout, specs_of
 
@@ -41,12 +41,13 @@ class Normed(nn.Module):
 class Trainer:
     """A model and its side of the exchange: θ begins with the model's own values, and the base is θ."""
 
-    def __init__(self, model: Normed, rank: Rank | None = None) -> None:
+    def __init__(self, model: Normed, rank: Rank | None = None, share: float = 0.0) -> None:
         self.model = model
         self.layout = Layout.build(specs_of(model), buffers=buffers.specs_of(model))
         self.theta, self.base, self.values = torch.zeros(3, self.layout.numel)
         delta = torch.zeros(self.layout.numel, dtype=torch.bfloat16)
-        self.local = LocalModel(model, self.layout, self.theta, self.base, delta, rank or Rank(), values=self.values)
+        memory = self.theta, self.base, delta
+        self.local = LocalModel(model, self.layout, *memory, rank or Rank(), values=self.values, share=share)
         self.local.write_theta()
 
     def becomes(self, mean: float, var: float, seen: int) -> set[int]:
@@ -77,7 +78,7 @@ def test_values_are_sent_and_global_ones_are_loaded() -> None:
     one.model.has(1 / 3, 1.1, 7)
     assert one.sends() == torch.tensor([1 / 3, 1.1, 7.0]).tolist()
     kept = one.becomes(0.25, 1.5, 9)
-    assert one.merge(LOAD, kept) == (0.25, 1.5, 9)
+    assert one.merge(Blend.NONE, kept) == (0.25, 1.5, 9)
 
 
 def test_what_was_gained_since_the_sending_stays() -> None:
@@ -87,7 +88,7 @@ def test_what_was_gained_since_the_sending_stays() -> None:
     one.sends()
     one.model.has(0.75, 1.75, 13)
     kept = one.becomes(0.25, 1.5, 12)
-    assert one.merge(Blend(Anchor.SENT), kept) == (0.5, 1.25, 13)
+    assert one.merge(Blend.SINCE, kept) == (0.5, 1.25, 13)
     one.becomes(0.25, 1.5, 12)
     assert one.sends(kept) == [0.5, 1.25, 13.0]
 
@@ -95,13 +96,13 @@ def test_what_was_gained_since_the_sending_stays() -> None:
 def test_progress_that_no_commit_counts_is_carried() -> None:
     one = trainer(0.0, 1.0, 4)
     one.model.has(0.5, 1.5, 8)
-    assert one.merge(Blend(Anchor.BASE), one.becomes(0.25, 3.0, 6)) == (0.75, 3.5, 8)
+    assert one.merge(Blend.ALL, one.becomes(0.25, 3.0, 6)) == (0.75, 3.5, 8)
 
 
 def test_a_newcomer_without_progress_takes_the_global_values() -> None:
     """Even if its own counter is higher."""
     one = trainer(0.5, 2.0, 100)
-    assert one.merge(Blend(Anchor.BASE), one.becomes(0.25, 1.5, 3)) == (0.25, 1.5, 3)
+    assert one.merge(Blend.ALL, one.becomes(0.25, 1.5, 3)) == (0.25, 1.5, 3)
 
 
 def test_a_base_that_is_gone_leaves_what_was_sent() -> None:
@@ -109,19 +110,34 @@ def test_a_base_that_is_gone_leaves_what_was_sent() -> None:
     one.model.has(0.5, 1.5, 5)
     one.sends()
     one.becomes(0.25, 2.0, 4)
-    assert one.merge(Blend(Anchor.GONE)) == (0.75, 2.5, 5)
+    assert one.merge(Blend.SENT) == (0.75, 2.5, 5)
 
 
-@pytest.mark.parametrize("anchor", [Anchor.BASE, Anchor.SENT, Anchor.GONE])
-def test_a_variance_never_becomes_negative(anchor: Anchor) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_buffers_are_never_mixed(share: float) -> None:
+    """They keep what was gained since the sending, whatever share of the parameters stays. If the base is gone,
+    nothing was trained since."""
+    one = Trainer(Normed(torch.float32), share=share)
+    one.model.has(0.5, 1.5, 5)
+    one.sends()
+    one.model.has(0.75, 1.25, 9)
+    kept = one.becomes(0.25, 1.5, 9)
+    assert one.merge(Blend.MIX, kept) == (0.5, 1.25, 9)
+    one.sends()
+    one.becomes(0.125, 2.0, 11)
+    assert one.merge(Blend.MIX) == (0.125, 2.0, 11)
+
+
+@pytest.mark.parametrize("blend", [Blend.ALL, Blend.SINCE, Blend.SENT])
+def test_a_variance_never_becomes_negative(blend: Blend) -> None:
     """Two peers saw it fall by the same, so the sum of both is more than there was. A mean may change its sign."""
     one = trainer(0.5, 1.0, 0)
-    if anchor is Anchor.SENT:
+    if blend is Blend.SINCE:
         one.sends()
     one.model.has(-0.5, 0.1, 5)
-    if anchor is Anchor.GONE:
+    if blend is Blend.SENT:
         one.sends()
-    mean, var, _ = one.merge(Blend(anchor), one.becomes(-0.5, 0.2, 5))
+    mean, var, _ = one.merge(blend, one.becomes(-0.5, 0.2, 5))
     assert var == pytest.approx(0.1)
     assert mean == pytest.approx(-1.5)
 
@@ -134,7 +150,7 @@ def test_a_value_that_cant_be_sent_is_replaced_by_the_global_one(bad: float) -> 
     assert one.sends() == [0.5, 2.0, 5.0]
     assert one.local.write_delta((PARAMETERS, MEANS, COUNTERS))
     kept = one.becomes(0.25, 1.5, 5)
-    for blend in (Blend(Anchor.SENT), Blend(Anchor.BASE), LOAD):
+    for blend in (Blend.SINCE, Blend.ALL, Blend.NONE):
         one.model.has(bad, 2.0, 5)
         assert one.merge(blend, kept)[0] == 0.25
 
@@ -143,7 +159,7 @@ def test_a_short_dtype_loses_nothing_of_what_does_not_change() -> None:
     """A peer in fp16 sends the global values back as they were, not as it has rounded them."""
     one = trainer(dtype=torch.float16)
     kept = one.becomes(1 / 3, 1.1, 5)
-    one.merge(LOAD, kept)
+    one.merge(Blend.NONE, kept)
     assert one.model.held[0] != one.theta[1].item()
     assert one.sends() == one.theta[1:].tolist()
     one.model.norm.running_var.fill_(1.5)
@@ -170,7 +186,7 @@ def test_only_rank_0_sends_buffers_and_every_rank_loads_them() -> None:
     assert theirs.theta.tolist() == [0.0] * 4
     theirs.model.has(9.0, 9.0, 9)
     assert theirs.sends() == [0.0] * 3
-    assert theirs.merge(LOAD, theirs.becomes(0.25, 1.5, 5)) == (0.25, 1.5, 5)
+    assert theirs.merge(Blend.NONE, theirs.becomes(0.25, 1.5, 5)) == (0.25, 1.5, 5)
     ranges = theirs.local.ranges((PARAMETERS, MEANS, COUNTERS))
     assert ranges == [(0, 1), (1, 3), (3, 4)]
     assert theirs.local.ranges((MEANS,), spoken=True) == theirs.local.ranges((MEANS,), spoken=False) == []
@@ -181,7 +197,7 @@ def test_a_buffer_that_is_replaced_is_still_found() -> None:
     one = trainer()
     one.model.norm.running_mean = one.model.norm.running_mean + 0.5
     assert one.sends()[0] == 0.5
-    assert one.merge(LOAD, one.becomes(0.25, 1.5, 5))[0] == 0.25
+    assert one.merge(Blend.NONE, one.becomes(0.25, 1.5, 5))[0] == 0.25
 
 
 @pytest.mark.parametrize("now", [None, torch.zeros(2), torch.zeros(1, dtype=torch.int64)])
@@ -201,7 +217,7 @@ def test_buffers_that_are_not_contiguous_and_span_shards() -> None:
     local.write_theta()
     shards = [shard.index for shard in layout.shards]
     theta[:] = torch.arange(layout.numel) + 0.0
-    local.merge(dict.fromkeys(shards, LOAD))
+    local.merge(dict.fromkeys(shards, Blend.NONE))
     start = next(start for spec, start in layout.places if spec.name == "table")
     assert torch.equal(model.table, theta[start : start + 12].view(4, 3))
     local.write_delta(shards)

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from p2p_diloco.peer.hook import Hook
-from tests.peer.scripted import ScriptedNode, hooked, step, taking
+from tests.peer.scripted import KEPT, ScriptedNode, hooked, step, taking
 
 H, ROUND_S = 20, 20.0
 
@@ -137,7 +137,7 @@ def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
     peer = Paced(2.0)
     peer.step(6)
     peer.node.epochs[0] += 1
-    peer.node.fresh = {0: "keep"}
+    peer.node.fresh = {0: KEPT}
     peer.node.memory.changed = peer.node.memory.changed + 1
     assert 6 + peer.round() == 7 + 10
     assert peer.node.contributed()[-1]["weight"] == 17.0
@@ -170,7 +170,7 @@ def test_fragments_are_sent_by_time_in_turn() -> None:
     """Each in its share of the time; what is told is of the whole model."""
     peer = Paced(2.0, planned_s=10.0, fragments=2)
     assert [peer.round() for _ in range(4)] == [5, 5, 5, 5]
-    assert [sent["shards"] for sent in peer.node.contributed()] == [[0], [1], [0], [1]]
+    assert [sent["fragment"] for sent in peer.node.contributed()] == [0, 1, 0, 1]
     assert [sent["weight"] for sent in peer.node.contributed()] == [5.0, 10.0, 10.0, 10.0]
     assert peer.node.contributed()[-1]["every"] == 10
 

@@ -4,44 +4,54 @@ from __future__ import annotations
 
 import pytest
 
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core import carry
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.leases import WEIGHT_MIN
-from p2p_diloco.peer.progress import COUNTED, LOAD, Anchor, Blend, Drop, LocalProgress, Outcome
+from p2p_diloco.peer import progress
+from p2p_diloco.peer.progress import Blend, LocalProgress
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 
-ALL, SINCE, SENT = Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE)
-"""What stays: all progress; that since the sending; that which was sent."""
-LOG = (Drop.LEFT, Drop.SINCE, Drop.PART, Drop.OLD)
-"""The reasons for which the log drops progress."""
+ALL, SINCE, SENT, NONE = Blend.ALL, Blend.SINCE, Blend.SENT, Blend.NONE
+COUNTED, KEPT = Outcome(counted=True), Outcome()
+LEFT, PART, OLD = (Outcome(dropped=why) for why in (carry.LEFT, carry.PART, carry.OLD))
+BOTH = Outcome(counted=True, dropped=carry.SINCE)
+LOG = {outcome.dropped: outcome for outcome in (LEFT, BOTH, PART, OLD)}
+"""The outcomes by which the log drops progress, by the reason."""
+OWN = (progress.DAMAGED, progress.UNSOUND, progress.TORN, progress.WENT_ON, progress.DATA, progress.ENDED)
+"""The trainer's own reasons."""
+LAYOUT = Layout.build([ParamSpec(name, (2,), "float32") for name in "ab"], 2)
 
 
 class Story:
-    """The progress of a trainer whose model has two shards of one size."""
+    """The progress of a trainer whose model has two fragments of one size."""
 
-    def __init__(self, mix: float | None = None, buffers: bool = False, weighting: str = "steps") -> None:
-        """`buffers`: of which the second shard is."""
-        self.record = LocalProgress([0.5, 0.5], [mix, None if buffers else mix], weighting)
+    def __init__(self, mix: float | None = None, weighting: str = "steps") -> None:
+        merge = {"merge": "rebase"} if mix is None else {"merge": "mix", "merge_alpha": mix}
+        self.record = LocalProgress(RunConfig(weighting=weighting, **merge), LAYOUT)
         self.steps = self.samples = 0
-        self.sent: tuple[tuple[int, ...], int] = (), 0
+        self.sent = 0, 0
         self.gone, self.lost = set[int](), set[int]()
 
     def trains(self, steps: int = 1, samples: int = 0) -> None:
         self.steps, self.samples = self.steps + steps, self.samples + samples
 
     def merges(
-        self, *outcomes: Outcome, landed: tuple[int, ...] = (), due: tuple[int, ...] = (), **happens: bool
+        self, *outcomes: Outcome, landed: int | None = None, due: int | None = None, **happens: bool
     ) -> list[Blend]:
-        """A merge of the first shards with these outcomes: what becomes of each that is loaded."""
+        """A merge of the first fragments with these outcomes: what becomes of each that is loaded."""
         told, trained = dict(enumerate(outcomes)), (self.steps, self.samples)
         bases = {"gone": self.gone, "lost": self.lost}
         blends = self.record.merge(told, trained, landed=landed, due=due, **bases, **happens)
         self.gone, self.lost = self.gone - blends.keys(), self.lost - blends.keys()
         return [blend for _, blend in sorted(blends.items())]
 
-    def sends(self, *shards: int) -> tuple[float | None, int]:
+    def sends(self, fragment: int = 0) -> tuple[float | None, int]:
         """The weight and the samples of a sending."""
         self.merges()
-        weight, samples = self.record.weigh(shards)
-        self.record.send(shards, samples)
-        self.sent = shards, samples
+        weight, samples = self.record.weigh(fragment)
+        self.record.send(fragment, samples)
+        self.sent = fragment, samples
         return weight, samples
 
     def lands(self, *outcomes: Outcome) -> list[Blend]:
@@ -52,51 +62,53 @@ class Story:
     def dropped(self) -> int:
         return self.record.dropped_samples
 
-    def reasons(self) -> dict[Drop, float]:
+    def reasons(self) -> dict[str, float]:
         return {why: samples for why, samples in self.record.dropped.items() if samples}
 
 
 # -- each reason for a drop
 
 
-def happens(story: Story, why: Drop) -> Blend:
-    """What is loaded of the first shard when its progress is dropped for this reason."""
+def happens(story: Story, why: str) -> Blend:
+    """What is loaded of the first fragment when its progress is dropped for this reason."""
+    if why in LOG:
+        return story.lands(LOG[why])[0]
     match why:
-        case Drop.DAMAGED:
+        case progress.DAMAGED:
             story.lost = {0}
-        case Drop.WENT_ON:
+        case progress.WENT_ON:
             story.gone = {0}
-        case Drop.TORN:
+        case progress.TORN:
             story.record.torn = True
-        case Drop.DATA:
-            story.lands(False)
+        case progress.DATA:
+            story.lands(KEPT)
             return story.record.drop(why)[0]
-        case Drop.UNSOUND:
-            return story.merges(False, unsound=True)[0]
-        case Drop.ENDED:
-            return story.merges(False, ended=True)[0]
-    return story.lands(why if why in LOG else False)[0]
+        case progress.UNSOUND:
+            return story.merges(KEPT, unsound=True)[0]
+        case progress.ENDED:
+            return story.merges(KEPT, ended=True)[0]
+    return story.lands(KEPT)[0]
 
 
-SAMPLES = dict.fromkeys(Drop, 4 + 2 + 6) | dict.fromkeys((*LOG, Drop.DAMAGED), 4 + 2)
-SAMPLES |= dict.fromkeys((Drop.SINCE, Drop.WENT_ON), 2)
-"""How much is dropped, of one shard or of both, if 4 steps were sent of the first shard and 2 were made since."""
+SAMPLES = dict.fromkeys(OWN, 4 + 2 + 6) | dict.fromkeys((*LOG, progress.DAMAGED), 4 + 2)
+SAMPLES |= dict.fromkeys((carry.SINCE, progress.WENT_ON), 2)
+"""How much is dropped, of one fragment or of both, if 4 steps were sent of the first one and 2 were made since."""
 
 
-@pytest.mark.parametrize("why", Drop)
-def test_a_drop_says_why(why: Drop) -> None:
+@pytest.mark.parametrize("why", [*LOG, *OWN])
+def test_a_drop_says_why(why: str) -> None:
     """With the number of samples, once; what comes later is measured from there, and only it is sent. A state that
     counts what was dropped takes nothing away from local values, which no longer hold it."""
     story = Story()
     story.trains(4)
     story.sends(0)
     story.trains(2)
-    assert happens(story, why) == (SENT if why is Drop.WENT_ON else LOAD)
+    assert happens(story, why) == (SENT if why == progress.WENT_ON else NONE)
     assert story.reasons() == {why: SAMPLES[why] / 2}
     assert story.dropped == SAMPLES[why] // 2
     story.trains(3)
-    if why not in (Drop.WENT_ON, Drop.ENDED):
-        assert story.merges(True) == [ALL]
+    if why not in (progress.WENT_ON, progress.ENDED):
+        assert story.merges(COUNTED) == [ALL]
     assert story.sends(0) == (3.0, 3)
     assert story.reasons() == {why: SAMPLES[why] / 2}
 
@@ -105,157 +117,149 @@ def test_a_drop_says_why(why: Drop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "counted", "blend"), [(4, True, SINCE), (4, False, ALL), (0, True, LOAD), (0, False, ALL)]
+    ("since", "outcome", "blend"), [(4, COUNTED, SINCE), (4, KEPT, ALL), (0, COUNTED, NONE), (0, KEPT, ALL)]
 )
-def test_what_was_trained_since_stays(since: int, *, counted: bool, blend: Blend) -> None:
+def test_what_was_trained_since_stays(since: int, outcome: Outcome, blend: Blend) -> None:
     """And what was sent, if it isn't counted. If nothing stays, the global value is loaded to the bit."""
     story = Story()
     story.trains(4)
-    story.sends(0)
+    story.sends()
     story.trains(since)
-    assert story.lands(counted) == [blend]
+    assert story.lands(outcome) == [blend]
     assert story.dropped == 0
 
 
-@pytest.mark.parametrize("alpha", [0.5, 0.0])
-def test_buffers_are_never_mixed(alpha: float) -> None:
-    """They keep what was gained since the sending, whatever becomes of the parameters."""
-    story = Story(alpha, buffers=True)
-    story.trains(4)
-    story.sends(0, 1)
-    story.trains(1)
-    assert story.lands(True, True) == [Blend(Anchor.NEW, alpha), SINCE]
-
-
-@pytest.mark.parametrize(("alpha", "dropped"), [(0.25, 3), (0.0, 4)])
-def test_mix_applies_to_counted_exchanges(alpha: float, dropped: int) -> None:
+@pytest.mark.parametrize(("alpha", "dropped"), [(0.25, 1.5), (0.0, 2.0)])
+def test_mix_applies_to_counted_exchanges(alpha: float, dropped: float) -> None:
     """The share of the local values that is not kept counts as dropped. What is not counted, or is counted by no
     exchange of this moment, is carried."""
     story = Story(alpha)
     story.trains(4)
-    story.sends(0, 1)
+    story.sends()
     story.trains(4)
-    assert story.lands(True, True) == [Blend(Anchor.NEW, alpha)] * 2
-    assert (story.dropped, story.reasons()) == (dropped, {})
-    story.sends(0, 1)
+    assert story.lands(COUNTED) == [Blend.MIX]
+    assert (story.dropped, story.reasons()) == (round(dropped), {})
+    story.sends()
     story.trains(4)
-    assert story.lands(False, False) == [ALL, ALL]
-    assert story.merges(True) == [SINCE]
-    assert story.dropped == dropped
+    assert story.lands(KEPT) == [ALL]
+    assert story.merges(COUNTED) == [SINCE]
+    assert story.dropped == round(dropped)
 
 
-@pytest.mark.parametrize(("counted", "blend"), [(False, SENT), (True, LOAD)])
-@pytest.mark.parametrize("since", [0, 3])
-def test_without_a_base_only_sent_progress_is_known(since: int, *, counted: bool, blend: Blend) -> None:
+@pytest.mark.parametrize(("outcome", "blend"), [(KEPT, SENT), (COUNTED, NONE)])
+@pytest.mark.parametrize("since", [0, 4])
+def test_without_a_base_only_sent_progress_is_known(since: int, outcome: Outcome, blend: Blend) -> None:
     """A trainer that stood still has no other progress; one that broke its wait off and went on loses the rest."""
     story = Story()
     story.trains(4)
-    story.sends(0, 1)
-    story.gone = {0, 1}
+    story.sends()
+    story.gone = {0}
     story.trains(since)
-    assert story.lands(counted, counted) == [blend, blend]
-    assert story.dropped == since
+    assert story.lands(outcome) == [blend]
+    assert story.dropped == since / 2
 
 
 def test_an_exchange_that_never_began_holds_all_there_is_without_a_base() -> None:
     """The trainer has stood still since: nothing is lost."""
     story = Story()
     story.trains(4)
-    story.sends(0, 1)
+    story.sends()
     story.record.unsend(*story.sent)
-    story.gone = {0, 1}
-    assert story.merges(False, False) == [SENT] * 2
+    story.gone = {0}
+    assert story.merges(KEPT) == [SENT]
     assert story.dropped == 0
 
 
-@pytest.mark.parametrize("outcome", [True, False, *LOG])
+@pytest.mark.parametrize("outcome", [COUNTED, KEPT, *LOG.values()])
 def test_on_a_base_that_was_changed_in_memory_nothing_is_known(outcome: Outcome) -> None:
     """All since the sending is dropped, and what was sent if no state counts it; nothing is mixed."""
     story = Story(0.5)
     story.trains(4)
-    story.sends(0, 1)
+    story.sends()
     story.trains(2)
-    story.lost = {0, 1}
-    assert story.lands(outcome, outcome) == [LOAD, LOAD]
-    assert story.dropped == (2 if outcome in COUNTED else 6)
+    story.lost = {0}
+    assert story.lands(outcome) == [NONE]
+    assert story.dropped == (1 if outcome.counted else 3)
 
 
 def test_a_lost_lineage_takes_only_what_it_counted_last() -> None:
     """What was sent and dropped on the way is not dropped twice."""
     story = Story()
     story.trains(4, samples=40)
-    story.sends(0, 1)
-    story.lands(True, True)
+    story.sends()
+    story.lands(COUNTED)
     story.trains(1, samples=10)
     story.merges(unsound=True)
-    story.merges(Drop.LEFT, Drop.LEFT)
-    assert story.reasons() == {Drop.UNSOUND: 10, Drop.LEFT: 40}
+    dropped = story.reasons()[progress.UNSOUND]
+    assert dropped == 10 / 2 + 50 / 2  # of the other fragment nothing was sent
+    story.merges(LEFT)
+    assert story.reasons() == {progress.UNSOUND: dropped, carry.LEFT: 40 / 2}
 
 
 def test_what_both_lineages_count_is_not_dropped_but_with_the_second() -> None:
     """At a change of lineage only what was trained since is dropped, until a lineage wins that doesn't count it."""
     story = Story()
     story.trains(4)
-    story.sends(0, 1)
-    story.lands(True, True)
-    story.trains(1)
-    assert story.merges(Drop.SINCE, Drop.SINCE) == [LOAD, LOAD]
-    story.trains(1)
-    story.merges(Drop.LEFT, Drop.LEFT)
-    assert story.reasons() == {Drop.SINCE: 1, Drop.LEFT: 4 + 1}
+    story.sends()
+    story.lands(COUNTED)
+    story.trains(2)
+    assert story.merges(BOTH) == [NONE]
+    story.trains(2)
+    story.merges(LEFT)
+    assert story.reasons() == {carry.SINCE: 2 / 2, carry.LEFT: (4 + 2) / 2}
 
 
 # -- counters
 
 
-def test_an_exchange_counts_if_all_of_its_shards_do() -> None:
-    """When its result is merged, and at no other merge."""
+def test_exchanges_that_are_counted() -> None:
+    """When the result is merged, and at no other merge."""
     story = Story()
-    for outcomes in ([True] * 2, [True, False], [True]):
-        story.sends(0, 1)
-        story.lands(*outcomes)
-    story.merges(True, True)
-    assert story.record.counted == 1
+    for outcome in (COUNTED, KEPT, BOTH, OLD):
+        story.sends()
+        story.lands(outcome)
+    story.merges(COUNTED)
+    assert story.record.counted == 2
 
 
 def test_what_never_left_is_sent_again_with_its_weight() -> None:
     """An exchange that never began takes nothing away from the next one."""
     story = Story()
     story.trains(4, samples=40)
-    assert story.sends(0, 1) == (4.0, 40)
+    assert story.sends() == (4.0, 40)
     story.record.unsend(*story.sent)
     story.trains(1, samples=10)
-    assert story.sends(0, 1) == (5.0, 50)
-    story.lands(Drop.OLD, Drop.OLD)
-    assert story.dropped == 50
+    assert story.sends() == (5.0, 50)
+    story.lands(OLD)
+    assert story.dropped == 50 / 2
 
 
 @pytest.mark.parametrize(
     ("weighting", "first", "again"), [("steps", 4.0, 1.0), ("samples", 40.0, 40.0), ("uniform", 1.0, 1.0)]
 )
 def test_weights(weighting: str, first: float, again: float) -> None:
-    """Of what was trained since the shard's last sending; where nothing was, of what is sent again; else nothing."""
+    """Of what was trained since the fragment's last sending; where nothing was, of what is sent again; else nothing."""
     story = Story(weighting=weighting)
-    assert story.sends(0, 1) == (WEIGHT_MIN, 0)
+    assert story.sends() == (WEIGHT_MIN, 0)
     story.trains(4, samples=40)
-    assert story.sends(0, 1) == (first, 40)
-    assert story.lands(False, False) == [ALL] * 2
-    assert story.sends(0, 1) == (again, 0)
+    assert story.sends() == (first, 40)
+    assert story.lands(KEPT) == [ALL]
+    assert story.sends() == (again, 0)
 
 
-def test_steps_are_settled_once_every_shard_has_counted_them() -> None:
-    """Sent steps are settled by the state that counts them in the last shard, not by the sending. Dropped steps are
+def test_steps_are_settled_once_every_fragment_has_counted_them() -> None:
+    """Sent steps are settled by the state that counts them in the last fragment, not by the sending. Dropped steps are
     settled too."""
     story = Story()
     story.trains(4)
     story.sends(0)
-    story.lands(True)
+    story.lands(COUNTED)
     assert story.record.settled == 0
     story.sends(1)
-    story.lands(False, False)
+    story.lands(KEPT, KEPT)
     assert story.record.settled == 0
-    story.merges(False, True)
+    story.merges(KEPT, COUNTED)
     assert story.record.settled == 4
     story.trains(2)
-    story.merges(Drop.OLD, Drop.LEFT)
+    story.merges(OLD, LEFT)
     assert story.record.settled == 6

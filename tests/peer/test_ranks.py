@@ -20,7 +20,7 @@ from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.far import FarModel
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Metrics, Standing
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -124,7 +124,7 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
         pair.led.write_theta()
         pair.base.copy_(pair.theta)
         pair.theta.fill_(5.0)
-        pair.led.merge({0: LOAD, 1: Blend(Anchor.BASE)}, kept=[1])
+        pair.led.merge({0: Blend.NONE, 1: Blend.ALL}, kept=[1])
         assert pair.led.write_delta([0])
         assert pair.led.write_delta([1], kept=[1])
 
@@ -150,10 +150,10 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
     def exchange() -> None:
         led.write_theta()
         assert pair.theta.tolist() == [0.0, 1.0, 2.0, 3.0]
-        led.merge({0: Blend(Anchor.GONE), 1: Blend(Anchor.GONE)})
+        led.merge({0: Blend.SENT, 1: Blend.SENT})
         pair.base.copy_(pair.theta)
         pair.theta.fill_(5.0)  # of all shards, of which only one is loaded now
-        led.merge({0: LOAD}, kept=[0, 1])
+        led.merge({0: Blend.NONE}, kept=[0, 1])
         led.write_delta([0])
         led.write_delta([1], kept=[1])
         assert pair.delta.tolist() == [0.0, 0.0, 0.0, 0.0]
@@ -173,7 +173,7 @@ def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
         pair.base.copy_(pair.theta + 1)
         pair.theta.fill_(5.0)
         pair.delta.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        pair.led.merge({0: Blend(Anchor.GONE), 1: Blend(Anchor.BASE)}, kept=[1])
+        pair.led.merge({0: Blend.SENT, 1: Blend.ALL}, kept=[1])
 
     pair.played.does = exchange
     step = pair.other(pair.rank_n.step)

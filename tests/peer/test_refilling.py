@@ -29,10 +29,10 @@ class Run:
     def __init__(self, *answers: Table) -> None:
         self.answers = answers
         self.exchanges, self.reports = 0, list[str]()
-        self.supply, self.merger = Supply(), SimpleNamespace(over=False, epoch=1, commits=1, is_due=False)
+        self.supply, self.merger = Supply(0.0), SimpleNamespace(over=False, epoch=1, commits=1, is_due=False)
         refill: Any = Refill(self, self, RunConfig(), 1)  # type: ignore[arg-type]
         self.shard = Shard(DATA, data_set(10, "train", 1, "")[1], "run/train", refill)
-        self.supply.add(self.shard, {"me": "a", "life": 1, "ledger": 0, "tables": [], "ended": False})
+        self.supply.add(self.shard, {"me": "a", "life": 1, "tables": [], "ended": False})
 
     def exchange_early(self) -> None:
         assert self.exchanges < 20, "it goes on for ever"
@@ -85,13 +85,13 @@ class Opened:
 
     def __init__(self) -> None:
         self.hook = Hook.__new__(Hook)
-        self.hook.supply = Supply()
+        self.hook.supply = Supply(0.0)
         self.tables: Tables = ()
         self.config, self.plan = RunConfig(), SimpleNamespace(fragments=((0,),))
         self.node = SimpleNamespace(client=self)
 
     def ask(self, kind: str, answer: str) -> dict[str, Any]:
-        return {"me": "a", "life": 1, "ledger": 0, "tables": msgspec.to_builtins(self.tables), "ended": False}
+        return {"me": "a", "life": 1, "tables": msgspec.to_builtins(self.tables), "ended": False}
 
     def open(self, samples: int, name: str = "train") -> Shard:
         return open_shard(self, *data_set(samples, name, 1, ""), "run")  # type: ignore[arg-type]

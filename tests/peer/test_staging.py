@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from p2p_diloco.peer import devices
 from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BLENDS = (LOAD, Blend(Anchor.BASE), Blend(Anchor.SENT), Blend(Anchor.GONE), Blend(Anchor.NEW, 0.25))
+BLENDS = tuple(Blend)
 """One of each kind."""
 
 
@@ -146,7 +146,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         model = Model(dtype)
         layout = Layout.build(specs_of(model), shard_elements=9)
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-        local = LocalModel(model, layout, theta, old, delta)
+        local = LocalModel(model, layout, theta, old, delta, share=0.25)
         local.write_theta()
         begun = theta.clone()
         torch.manual_seed(2)
@@ -157,7 +157,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         local.write_delta(shards)
         old.copy_(theta)
         theta.copy_(torch.randn(layout.numel))
-        local.merge({0: LOAD, 1: Blend(Anchor.NEW, 0.25), 2: blend, 4: blend}, shards)
+        local.merge({0: Blend.NONE, 1: Blend.MIX, 2: blend, 4: blend}, shards)
         sent = delta.clone()
         local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
@@ -246,20 +246,23 @@ def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest
         values = theta.clone()
         theta += 1.0
         assert local.write_delta(local.shards)
-        local.merge(dict.fromkeys(local.shards, LOAD))
+        local.merge(dict.fromkeys(local.shards, Blend.NONE))
         local.keep_values()
     assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
     assert torch.equal(model.weight.detach().view(-1), values + 1.0)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25])
 @pytest.mark.parametrize("blend", BLENDS)
-def test_only_values_that_a_merge_reads_are_fetched(blend: Blend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_that_a_merge_reads_are_fetched(
+    blend: Blend, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of the bytes stay off the bus where a merge only loads values."""
     copies = LateCopies()
     monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: DeviceStaging(copies))
     model = Model(torch.float32)
     layout = Layout.build(specs_of(model))
-    local = LocalModel(model, layout, *torch.zeros(3, layout.numel))
+    local = LocalModel(model, layout, *torch.zeros(3, layout.numel), share=share)
     local.merge(dict.fromkeys(local.shards, blend))
     fetches = any(line.startswith("fetch") for line in copies.log)
-    assert fetches == (blend not in (LOAD, Blend(Anchor.GONE)))
+    assert fetches == (share > 0 if blend is Blend.MIX else blend in (Blend.ALL, Blend.SINCE))

@@ -11,12 +11,13 @@ import pytest
 from p2p_diloco.core.leases import DataSet, Lease, Table, Tables
 from p2p_diloco.core.spans import Spans
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.peer.shard import Shard, data_set
 from p2p_diloco.peer.supply import Supply
 
 DATA = DataSet("train", 100, 1)
-LEDGER, OTHER = 3, 4
+LEDGER, OTHER = 0, 1
+"""The fragment that has the tables, and another one."""
 
 
 def table(peer: str = "a", life: int = 7) -> Tables:
@@ -27,11 +28,11 @@ def table(peer: str = "a", life: int = 7) -> Tables:
 class Trainer:
     """Holds positions 0 to 20; has sent the first 4 that it trained on, and trained on 4 more."""
 
-    def __init__(self) -> None:
-        self.supply = Supply()
+    def __init__(self, share: float = 0.5) -> None:
+        self.supply = Supply(share)
         refill: Any = lambda shard: False  # noqa: E731
         self.shard = Shard(DATA, data_set(100, "train", 1, "")[1], "run/train", refill)
-        told = {"me": "a", "life": 7, "ledger": LEDGER, "tables": msgspec.to_builtins(table()), "ended": False}
+        told = {"me": "a", "life": 7, "tables": msgspec.to_builtins(table()), "ended": False}
         self.supply.add(self.shard, told)
         self.batches = iter(self.shard.loader(4))
         self.trains()
@@ -44,28 +45,29 @@ class Trainer:
         assert self.supply.gather(1)
         self.supply.hear(table(), ended=False)
 
-    def sent(self, shard: int = LEDGER) -> Spans:
-        """What a contribution to this shard of the model says of the positions."""
-        (use,) = self.supply.send([shard])
+    def sent(self, fragment: int = LEDGER) -> Spans:
+        """What a contribution to this fragment says of the positions."""
+        (use,) = self.supply.send(fragment)
         assert (use.data, use.wants) == (DATA, 8)
         return use.used
 
 
 @pytest.mark.parametrize(
-    ("blend", "pending"),
+    ("blend", "share", "pending"),
     [
-        (None, ((0, 8),)),
-        (Blend(Anchor.BASE), ((0, 8),)),
-        (Blend(Anchor.SENT), ((4, 8),)),
-        (Blend(Anchor.NEW, 0.5), ((4, 8),)),
-        (Blend(Anchor.GONE), ((0, 4),)),
-        (LOAD, ()),
+        (None, 0.5, ((0, 8),)),
+        (Blend.ALL, 0.5, ((0, 8),)),
+        (Blend.SINCE, 0.5, ((4, 8),)),
+        (Blend.MIX, 0.5, ((4, 8),)),
+        (Blend.MIX, 0.0, ()),
+        (Blend.SENT, 0.5, ((0, 4),)),
+        (Blend.NONE, 0.5, ()),
     ],
 )
-def test_positions_follow_the_progress(blend: Blend | None, pending: Spans) -> None:
+def test_positions_follow_the_progress(blend: Blend | None, share: float, pending: Spans) -> None:
     """What stays of the progress is sent again; what is left out of it is in the stock again, unless it is used."""
-    trainer = Trainer()
-    trainer.supply.merge({OTHER: LOAD} if blend is None else {LEDGER: blend})
+    trainer = Trainer(share)
+    trainer.supply.merge(blend)
     trainer.supply.hear(table(), ended=False)
     first = pending[0] if pending else (0, 0)
     assert trainer.shard.stock == tuple(span for span in ((0, first[0]), (first[1], 20)) if span[0] < span[1])
@@ -76,7 +78,7 @@ def test_only_the_ledger_tells_positions() -> None:
     """A contribution to other shards leaves them for the next one."""
     trainer = Trainer()
     assert trainer.sent(OTHER) == ()
-    trainer.supply.merge({LEDGER: Blend(Anchor.SENT)})
+    trainer.supply.merge(Blend.SINCE)
     assert trainer.sent() == ((4, 8),)
 
 

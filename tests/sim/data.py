@@ -45,13 +45,16 @@ class Supply:
     seen: Tables = field(default=())
 
 
+LEDGER = 0
+"""The unit whose commits say which positions are used."""
+
+
 class Data:
     """The data set of a simulated run, and each trainer's part in it."""
 
     def __init__(self, world: World) -> None:
         settings = world.settings
         self.world, self.rng = world, Random(f"data {world.seed}")
-        self.ledger = world.rules.ledger
         self.set = DataSet("train", settings.samples, settings.data_epochs)
         self.positions: dict[int, Spans] = {}  # inner step → what it used
         self.supplies: dict[int, Supply] = {}  # id of a trainer → its supply
@@ -90,16 +93,16 @@ class Data:
     def uses(self, process: Process, due: int) -> tuple[Use, ...]:
         """Return what the contribution to this unit says of the data used."""
         use = self.of(process).use
-        return (use.send() if due == self.ledger else Use(use.data, (), use.wants),)
+        return (use.send() if due == LEDGER else Use(use.data, (), use.wants),)
 
     def loaded(self, process: Process, merged: Sequence[Merged]) -> None:
         """Record what a merge did with the trainer's progress. If the new state gives the trainer's data to other
         peers, drop all progress. Called after the merge."""
         if not process.replica.has_state:
             return
-        supply, tables = self.of(process), process.replica.of(self.ledger).tables
+        supply, tables = self.of(process), process.replica.of(LEDGER).tables
         for one in merged:
-            if one.unit == self.ledger and one.fate is not Fate.KEEP:
+            if one.unit == LEDGER and one.fate is not Fate.KEEP:
                 supply.use.count() if one.fate is Fate.COUNTED else supply.use.drop()
         if supply.use.conflicts(tables):
             self.world.happened["conflict"] += 1
@@ -112,7 +115,7 @@ class Data:
         """Record that an exchange of the trainer is over and merged. If it brought nothing new, wait before the next
         one."""
         supply, rules = self.of(process), self.world.rules
-        tables = process.replica.of(self.ledger).tables
+        tables = process.replica.of(LEDGER).tables
         if supply.stock or supply.seen != tables:
             supply.waits = supply.until = 0.0
         else:
@@ -129,9 +132,9 @@ class Data:
     def advanced(self, process: Process) -> None:
         """Check the ledger's new version. The inner steps in θ have used exactly the positions that the table lists as
         used, and no position twice (invariant t). The table is consistent (invariant u)."""
-        tables = process.replica.of(self.ledger).tables
+        tables = process.replica.of(LEDGER).tables
         require(not leases.fault(tables), "u", f"{process.name}: {leases.fault(tables)}")
-        steps = process.replica.holds(self.ledger)
+        steps = process.replica.holds(LEDGER)
         known, seen = self.seen.get(process.name, (0, 0))
         known, seen = (known, seen) if known & steps == known else (0, 0)
         for step in bits(steps & ~known):
@@ -160,7 +163,7 @@ class Data:
 
     def _newest(self) -> Tables:
         replicas = [process.replica for process in self.world.alive.values()]
-        held = [replica.of(self.ledger) for replica in replicas if replica.versions[self.ledger] is not None]
+        held = [replica.of(LEDGER) for replica in replicas if replica.versions[LEDGER] is not None]
         return max(held, key=lambda state: state.version).tables if held else ()
 
 

@@ -1,5 +1,5 @@
-"""A replica as the simulator plays it: with its tensors, cut into slices, what its trainer does with its progress, and
-what the laws ask of it. Laws (a), (x) and (y) are checked here.
+"""A replica as the simulator plays it: with its tensors, cut into slices, and what the laws ask of it. Laws (a), (x)
+and (y) are checked here.
 
 A unit is what has a log, a version and a θ of its own: a fragment. The node that is played here hashes each slice after
 a step. It compares a slice with that hash before it sends it or takes a step from it, so damage that came since is
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from p2p_diloco.core import claims, closing, holding, waits
 from p2p_diloco.core import events as e
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.leases import WEIGHT_MIN, Use
 from p2p_diloco.core.lineage import model_of
 from p2p_diloco.core.messages import Commit, Mean, Message, Part
@@ -21,7 +22,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.round import Phase
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import State, append, chain_at, hash_of, is_empty, steps_of
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version
 
 from .invariants import drafted
 from .model import Fate, Tensors, require
@@ -67,12 +68,13 @@ class Merged(NamedTuple):
     fate: Fate
 
 
-# -- tensors and progress
+def fate_of(outcome: Outcome) -> Fate:
+    """Return what a merge with this outcome does with local progress."""
+    return Fate.DROPPED if outcome.dropped else Fate.COUNTED if outcome.counted else Fate.KEEP
 
-REFUSALS = 2
-"""In asynchronous mode progress that was refused so often is dropped."""
-Mark = tuple[ContributionId, int]
-"""A contribution, and its inner steps."""
+
+# -- tensors
+
 Saved = tuple[tuple[State, ...], tuple[tuple["Piece", ...], ...]]
 """A checkpoint: states, and tensors by fragment and slice."""
 
@@ -114,39 +116,6 @@ class Store:
 
 
 @dataclass(slots=True)
-class Progress:
-    """A trainer's record of its local progress in one fragment. base: the version merged last. since: on which the
-    oldest uncounted step was made. sent: the last contribution. oldest: the first one with this progress. times: how
-    often it was sent."""
-
-    base: Version | None = None
-    since: Version | None = None
-    sent: Mark | None = None
-    oldest: ContributionId | None = None
-    times: int = 0
-
-    def merge(self, loaded: e.Loaded, pending: int, most: int) -> Fate:
-        """Merge a version; return what becomes of the progress. ``most``: how often it may be sent."""
-        fate = self._fate(loaded, most)
-        if fate is not Fate.KEEP:
-            self.sent, self.oldest, self.times = None, None, 0
-        if fate is not Fate.KEEP or not pending:
-            self.since = loaded.version
-        self.base = loaded.version
-        return fate
-
-    def _fate(self, loaded: e.Loaded, most: int) -> Fate:
-        if not loaded.kin:
-            return Fate.DROPPED
-        if self.sent is None or self.oldest is None:
-            return Fate.KEEP
-        counted, (id, _) = loaded.counted, self.sent
-        if counted is not None and counted.incarnation == id.incarnation and counted >= self.oldest:
-            return Fate.COUNTED if counted >= id else Fate.DROPPED
-        return Fate.DROPPED if self.times >= most else Fate.KEEP
-
-
-@dataclass(slots=True)
 class Truth:
     """What all replicas of one world must agree on. tensors: by unit and version. versions: by unit, base and key.
     kept: damage that was taken as it is, because nobody had intact tensors."""
@@ -165,19 +134,20 @@ class Face(Replica):
     def __init__(self, me: str, rules: Rules, *, incarnation: int, now: float, truth: Truth | None = None) -> None:
         super().__init__(me, rules, incarnation=incarnation, now=now)
         self.stores = [Store([Piece()] * len(slices)) for slices in rules.fragments]
-        self.progress = [Progress() for _ in rules.fragments]
-        self.sending = 0  # the inner steps of the contribution that is handed over now
         self.made: set[Version] = set()  # of own commits
         self.hidden: dict[str, frozenset[str]] = {}  # by choice: the private peers when its means were begun
         self.truth = truth or Truth()
 
     def contribution(self, unit: int, samples: int, steps: int, uses: tuple[Use, ...]) -> e.Contribute:
         """Return the event that hands a contribution of these inner steps over."""
-        self.sending, progress = steps, self.progress[unit]
         slices = len(self.rules.fragments[unit])
-        since = None if progress.since is None else (progress.oldest, progress.since)
         held = (hash_of(steps),) * slices, (steps,) * slices
-        return e.Contribute(unit, samples or WEIGHT_MIN, samples, *held, uses, since)
+        return e.Contribute(unit, samples or WEIGHT_MIN, samples, *held, uses)
+
+    def sent(self, unit: int, steps: int) -> int:
+        """Return the inner steps of the last contribution to this unit: ``steps``, or what it had when it was sent
+        first if the exchange was taken up again."""
+        return self.own.parts[0].payload if self.own.fragment == unit else steps
 
     def dead(self) -> set[str]:
         """Return the peers that count as dead here."""
@@ -316,11 +286,9 @@ class Face(Replica):
             case e.Keep(fragment, numbers):
                 self._keep(process, fragment, numbers)
                 return
-            case e.Sent(fragment, id):
-                self._sent(process, fragment, id)
-                return
             case e.Load(loaded, due):
-                world.trainers.load(process, self._merged(process, loaded, due), due)
+                merged = [Merged(one.fragment, one.version, fate_of(one.outcome)) for one in loaded]
+                world.trainers.load(process, merged, due)
                 return
             case _:
                 return
@@ -404,26 +372,3 @@ class Face(Replica):
                 world.feed_alive(process, e.Digested(fragment, version, tuple(sums)))
 
         world.at(world.rng.uniform(0, world.settings.work_time), tell)
-
-    # -- the trainer
-
-    def _sent(self, process: Process, unit: int, id: ContributionId) -> None:
-        progress = self.progress[unit]
-        if progress.sent is not None and progress.sent[0] == id:  # taken up again, as it was
-            process.trainer.delta[unit] = progress.sent[1]
-            return
-        progress.sent, progress.times = (id, self.sending), progress.times + 1
-        progress.oldest = progress.oldest or id
-
-    def _merged(self, process: Process, loaded: tuple[e.Loaded, ...], due: int | None) -> tuple[Merged, ...]:
-        """Return what a Load merges. Progress that was refused too often is dropped, also if there is nothing newer."""
-        most = REFUSALS if self.rules.asynchronous else self.rules.carry_rounds + 1
-        merged = []
-        if self.rules.asynchronous and due is not None and self.progress[due].times >= most:
-            same = self.progress[due].base
-            if same is not None and same == self.versions[due] and due not in [one.fragment for one in loaded]:
-                loaded = (*loaded, e.Loaded(due, same, None, kin=False))
-        for one in loaded:
-            pending = process.trainer.pending(one.fragment)
-            merged.append(Merged(one.fragment, one.version, self.progress[one.fragment].merge(one, pending, most)))
-        return tuple(merged)

@@ -27,6 +27,7 @@ from p2p_diloco.core import (
     plan,
     state,
 )
+from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.exchange import Exchange
 from p2p_diloco.core.fetching import Fetching
 from p2p_diloco.core.fragment import FragmentLog
@@ -52,6 +53,8 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
     # the broken rule, its place, old text, new text, kind of worlds, a world that shows it
     ("no takeover", claims, "advance", "elif peer != log.me or log.leads:", "elif True:", "bereaved", 3),
     ("counted progress is kept", Exchange, "_load", "None if member is None else member.id", "None", "healed", 0),
+    ("what was sent is never counted", Carried, "merge", "Outcome(first) if kin", "Outcome() if kin", "healed", 0),
+    ("what was sent is counted twice", Carried, "merge", "Outcome(first) if kin", "Outcome(True) if kin", "healed", 5),
     (
         "the dead are waited for",
         Roster,
@@ -71,9 +74,9 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
         "healed",
         2,
     ),
-    ("other lineages are not seen", FragmentLog, "is_here", "return known == chain", "return True", "healed", 2),
-    ("of equal sides the lesser wins", Lineage, "_judged", "model <= mine", "model >= mine", "bereaved", 19),
-    ("the few win", Lineage, "_judged", "if for_it < against or", "if for_it > against or", "healed", 19),
+    ("other lineages are not seen", FragmentLog, "is_here", "return known == chain", "return True", "healed", 23),
+    ("of equal sides the lesser wins", Lineage, "_judged", "model <= mine", "model >= mine", "bereaved", 28),
+    ("the few win", Lineage, "_judged", "if for_it < against or", "if for_it > against or", "healed", 30),
     (
         "a donor that is silent is not replaced",
         Fetching,
@@ -196,7 +199,7 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
         "for peer in named if",
         "for peer in () if",
         "async",
-        1,
+        18,
     ),
     (
         "an answered exchange does not end",

@@ -138,3 +138,4 @@ class Trainers:
         world = self.world
         if world.alive.get(process.name) is process:
             world.feed(process, process.replica.contribution(unit, samples, steps, uses))
+            process.trainer.delta[unit] = process.replica.sent(unit, steps)

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2p_diloco.core.carry import Carry
+from p2p_diloco.core.carry import Outcome
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.tensors import codec
 from p2p_diloco.tensors.blockwise import BLOCK, LEAST_PEAK
@@ -138,7 +138,7 @@ def test_a_residual_is_the_error_of_the_encoded_bytes(
         delta, before = wild(length, seed, exponents) / 64, feedback.residual.clone()
         raw = bytes(codec.encode(feedback.added(delta), name))
         feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, name, length))
-        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        feedback.merge(Outcome(counted=True), ContributionId(1, sequence))
         asked = delta + before
         assert torch.equal(feedback.residual, asked - codec.decode(raw, name, length))
         assert torch.all(feedback.residual.double().abs() <= MAY_LOSE[name](asked) * (1 + 1e-6))
@@ -162,7 +162,7 @@ def test_a_residual_does_not_grow(name: str, share: float, way: str) -> None:
                 delta = first if sequence % 2 else -first
         raw = bytes(codec.encode(feedback.added(delta), name))
         feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, name, len(delta)))
-        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        feedback.merge(Outcome(counted=True), ContributionId(1, sequence))
         assert feedback.residual.abs().max().item() <= share
 
 
@@ -175,7 +175,7 @@ def test_topk_sends_everything_in_the_end() -> None:
     for sequence in range(1, 2 * ONE_OF + 1):
         raw = bytes(codec.encode(feedback.added(delta), "topk"))
         feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, "topk", CHUNK))
-        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        feedback.merge(Outcome(counted=True), ContributionId(1, sequence))
         arrived += codec.decode(raw, "topk", CHUNK)
     assert torch.all(arrived >= ONE_OF * delta * 0.9)
 

@@ -8,16 +8,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.core.carry import Carried, Carry
+from p2p_diloco.core.carry import LEFT, OLD, PART, Carried, Outcome
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.progress import LOAD, Anchor, Blend, Drop, outcome_of
+from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 LOSSY = [name for name in codecs.CODECS if codecs.feeds_back(name)]
 NUMEL, CARRY_ROUNDS = 200, 2
+COUNTED, KEPT = Outcome(counted=True), Outcome()
 
 
 def test_casts_keep_nothing() -> None:
@@ -96,20 +97,18 @@ class Shard:
                 self.dropped -= self.held[n] if n in log else -self.held[n]
         self.epoch, self.log, last, included = self.epoch + 1, log, self.progress.last, self.progress.included
         counted, uncounted, part = id(log[-1]) if log else None, self.uncounted, bool(log) and log[-1] in self.riding
-        given_up = self.progress.sends > CARRY_ROUNDS
-        carry = self.progress.merge(self.version(self.epoch), counted, kin=kin, given_up=given_up)
-        self.feedback.merge(carry, counted)
+        outcome = self.progress.merge(self.version(self.epoch), counted, kin=kin, most=CARRY_ROUNDS)
+        self.feedback.merge(outcome, counted)
         self.base.copy_(self.theta)
         self.theta.copy_(torch.randn(NUMEL, generator=self.source))
-        outcome = outcome_of(carry)
-        blend = LOAD if isinstance(outcome, Drop) else Blend(Anchor.SENT if outcome else Anchor.BASE)
+        blend = Blend.NONE if outcome.dropped else Blend.SINCE if outcome.counted else Blend.ALL
         self.local.merge({0: blend}, kept=[0])
         if part:
             self.dropped -= self.balance  # older progress is counted, and what came after can't be told from it
-        elif blend is LOAD:
+        elif blend is Blend.NONE:
             held = torch.zeros(NUMEL) if last is None else self.held[last.sequence]
-            self.dropped += uncounted + (included - (carry is Carry.SINCE)) * held
-            if last is not None and carry is not Carry.SINCE:
+            self.dropped += uncounted + (included - outcome.counted) * held
+            if last is not None and not outcome.counted:
                 self.given_up = last.sequence
 
 
@@ -176,16 +175,16 @@ def test_the_residual_before_a_lost_lineage_is_exact() -> None:
     """Counted, not counted after all: the residual is the same to the bit. Counted in the end: nothing is lost."""
     feedback, delta = Feedback(NUMEL), torch.randn(NUMEL)
     sent(feedback, delta, "e3m0", id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
+    feedback.merge(COUNTED, id(1))
     one = feedback.residual.clone()
     sent(feedback, delta, "e3m0", id(2))
-    feedback.merge(Carry.SUBTRACT, id(2))
+    feedback.merge(COUNTED, id(2))
     two = feedback.residual.clone()
-    feedback.merge(Carry.LEFT, id(1))
+    feedback.merge(Outcome(dropped=LEFT), id(1))
     assert torch.equal(feedback.residual, one)
-    feedback.merge(Carry.KEEP, id(1))
+    feedback.merge(KEPT, id(1))
     assert torch.equal(feedback.residual, one)
-    feedback.merge(Carry.KEEP, id(2))
+    feedback.merge(KEPT, id(2))
     torch.testing.assert_close(feedback.residual, two)
     assert not torch.equal(one, two)
 
@@ -195,13 +194,13 @@ def test_a_residual_that_was_counted_is_not_sent_again(counted: ContributionId |
     """Dropped for its age, nothing of the residual went along; with an older contribution that is counted, all did."""
     feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), "topk", id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
+    feedback.merge(COUNTED, id(1))
     before = feedback.residual.clone()
     for sequence in (2, 3):
         delta = sequence * torch.ones(NUMEL)
         last = sent(feedback, delta, "topk", id(sequence))
-        feedback.merge(Carry.KEEP, id(1))
-    feedback.merge(Carry.OLD if stays else Carry.PART, counted)
+        feedback.merge(KEPT, id(1))
+    feedback.merge(Outcome(dropped=OLD) if stays else Outcome(dropped=PART), counted)
     assert torch.equal(feedback.residual, before) is stays
     if not stays:
         assert torch.equal(feedback.residual, before + delta - last)
@@ -211,11 +210,11 @@ def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
     """What was dropped for its age, with what would be left of it, and the residual that went along."""
     feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), codec, id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
+    feedback.merge(COUNTED, id(1))
     before, delta = feedback.residual.clone(), torch.randn(NUMEL)
     for sequence in (2, 3):
         last = sent(feedback, delta, codec, id(sequence))
-    feedback.merge(Carry.OLD, id(1))
+    feedback.merge(Outcome(dropped=OLD), id(1))
     assert torch.equal(feedback.residual, before)
     return feedback, before + delta - last, before
 
@@ -227,11 +226,11 @@ def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
 ) -> None:
     """A lineage that counts it wins: what is left of it takes the residual's place, until another lineage wins."""
     feedback, left, before = given_up(codec)
-    feedback.merge(Carry.KEEP, counted)
+    feedback.merge(KEPT, counted)
     torch.testing.assert_close(feedback.residual, left)
-    feedback.merge(Carry.KEEP, counted)
+    feedback.merge(KEPT, counted)
     torch.testing.assert_close(feedback.residual, left)
-    feedback.merge(Carry.KEEP, id(1))
+    feedback.merge(KEPT, id(1))
     torch.testing.assert_close(feedback.residual, before)
 
 
@@ -244,15 +243,15 @@ def test_given_up_contributions_are_settled_with_later_ones(when: str) -> None:
     delta = torch.randn(NUMEL)
     since = before + delta - sent(feedback, delta, "e3m0", id(4))
     if when == "before it is counted":
-        feedback.merge(Carry.KEEP, id(3))
+        feedback.merge(KEPT, id(3))
         torch.testing.assert_close(feedback.residual, left)
-        feedback.merge(Carry.SUBTRACT, id(4))
+        feedback.merge(COUNTED, id(4))
     else:
-        feedback.merge(Carry.SUBTRACT, id(4))
+        feedback.merge(COUNTED, id(4))
         assert torch.equal(feedback.residual, since)
-        feedback.merge(Carry.LEFT, id(3))
+        feedback.merge(Outcome(dropped=LEFT), id(3))
         torch.testing.assert_close(feedback.residual, left)
-        feedback.merge(Carry.KEEP, id(4))
+        feedback.merge(KEPT, id(4))
     torch.testing.assert_close(feedback.residual, left + since - before)
 
 
@@ -262,17 +261,17 @@ def test_what_was_sent_without_the_residual_took_none_along(counted: Contributio
     also if its lineage loses."""
     feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
+    feedback.merge(COUNTED, id(1))
     before, delta = feedback.residual.clone(), torch.randn(NUMEL)
     decoded = sent(feedback, delta, "e3m0", id(2))
     feedback.sent_apart(id(3))
     if counted == id(2):
-        feedback.merge(Carry.PART, counted)
+        feedback.merge(Outcome(dropped=PART), counted)
         assert torch.equal(feedback.residual, before + delta - decoded)
         return
-    feedback.merge(Carry.SUBTRACT, counted)
+    feedback.merge(COUNTED, counted)
     assert torch.equal(feedback.residual, before)
-    feedback.merge(Carry.LEFT, id(1))
+    feedback.merge(Outcome(dropped=LEFT), id(1))
     assert torch.equal(feedback.residual, before)
 
 
@@ -280,11 +279,11 @@ def test_contributions_with_and_without_the_residual_are_distinguished() -> None
     """An older contribution is counted that took none along: the residual stays to be sent."""
     feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
+    feedback.merge(COUNTED, id(1))
     before = feedback.residual.clone()
     feedback.sent_apart(id(2))
     sent(feedback, torch.randn(NUMEL), "e3m0", id(3))
-    feedback.merge(Carry.PART, id(2))
+    feedback.merge(Outcome(dropped=PART), id(2))
     assert torch.equal(feedback.residual, before)
 
 
@@ -293,8 +292,13 @@ def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None
     sent(feedback, torch.randn(NUMEL), "e3m0", id(4))
     feedback.added(torch.full((NUMEL,), torch.inf))
     feedback.sent_nothing(id(5))
-    for carry, counted in ((Carry.SUBTRACT, id(5)), (Carry.LEFT, id(1)), (Carry.PART, id(4)), (Carry.KEEP, id(3))):
-        feedback.merge(carry, counted)
+    for outcome, counted in (
+        (COUNTED, id(5)),
+        (Outcome(dropped=LEFT), id(1)),
+        (Outcome(dropped=PART), id(4)),
+        (KEPT, id(3)),
+    ):
+        feedback.merge(outcome, counted)
         assert not feedback.residual.any()
 
 
@@ -309,7 +313,7 @@ def test_constant_progress_arrives_whole(codec: str) -> None:
     missing = []
     for sequence in range(1, rounds + 1):
         total += sent(feedback, delta, codec, id(sequence))
-        feedback.merge(Carry.SUBTRACT, id(sequence))
+        feedback.merge(COUNTED, id(sequence))
         missing.append((total - sequence * delta.double()).norm().item())
     bound = {"int8": 0.05, "int4": 0.5, "e3m0": 1.0, "topk": 40.0}[codec] * delta.norm().item()
     assert max(missing) < bound
