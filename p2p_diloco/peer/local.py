@@ -40,9 +40,10 @@ class Span:
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """Cut the values into pieces of at most `flat.UNDIVIDED` elements. Yields each piece with its span."""
-        for start in range(0, len(values), flats.UNDIVIDED):
-            piece = values[start : start + flats.UNDIVIDED]
+        """Cut the values into pieces of at most `flat.undivided` elements. Yields each piece with its span."""
+        longest = flats.undivided()
+        for start in range(0, len(values), longest):
+            piece = values[start : start + longest]
             first = self.place.start + start
             yield piece, Span(self.shard, slice(first, first + len(piece)), self.speaks)
 
@@ -123,7 +124,7 @@ class LocalModel:
         unread = {shard for shard, blend in blends.items() if not blend.reads_local}
         for whole, where in self._through(unread, store=True):
             ranges = self._theta[where.place], self._delta[where.place]
-            for values, theta, delta in flats.blocks(whole, *ranges, size=flats.UNDIVIDED):
+            for values, theta, delta in flats.blocks(whole, *ranges, size=flats.undivided()):
                 if blends[where.shard].reads_sent:
                     torch.sub(theta, delta, out=values)
                 else:
@@ -161,8 +162,7 @@ class LocalModel:
             written = self._delta[span.place]
             flats.pseudo_gradient(self._loaded_in(span, kept), values, written)
             # at once, while most are still in the cache; NaN compares as false
-            for part in torch.split(written, flats.UNDIVIDED):
-                sound = magnitude(part) <= MAGNITUDE_MAX and sound
+            sound = magnitude(written) <= MAGNITUDE_MAX and sound
         return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
