@@ -63,9 +63,10 @@ class Finite:
 
     @unheeded
     def __call__(self, block: Array) -> None:
-        """Add a block. The sum takes one pass; it isn't finite if a value isn't, or if it is too large itself."""
-        if not math.isfinite(np.add.reduce(block)):
-            self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
+        """Add a block; several threads may. The sum takes one pass; it isn't finite if a value isn't, or if it is too
+        large itself."""
+        if not math.isfinite(np.add.reduce(block)) and not (math.isfinite(block.max()) and math.isfinite(block.min())):
+            self.finite = False
 
 
 @torch.no_grad()
