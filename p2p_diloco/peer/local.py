@@ -102,8 +102,8 @@ class LocalModel:
     def write_theta(self) -> None:
         """Copy the model's parameters and buffers into θ before this peer enters the run. A founder's become the run's
         first global ones."""
-        for values, span in _cut(self._through(self._parameters, fetch=True, spoken=True)):
-            self._theta[span.place].copy_(values)
+        for values, span in self._through(self._parameters, fetch=True, spoken=True):
+            flats.copy(values, self._theta[span.place])
         if self._speaks:
             self._buffers.write_theta()
 
@@ -123,12 +123,12 @@ class LocalModel:
         # values that are only written need not come over from a device
         unread = {shard for shard, blend in blends.items() if not blend.reads_local}
         for whole, where in self._through(unread, store=True):
-            ranges = self._theta[where.place], self._delta[where.place]
-            for values, theta, delta in flats.blocks(whole, *ranges, size=flats.undivided()):
-                if blends[where.shard].reads_sent:
-                    torch.sub(theta, delta, out=values)
-                else:
-                    values.copy_(theta)
+            theta, delta = self._theta[where.place], self._delta[where.place]
+            if blends[where.shard].reads_sent:
+                for values, anchors, sent in flats.blocks(whole, theta, delta, size=flats.undivided()):
+                    torch.sub(anchors, sent, out=values)
+            else:
+                flats.copy(theta, whole)
         for values, span in _cut(self._through(blends.keys() - unread, fetch=True, store=True)):
             self._blend(values, span, blends[span.shard], kept)
 

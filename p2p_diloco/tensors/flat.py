@@ -69,6 +69,16 @@ class Finite:
             self.finite = False
 
 
+def copy(values: Tensor, out: Tensor) -> None:
+    """Copy flat values into `out`, rounded to its dtype, in the calling thread alone. fp32 is copied as a whole."""
+    if values.dtype == out.dtype == torch.float32:
+        np.copyto(out.numpy(), values.numpy())
+        torch.autograd.graph.increment_version(out)  # else a backward pass would not notice that it changed
+    else:
+        for piece, target in blocks(values, out, size=undivided()):
+            target.copy_(piece)
+
+
 @torch.no_grad()
 def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> None:
     """Compute base − local in fp32, and write it into `out`, rounded to the dtype of `out`.
