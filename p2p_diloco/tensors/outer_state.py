@@ -1,9 +1,9 @@
 """The outer state of a replica: θ of all slices, and the outer optimizer's state of those of parameters.
 
 Law: a step changes one slice, in place, and only if all its new values are finite; no other slice is touched, and there
-is memory for one slice's step, not for a second copy of a fragment. Where it is known before the step that all will be
-finite, not even for that: then nothing is copied or looked at. θ may lie in memory shared with the trainer, which
-only reads it. A staged slice is a slice of another version, outside of this state until it is adopted.
+is memory for one slice's step, not for a second copy of a fragment. Where the result can only be finite, it is written
+over the present values, and not looked at. θ may lie in memory shared with the trainer, which only reads it. A staged
+slice is a slice of another version, outside of this state until it is adopted.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class OuterState:
         sgd = outer if isinstance(outer, OuterOptimizer) and outer.is_sgd else None
         # |m'| ≤ |m| + |ḡ|, and the step is η · (μ · m' + ḡ), with μ < 1
         stays_finite = sgd is not None and 2 * sgd.lr * longest < FINITE
-        like, seen = (_itself, None) if stays_finite else (self._like, Finite())
+        like: Like = (lambda values: values) if stays_finite else self._like  # new values are written over the old
+        seen = None if stays_finite else Finite()
         if isinstance(outer, DelayedNesterov):
             theta, state = outer.step(held.theta, held.state, grad, submissions, buffered, seen, like)
         elif self._threads.count > 1 and sgd is not None and codecs.is_cast(codec):
@@ -237,11 +238,6 @@ class OuterState:
     def _keep(self, *void: Tensor) -> None:
         """Keep memory for reuse. Lengths and other short tensors are not worth it."""
         self._spare = [*self._spare, *(one for one in void if one.numel() > step_limit.LENGTHS_MAX)][-SPARE:]
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    """Return the tensor, so that its new values are written over it."""
-    return tensor
 
 
 def state_lengths(place: Shard, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
