@@ -128,5 +128,4 @@ def unpack(sent: bytes, values: Tensor, ranges: Iterable[Range]) -> None:
 
 def _copy(source: Tensor, target: Tensor, ranges: Iterable[Range]) -> None:
     for start, stop in ranges:
-        for piece, values in flats.blocks(target[start:stop], source[start:stop], size=flats.UNDIVIDED):
-            piece.copy_(values)
+        flats.copy(source[start:stop], target[start:stop])

@@ -40,9 +40,10 @@ class Span:
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """Cut the values into pieces of at most `flat.UNDIVIDED` elements. Yields each piece with its span."""
-        for start in range(0, len(values), flats.UNDIVIDED):
-            piece = values[start : start + flats.UNDIVIDED]
+        """Cut the values into pieces of at most `flat.undivided` elements. Yields each piece with its span."""
+        longest = flats.undivided()
+        for start in range(0, len(values), longest):
+            piece = values[start : start + longest]
             first = self.place.start + start
             yield piece, Span(self.shard, slice(first, first + len(piece)), self.speaks)
 
@@ -104,8 +105,8 @@ class LocalModel:
     def write_theta(self) -> None:
         """Copy the model's parameters and buffers into θ before this peer enters the run. A founder's become the run's
         first global ones."""
-        for values, span in _cut(self._through(self._parameters, fetch=True, spoken=True)):
-            self._theta[span.place].copy_(values)
+        for values, span in self._through(self._parameters, fetch=True, spoken=True):
+            flats.copy(values, self._theta[span.place])
         if self._speaks:
             self._buffers.write_theta()
 
@@ -126,12 +127,12 @@ class LocalModel:
         written = (Blend.NONE, Blend.SENT) if self._share else (Blend.NONE, Blend.SENT, Blend.MIX)
         unread = {shard for shard, blend in blends.items() if blend in written}
         for whole, where in self._through(unread, store=True):
-            ranges = self._theta[where.place], self._delta[where.place]
-            for values, theta, delta in flats.blocks(whole, *ranges, size=flats.UNDIVIDED):
-                if blends[where.shard].reads_sent:
-                    torch.sub(theta, delta, out=values)
-                else:
-                    values.copy_(theta)
+            theta, delta = self._theta[where.place], self._delta[where.place]
+            if blends[where.shard].reads_sent:
+                for values, anchors, sent in flats.blocks(whole, theta, delta, size=flats.undivided()):
+                    torch.sub(anchors, sent, out=values)
+            else:
+                flats.copy(theta, whole)
         for values, span in _cut(self._through(blends.keys() - unread, fetch=True, store=True)):
             self._blend(values, span, blends[span.shard], kept)
 
@@ -165,8 +166,7 @@ class LocalModel:
             written = self._delta[span.place]
             flats.pseudo_gradient(self._loaded_in(span, kept), values, written)
             # at once, while most are still in the cache; NaN compares as false
-            for part in torch.split(written, flats.UNDIVIDED):
-                sound = magnitude(part) <= MAGNITUDE_MAX and sound
+            sound = magnitude(written) <= MAGNITUDE_MAX and sound
         return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:

@@ -30,8 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2p_diloco.tensors.flat import unheeded
-
 Aggregation = Literal["clip", "mean", "centered_clip"]
 
 MEMBERS_MIN = 3
@@ -94,7 +92,6 @@ class Room:
     def __init__(self) -> None:
         self._product, self._sums = np.empty(0, np.float32), np.empty(LANES, np.float32)
 
-    @unheeded
     def add(self, left: Tensor, right: Tensor, lanes: NDArray[np.float64]) -> None:
         """Add the elements' products of two blocks to the sums `lanes`, in the order that `products` describes."""
         numel, sums = left.numel(), self._sums

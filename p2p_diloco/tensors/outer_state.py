@@ -1,13 +1,15 @@
 """The outer state of a replica: θ of all slices, and the outer optimizer's state of those of parameters.
 
 Law: a step changes one slice, in place, and only if all its new values are finite; no other slice is touched, and there
-is memory for one slice's step, not for a second copy of a fragment. θ may lie in memory shared with the trainer, which
-only reads it. A staged slice is a slice of another version, outside of this state until it is adopted.
+is memory for one slice's step, not for a second copy of a fragment. Where the result can only be finite, it is written
+over the present values, and not looked at. θ may lie in memory shared with the trainer, which only reads it. A staged
+slice is a slice of another version, outside of this state until it is adopted.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,8 +23,8 @@ from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK, Finite
 from p2p_diloco.tensors.layout import PARAMETER, Layout, Shard
 from p2p_diloco.tensors.limits import Room
-from p2p_diloco.tensors.outer import OuterOptimizer, State
-from p2p_diloco.tensors.raw import Buffer, as_bytes
+from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
+from p2p_diloco.tensors.raw import Buffer, as_bytes, magnitude
 from p2p_diloco.tensors.step_limit import LENGTHS
 from p2p_diloco.tensors.threads import ALONE, Threads
 
@@ -32,16 +34,21 @@ CUT_WARNS = 0.5
 """A mean that is cut to less than this part of its length is logged as a warning; weaker cuts also occur in honest
 runs."""
 Rates = tuple[float, float]
+FINITE = 2.0**100
+"""A step of less than this leaves every finite fp32 finite: it is less than half the distance of the largest one to its
+neighbour, 2¹⁰⁴. What rounding adds is less than the rest."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class SliceState:
-    """θ [numel] and the outer optimizer's state of one slice."""
+    """θ [numel] and the outer optimizer's state of one slice. `longest`: a bound of the magnitudes in sgd's momentum;
+    infinite if it isn't known, or if θ is not known to be finite."""
 
     theta: Tensor
     state: State
+    longest: float = math.inf
 
     def digest(self) -> str:
         """The xxh3-128 of all tensors, 32 hexadecimal digits."""
@@ -107,20 +114,30 @@ class OuterState:
         length, and if a value of the result isn't finite; then the slice stays as it is.
         """
         grad, cut = self._limited(held, self.layout.shards[index].numel, mean, codec)
-        seen, outer = Finite(), self._at(rates)
+        outer, longest = self._at(rates), math.inf if cut is None else held.longest + cut.norm
+        sgd = outer if isinstance(outer, OuterOptimizer) and outer.is_sgd else None
+        # |m'| ≤ |m| + |ḡ|, and the step is η · (μ · m' + ḡ), with μ < 1
+        stays_finite = sgd is not None and 2 * sgd.lr * longest < FINITE
+        like: Like = (lambda values: values) if stays_finite else self._like  # new values are written over the old
+        seen = None if stays_finite else Finite()
         if isinstance(outer, DelayedNesterov):
-            theta, state = outer.step(held.theta, held.state, grad, submissions, buffered, seen, self._like)
-        elif self._threads.count > 1 and outer.is_sgd and codecs.is_cast(codec):
-            theta, state = self._spread(held, mean, codec, cut, outer, seen)
+            theta, state = outer.step(held.theta, held.state, grad, submissions, buffered, seen, like)
+        elif self._threads.count > 1 and sgd is not None and codecs.is_cast(codec):
+            theta, state = self._spread(held, mean, codec, cut, sgd, seen, like)
         else:
-            theta, state = outer.step(held.theta, held.state, grad, seen, self._like)
+            theta, state = outer.step(held.theta, held.state, grad, seen, like)
         if cut is not None:
             state = {**state, LENGTHS: cut.lengths}
-            seen(cut.lengths.numpy())
+            if seen is not None:
+                seen(cut.lengths.numpy())
             if cut.factor < 1:
                 level = logging.WARNING if cut.factor < CUT_WARNS else logging.DEBUG
                 _log.log(level, "slice %d: a mean was cut to %.2g of its length (step_limit)", index, cut.factor)
-        self._replace(held, theta, state, seen)
+        if seen is None:
+            held.state, held.longest = state, longest
+        else:
+            self._replace(held, theta, state, seen)
+            held.longest = math.inf if sgd is None or cut is None else magnitude(state["m"])
         return 1.0 if cut is None else cut.factor
 
     def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
@@ -147,22 +164,20 @@ class OuterState:
         codec: str,
         cut: step_limit.Cut | None,
         outer: OuterOptimizer,
-        seen: Finite,
+        seen: Finite | None,
+        like: Like,
     ) -> tuple[Tensor, State]:
         """Make the step of `sgd` in several threads, each on its own range of the slice."""
         theta, m = held.theta, held.state["m"]
-        new_theta, new_m = self._like(theta), self._like(m)
-        looks: list[Finite] = []
+        new_theta, new_m = like(theta), like(m)
 
         def step(place: slice) -> None:
             decoded = codecs.decode_blocks(codecs.part(mean, codec, place), codec, place.stop - place.start)
             grad = decoded if cut is None else cut.of(decoded)
             room = iter((new_theta[place], new_m[place]))
-            looks.append(Finite())
-            outer.step(theta[place], {"m": m[place]}, grad, looks[-1], lambda _: next(room))
+            outer.step(theta[place], {"m": m[place]}, grad, seen, lambda _: next(room))
 
         self._threads.over(theta.numel(), step)
-        seen.finite &= all(look.finite for look in looks)
         return new_theta, {"m": new_m}
 
     def _limited(
@@ -199,6 +214,7 @@ class OuterState:
             raise ValueError("the state has values that are not finite")
         theta, *others = torch.split(values, [place.numel, *lengths.values()])
         to = self.slices[index] if in_place else SliceState(self._like(theta), self._zeros(place))
+        to.longest = math.inf
         for target, part in zip((to.theta, *to.state.values()), (theta, *others), strict=True):
             target.copy_(part)
         return to
@@ -208,7 +224,7 @@ class OuterState:
         present = self.slices[index]
         if staged is not present:
             present.theta.copy_(staged.theta)
-            before, present.state = present.state, staged.state
+            before, present.state, present.longest = present.state, staged.state, staged.longest
             self._keep(staged.theta, *before.values())
 
     # -- memory

@@ -48,11 +48,20 @@ def all_finite(values: Tensor) -> bool:
 
 
 def magnitude(values: Tensor) -> float:
-    """Return the largest absolute value; NaN if any element is NaN, 0 if there are no elements."""
+    """Return the largest absolute value of a tensor in host memory; NaN if any element is NaN, 0 if there are no
+    elements.
+
+    Read as whole numbers, floats of one sign are in the order of their magnitudes, NaN after infinity: the signed
+    maximum is the largest positive float, the unsigned one the largest negative float. numpy looks for both, because
+    torch would divide a long tensor among its threads.
+    """
     if not values.numel():
         return 0.0
-    low, high = torch.aminmax(values)
-    return max(-low.item(), high.item())
+    signed = torch.int16 if values.element_size() == 2 else torch.int32
+    bits = values.view(signed).numpy()
+    negative = int(bits.view(f"u{bits.itemsize}").max()) - 2 ** (8 * bits.itemsize - 1)
+    largest = torch.tensor(max(int(bits.max()), negative), dtype=signed, device="cpu")
+    return largest.view(values.dtype).item()
 
 
 class _Lent:

@@ -42,10 +42,12 @@ GROWTH = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The effect of the limit on a mean. `factor`: for the mean's elements; `lengths`: the new state tensor."""
+    """The effect of the limit on a mean. `factor`: for the mean's elements; `lengths`: the new state tensor; `norm`:
+    the mean's length, infinite or NaN if it is beyond fp32."""
 
     factor: float
     lengths: Tensor
+    norm: float
 
     def of(self, mean: Iterable[Tensor]) -> Iterable[Tensor]:
         """The mean's blocks, each multiplied by the factor."""
@@ -79,8 +81,9 @@ def cut(mean: Iterable[Tensor], lengths: Tensor, times: float, room: Room) -> Cu
     factor = float(np.float32(times * median / norm)) if norm > times * median else 1.0
     length = min(norm, max(times, GROWTH) * median)
     if length == 0 or not math.isfinite(length):  # NaN also: then the factor is 1, and the caller refuses the result
-        return Cut(factor, lengths)
-    return Cut(factor, torch.cat([lengths[1:], torch.tensor([length], dtype=torch.float32, device="cpu")]))
+        return Cut(factor, lengths, norm)
+    newest = torch.tensor([length], dtype=torch.float32, device="cpu")
+    return Cut(factor, torch.cat([lengths[1:], newest]), norm)
 
 
 def _scaled(mean: Iterable[Tensor], factor: np.float32) -> Iterator[Tensor]:

@@ -51,5 +51,5 @@ def run_config() -> dict[str, Any]:
 def short_merges() -> Iterator[None]:
     """Merges in pieces of a few elements, so that small parameters take several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("p2p_diloco.tensors.flat.UNDIVIDED", 3)
+        patch.setattr("p2p_diloco.tensors.flat.undivided", lambda: 3)
         yield

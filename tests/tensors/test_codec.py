@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import codec, flat
+from p2p_diloco.tensors.raw import magnitude
 
 floats = st.lists(st.floats(width=32), min_size=0, max_size=40)
 
@@ -142,3 +143,22 @@ def test_an_unknown_codec_is_refused_by_name():
 def test_only_flat_fp32_is_encoded(tensor):
     with pytest.raises(ValueError, match="flat fp32"):
         codec.encode(tensor, "bf16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_magnitude_is_the_largest_absolute_value(dtype: torch.dtype) -> None:
+    """Of values of one sign, too, and of zeros; a NaN of either sign makes it NaN."""
+    values = torch.tensor([0.5, -3.0, 2.0, -0.0, 1e-7], dtype=dtype)
+    for some in (
+        values,
+        -values,
+        values.abs(),
+        -values.abs(),
+        values[3:4],
+        torch.tensor([-math.inf, 1.0], dtype=dtype),
+    ):
+        assert magnitude(some) == some.abs().max().item()
+    nan = torch.tensor([math.nan, 1.0], dtype=dtype)
+    assert math.isnan(magnitude(nan))
+    assert math.isnan(magnitude(-nan))
+    assert magnitude(values[:0]) == 0.0

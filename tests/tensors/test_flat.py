@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2p_diloco.tensors.flat import BLOCK, UNDIVIDED, blocks, pseudo_gradient
+from p2p_diloco.tensors.flat import BLOCK, blocks, pseudo_gradient
 
 
 def test_descending_along_the_pseudo_gradient_goes_to_where_the_peer_is():
@@ -17,7 +17,7 @@ def test_descending_along_the_pseudo_gradient_goes_to_where_the_peer_is():
 
 def test_a_pseudo_gradient_of_unequal_lengths_is_refused():
     with pytest.raises(ValueError, match=r"shorter|longer"):
-        pseudo_gradient(torch.zeros(UNDIVIDED + 1), torch.zeros(UNDIVIDED), torch.zeros(UNDIVIDED))
+        pseudo_gradient(torch.zeros(BLOCK + 1), torch.zeros(BLOCK), torch.zeros(BLOCK))
 
 
 def test_blocks_cover_vectors_once_side_by_side():

@@ -153,6 +153,26 @@ def test_a_step_that_is_not_finite_changes_nothing(where: int, threads: Threads)
     assert made.slices[0].digest() == other.slices[0].digest()
 
 
+@pytest.mark.parametrize("threads", [Threads(1), Threads(2)], ids=["one thread", "two threads"])
+def test_a_step_that_can_only_be_finite_is_made_in_place(threads: Threads) -> None:
+    """Its bits are those of a step beside the present values, which is made after the state came from elsewhere, and
+    where the momentum and the learning rate could lead beyond fp32."""
+    made, other = (OuterState(LAYOUT, NESTEROV, drawn(0), 2.0, threads) for _ in range(2))
+    places = []
+    for number in range(4):
+        mean = encode(drawn(number, SIZE), "bf16")
+        made.step(0, made.slices[0], mean, "bf16")
+        places.append(made.slices[0].state["m"].data_ptr())
+        other.stage(0, joined(other.slices[0].export()), in_place=True)
+        other.step(0, other.slices[0], mean, "bf16")
+    assert len(set(places)) == 1
+    assert made.slices[0].digest() == other.slices[0].digest()
+    before = made.slices[0].digest()
+    with pytest.raises(ValueError, match="not finite"):
+        made.step(0, made.slices[0], encode(drawn(5, SIZE), "bf16"), "bf16", rates=(3e38, 0.9))
+    assert made.slices[0].digest() == before
+
+
 def test_theta_stays_in_its_memory() -> None:
     """The trainer's process has it mapped."""
     theta = drawn(0)
