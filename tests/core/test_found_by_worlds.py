@@ -230,7 +230,7 @@ def test_what_is_made_after_a_change_of_lineage_has_another_id() -> None:
     """A contributed to a version, a commit counted that, and A went over to a lineage without this commit. If its new
     progress had the old id, that commit would pass for one of it, and its steps would be lost in silence."""
     log = a_log("A", "A", "B")
-    exchange = Exchange("A", log.rules, [log], 1)
+    exchange = Exchange("A", log.rules, [log], 2)
     old, new = (e.Contribute(0, 1.0, 10, (name,) * log.slices, (name,) * log.slices) for name in ("old", "new"))
     exchange.merge()
     exchange.contribute(old, 0.0)
