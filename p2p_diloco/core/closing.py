@@ -2,8 +2,9 @@
 
 Law: questions about one fragment's log; only `missed`, `shows` and `open_round` record something. A round waits until
 its deadline for a worker known to hold the base, and only a grace for another one, for one that missed two of its last
-eight rounds, or for one that is behind because others of its grant did. A newcomer, which came in the middle of the
-round, is not waited for, but counts in the quorum.
+eight rounds, or for one that is behind because others of its grant did. One that missed all eight (if it is behind,
+two) is waited for in every fourth round alone: else it could double each round for good. A newcomer, which came in the
+middle of the round, is not waited for, but counts in the quorum.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .messages import Choice, Summary
 ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
 """A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only a grace. That of one which may still
 be fetching a state doubles with each miss, DOUBLINGS_MAX times at most."""
+TRIED_EVERY = 4
+"""One that is waited for in vain is waited for again in each so manieth round, a grace long: it may be back."""
 
 
 def shows(log: FragmentLog, peer: str, epoch: int) -> None:
@@ -83,14 +86,15 @@ def misses_often(log: FragmentLog, peer: str) -> bool:
 
 def waits_until(log: FragmentLog, peer: str) -> float:
     """Return when the round gives a missing peer up; inf: it has not opened."""
-    opened = log.round.opened
+    opened, usual, behind = log.round.opened, log.usual_round(), log.roster.behind(peer)
     if opened is None:
         return math.inf
-    times = sum(log.misses.get(peer, ()))
+    seen = log.misses.get(peer, deque())
+    if all(seen) and len(seen) >= (MISSES_MAX if behind else ROUNDS_SEEN):
+        return opened + (0.0 if log.epoch % TRIED_EVERY else usual)
     if evidence(log, peer) >= log.epoch:
-        brief = misses_often(log, peer) or log.roster.behind(peer)
-        return opened + (log.usual_round() if brief else log.rules.round_timeout)
-    return opened + min(log.rules.round_timeout, log.usual_round() * (1 << min(times, DOUBLINGS_MAX)))
+        return opened + (usual if misses_often(log, peer) or behind else log.rules.round_timeout)
+    return opened + min(log.rules.round_timeout, usual * (1 << min(sum(seen), DOUBLINGS_MAX)))
 
 
 def waited_for(log: FragmentLog, now: float) -> list[str]:

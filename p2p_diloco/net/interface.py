@@ -101,8 +101,8 @@ class Inbox(Protocol):
     """The methods of the node that the transport calls, all in the transport's event loop."""
 
     def admit(self, sender: str, header: bytes) -> int:
-        """Check a message's header; returns the longest payload, in bytes, that may come with it (0: no payload). The
-        transport calls this for every message, before `deliver`.
+        """Check the header of a message with a payload; returns the longest payload, in bytes, that may come with it
+        (0: none may). The transport calls this before it receives the payload, and `deliver` once that is here.
 
         Raises:
             Refusal: with the reason that goes back to the sender.

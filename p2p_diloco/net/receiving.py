@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 
 import numpy as np
 
@@ -32,6 +32,10 @@ NEXT_PAYLOAD_S = 120.0
 """How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one stream."""
 REFUSALS_EVERY_S = 60.0
 """Seconds between two lines in the log about refused messages of one peer."""
+REFUSED_EACH_S, REFUSED_WAIT_S = 0.02, 0.5
+"""The pace at which refused messages of one grant (in an open run: of one peer) are read, and how long a stream waits
+for its turn at most. So one that sends without pause what is refused costs this peer little, however many peers it is.
+"""
 SLACK_BYTES = 256
 """How many bytes longer a payload's memory is than the payload. Once this memory is freed, it has room for an aligned
 tensor of the payload's length."""
@@ -47,6 +51,7 @@ class Receiver:
         self._slots = Slots(streams.limits.streams_max)
         self._receiving = self._slots.free
         self._refused_at: dict[str, float] = {}
+        self._refused_until: dict[Hashable, float] = {}
 
     async def serve(self, peer: str, pipe: Pipe, *, direct: bool = False) -> None:
         """Receive messages or payloads from a peer on a stream, until the stream ends. `direct`: the stream is a direct
@@ -202,13 +207,11 @@ class Receiver:
     async def _take(self, frames: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Pass a message to the inbox. Then answer the sender that the message is accepted, or refused with the inbox's
         reason."""
-        inbox = self._streams.inbox
         try:
-            if payload is None:
-                inbox.admit(frames.peer, header)
-            await inbox.deliver(frames.peer, header, payload)
+            await self._streams.inbox.deliver(frames.peer, header, payload)
         except Refusal as refusal:
             self._refuse(frames, refusal.reason)
+            await asyncio.sleep(self._turn(frames.peer))
         except Exception:
             log.exception("an error while receiving a message of %s", frames.peer)
             self._refuse(frames, "the receiver failed on this message")
@@ -230,6 +233,16 @@ class Receiver:
         log.log(self._level_of_refusal(frames.peer, level), "refused a message of %s: %s", frames.peer, reason)
         self._streams.traffic.refuse(frames.peer)
         frames.write(Refused(reason))
+
+    def _turn(self, peer: str) -> float:
+        """Return how long a stream waits before the next message of a peer is read, one of which was just refused."""
+        group, now = self._streams.groups(peer), asyncio.get_running_loop().time()
+        group = peer if group is None else group
+        turn = min(max(now, self._refused_until.get(group, now)) + REFUSED_EACH_S, now + REFUSED_WAIT_S)
+        if len(self._refused_until) >= PEERS_COUNTED_MAX:
+            self._refused_until.clear()
+        self._refused_until[group] = turn
+        return turn - now
 
     def _level_of_refusal(self, peer: str, level: int) -> int:
         """Choose the log level for a refused message: the given one at most once in `REFUSALS_EVERY_S` for each peer,

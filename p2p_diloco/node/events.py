@@ -15,6 +15,7 @@ from p2p_diloco.errors import printable
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.signing import PEER_ID
 
+LEAVING = "this peer is leaving"
 NOTES_KEPT = 50
 LOUD = ("mismatch", "fork", "passed", "missed", "expelled", "samples")
 """Kinds of notes that are logged as warnings: a machine computes wrongly, work is lost, or a peer lies or keeps others
@@ -51,7 +52,7 @@ class EventQueue(Generic[E]):
             Refusal: the queue has ended.
         """
         if self._ended:
-            raise Refusal("this peer is leaving")
+            raise Refusal(LEAVING)
         fed: Fed = asyncio.get_running_loop().create_future()
         self._events.put_nowait((event, fed))
         await fed
@@ -72,7 +73,7 @@ class EventQueue(Generic[E]):
             waiting.append(self._events.get_nowait()[1])
         for fed in waiting:
             if fed is not None and not fed.done():
-                fed.set_exception(Refusal("this peer is leaving"))
+                fed.set_exception(Refusal(LEAVING))
 
 
 class EventLog:

@@ -12,11 +12,14 @@ from typing import Protocol
 from p2p_diloco.core import messages as m
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.events import LEAVING
 from p2p_diloco.node.refusals import Refusals
 from p2p_diloco.node.wire import Describe, GetSlice, ListSlices, Nudge, SliceBytes, SliceList
 
 NOT_YET = "this peer is not in a run yet"
 """The reason for which messages are refused until this peer is in its run."""
+NO_FAULT = NOT_YET, LEAVING
+"""Refusals for these reasons are not counted: the sender is not to blame."""
 
 
 class Handler:
@@ -44,7 +47,7 @@ class Handler:
         """Process a message that `check` has returned. Returns when this is done.
 
         Raises:
-            Refusal: this peer is leaving.
+            Refusal: the message is refused, or this peer is leaving.
         """
 
     def check_sender(self, sender: str) -> None:
@@ -101,18 +104,17 @@ class Inbox:
         self.role_of, self.grant_of, self.refusals.name_of = members.role_of, members.grant_of, members.name_of
 
     def admit(self, sender: str, header: bytes) -> int:
-        with self.refusals.counted(sender, but=NOT_YET):  # one that came too early is no fault of its sender
+        with self.refusals.counted(sender, but=NO_FAULT):
             return self._read(sender, header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         handler = self.handler
-        with self.refusals.counted(sender, but=NOT_YET):  # one that came too early is no fault of its sender
+        with self.refusals.counted(sender, but=NO_FAULT):
             message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
                 raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
-            message = handler.check(sender, message, payload)
-        await handler.take(sender, message)
+            await handler.take(sender, handler.check(sender, message, payload))
 
     def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message, expected = self.handler.read(sender, header)

@@ -9,7 +9,7 @@ Law: the table is bounded, and each peer in it gets one line in the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,12 +53,12 @@ class Refusals:
             del self._of[next(iter(self._of))]
 
     @contextmanager
-    def counted(self, peer: str, *, but: str = "") -> Iterator[None]:
-        """If the block refuses a message of a peer, count the refusal, unless `but` is its reason."""
+    def counted(self, peer: str, *, but: Container[str] = ()) -> Iterator[None]:
+        """If the block refuses a message of a peer, count the refusal, unless its reason is one of `but`."""
         try:
             yield
         except Refusal as refusal:
-            if refusal.reason != but:
+            if refusal.reason not in but:
                 self.count(peer, refusal.reason)
             raise
 

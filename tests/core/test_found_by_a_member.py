@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -223,6 +224,37 @@ def test_after_a_peer_that_contributes_nothing_later_peers_of_its_grant_are_wait
     log.roster.expire(5.0 + log.rules.behind_for)
     log.misses.clear()
     assert briefly() == ""
+
+
+def test_who_never_contributes_is_waited_for_in_every_fourth_round() -> None:
+    """Else it would double each round for good. Of an invitation that has cost rounds, two misses are enough. A round
+    that counts it ends that."""
+    log = a_log("A", "A", "B", "X", "Y")
+    for peer, grant in (("B", "other"), ("X", "one"), ("Y", "two")):
+        log.roster.granted(peer, grant, 0.0)
+    log.round.opened = 1.0
+
+    def waits(peer: str) -> str:
+        found = ""
+        for epoch in range(4, 8):
+            log.state = replace(log.held, version=replace(log.held.version, epoch=epoch))
+            until = closing.waits_until(log, peer)
+            found += "-" if until == 1.0 else "brief" if until == 1.0 + log.usual_round() else "long"
+        return found
+
+    for missed, found in ((1, 4 * "long"), (7, 4 * "brief"), (8, "brief---")):
+        while len(log.misses.get("X", ())) < missed:
+            closing.missed(log, choice_of(log.held, "A", "B", "Y"), 2.0)
+        for peer in "BXY":
+            closing.shows(log, peer, 7)
+        assert waits("X") == found
+    log.misses["X"].append(False)
+    assert waits("X") == 4 * "brief"
+    log.roster.granted("Y", "one", 3.0)
+    log.misses["Y"] = deque([True])
+    assert waits("Y") == 4 * "brief"
+    log.misses["Y"].append(True)
+    assert waits("Y") == "brief---"
 
 
 def test_after_two_late_members_all_of_their_grant_come_last() -> None:

@@ -1,20 +1,24 @@
-"""Measures what a hostile member costs a private run: `python -m tests.real.member_cost [--seconds S]`.
+"""Measures what a hostile member costs a private run: `python -m tests.real.member_cost [--seconds S] [--kinds K ...]`.
 
-Three honest nodes in this process make rounds, each kind in a run of its own. All peers of the hostile member have one
-invitation, but for the two of `ahead`. They share this process with the nodes, so what they do without pause
-(`fetches`, `nudges`, `litters`) costs the nodes more than it would from elsewhere.
+Three honest nodes in this process make rounds, each kind in a run of its own. The hostile member is a process of its
+own with a lower priority, because it stands for another machine; `beside` shows what such a process takes from the
+nodes by sharing their cores. All its peers have one invitation, but for the two of `ahead`. Some kinds cost two waits
+for a deadline at their beginning, so a short measurement shows these.
 
     quiet    nothing
+    beside   a process of the same priority computes without pause, and sends nothing
     scales   it contributes -1000 times what the others do
     idles    it says that it works, and contributes nothing
     holds    it leads in its turn, and never commits
     ahead    two say that they are a thousand epochs ahead, and send nothing
     fetches  three ask all nodes for the whole state, again and again
     nudges   three ask all nodes to exchange now, again and again
+    probes   three tell all nodes what they do, again and again
     litters  it stores junk where records lie, again and again
 
-Prints for each kind, as JSON: the rounds a second, their part of those of `quiet`, and the most memory of this process
-meanwhile, in MB.
+Prints for each kind, as JSON: the rounds a second, their part of those of `quiet`, the processor seconds a second of
+the nodes and of the hostile member, each with its daemons, how often a second the member did its thing to a node, and
+the most memory of the nodes' process, in MB.
 """
 
 from __future__ import annotations
@@ -24,90 +28,145 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from flood_cost import spent
 from liar import Liar, liar
 from nodes import RUN_ID, SHARDS, Field
 
-from p2p_diloco.core.messages import Ask
+from p2p_diloco.addresses import peer_of
+from p2p_diloco.core.messages import Ask, Probe
 from p2p_diloco.node.wire import Nudge
-from tests.net.members import invitation
+from tests.net.members import invitation, membership
 
-KINDS = ("quiet", "scales", "idles", "holds", "ahead", "fetches", "nudges", "litters")
-TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3}
+WITHOUT_PAUSE = ("fetches", "nudges", "probes", "litters")
+KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE)
+TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3, "probes": 3}
 """How many peers the hostile member has; else one."""
+NICE = 10
+AT_ONCE = 4
+"""How many messages to all nodes each peer has under way, if it sends without pause."""
+STEP_S = 0.3
+BEGINS_S = 60.0
 
 
-@contextlib.asynccontextmanager
-async def hostile(field: Field, kind: str) -> AsyncIterator[None]:
-    """While this is open, a hostile member does such a thing."""
+class Seen(Field):
+    """The run as a process of its own knows it that was told these addresses of its nodes."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.set(len(addresses), {})
+        self.nodes: Any = [
+            SimpleNamespace(
+                id=peer_of(address),
+                transport=SimpleNamespace(addresses=lambda address=address: [address]),
+                access=SimpleNamespace(member=membership(peer_of(address))),
+                failed=lambda: None,
+            )
+            for address in addresses
+        ]
+
+
+async def attack(kind: str, seconds: float, addresses: list[str]) -> None:
+    """Do such a thing to the nodes at these addresses. Prints how often a second it was done to each, and the processor
+    seconds a second."""
+    field, invited, done = Seen(addresses), invitation(name="one"), [0]
     async with contextlib.AsyncExitStack() as stack:
-        invited, begun = invitation(name="one"), list[asyncio.Task[None]]()
-        for number in range(TOGETHER.get(kind, 1) if kind != "quiet" else 0):
+        tasks = list[asyncio.Task[None]]()
+        for number in range(TOGETHER.get(kind, 1)):
             given = invitation(name=f"other-{number}") if kind == "ahead" else invited
             member = await stack.enter_async_context(liar(field, f"{kind}-{number}", given))
             member.ahead = 1000 if kind == "ahead" else 0
             member.delta = -1000.0
-            await member.take_part(works=kind in ("scales", "holds"))
-            if kind in ("fetches", "nudges", "litters"):
-                begun.append(asyncio.create_task(again_and_again(member, kind)))
-        try:
-            yield
-        finally:
-            for task in begun:
-                task.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            if kind not in WITHOUT_PAUSE:
+                await member.take_part(works=kind in ("scales", "holds"))
+            else:
+                await member.look()
+                tasks += [asyncio.create_task(again_and_again(member, kind, done)) for _ in range(AT_ONCE)]
+        print("begins", flush=True)
+        began = spent()
+        await asyncio.sleep(seconds)
+        print(json.dumps({"times": round(done[0] / seconds), "its": round((spent() - began) / seconds, 2)}), flush=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def again_and_again(member: Liar, kind: str) -> None:
+async def again_and_again(member: Liar, kind: str, done: list[int]) -> None:
     """Say or store the same thing until cancelled."""
     while True:
         if kind == "fetches":
             await member.tell_all(Ask(0, tuple(range(SHARDS))))
         elif kind == "nudges":
-            await member.tell_all(Nudge(max(node.epoch for node in member.field.nodes) + 2))
+            await member.tell_all(Nudge(member.held.version.epoch + done[0]))
+        elif kind == "probes":
+            await member.tell_all(Probe(member.summary(role="aggregator")))
         else:
             place = f"{RUN_ID}/peers/{os.urandom(1)[0] % 4}"
             await member.transport.store(place, member.id, os.urandom(900), 60.0)
+        done[0] += 1
 
 
-async def measured(field: Field, kind: str, seconds: float) -> tuple[float, float]:
-    """The rounds a second, and the most memory in MB."""
-    for node in field.nodes:
-        node.step_s = 0.3
-    async with hostile(field, kind):
-        began, epoch, most = time.monotonic(), field.epoch, 0.0
-        while time.monotonic() < began + seconds:
-            await asyncio.sleep(0.1)
-            most = max(most, psutil.Process().memory_info().rss / 1e6)
-        return (field.epoch - epoch) / (time.monotonic() - began), most
+def compute(seconds: float) -> None:
+    """Use a core without pause."""
+    print("begins", flush=True)
+    began, cost = time.monotonic(), spent()
+    while time.monotonic() < began + seconds:
+        sum(range(10_000))
+    print(json.dumps({"its": round((spent() - cost) / seconds, 2)}), flush=True)
+
+
+def measured(field: Field, kind: str, seconds: float) -> dict[str, float]:
+    """What came of it while a process of its own did such a thing."""
+    addresses = [node.transport.addresses()[0] for node in field.nodes]
+    command = [sys.executable, "-m", "tests.real.member_cost", "--seconds", str(seconds), "--attack", kind, *addresses]
+    hostile = None
+    if kind != "quiet":
+        hostile = subprocess.Popen(["nice", "-n", str(NICE), *command], stdout=subprocess.PIPE, text=True)
+        assert hostile.stdout is not None
+        assert hostile.stdout.readline().strip() == "begins"
+    began, cost, epoch, most = time.monotonic(), spent(), field.epoch, 0.0
+    while time.monotonic() < began + seconds:
+        time.sleep(0.1)
+        most = max(most, psutil.Process().memory_info().rss / 1e6)
+    took = time.monotonic() - began
+    figures = {"rounds": round((field.epoch - epoch) / took, 2), "nodes": round((spent() - cost) / took, 2)}
+    if hostile is not None:
+        figures |= json.loads(hostile.communicate(timeout=BEGINS_S)[0])
+    return figures | {"MB": round(most)}
 
 
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--attack", nargs="+")
     asked = parser.parse_args()
+    if asked.attack:
+        kind, *addresses = asked.attack
+        compute(asked.seconds) if kind == "beside" else asyncio.run(attack(kind, asked.seconds, addresses))
+        return
     quiet = 0.0
     for kind in asked.kinds:
         field = Field()
         try:
-            work = measured(field, kind, asked.seconds)
-            rate, most = asyncio.run_coroutine_threadsafe(work, field._loop).result(asked.seconds + 120.0)
+            for node in field.nodes:
+                node.step_s = STEP_S
+            figures = measured(field, kind, asked.seconds)
+            field.agrees()
         finally:
             field.end()
-        quiet = quiet or rate
-        print(
-            kind, json.dumps({"rounds": round(rate, 2), "part": round(rate / quiet, 2), "MB": round(most)}), flush=True
-        )
+        quiet = quiet or figures["rounds"]
+        print(kind, json.dumps({"part": round(figures["rounds"] / quiet, 2), **figures}), flush=True)
 
 
 if __name__ == "__main__":

@@ -116,11 +116,9 @@ class Field:
     """A private run of honest nodes that train, in a loop of its own thread. Tests call `do`."""
 
     def __init__(self, names: str = "abc", **config: Any) -> None:
-        config = {**SETTINGS, "start_peers": len(names), **config}
-        self.config = {key: value for key, value in config.items() if value is not None}
+        self.set(len(names), config)
         self.nodes = [RealNode(name, invitation(name=name), self.config, founds=not index)
                       for index, name in enumerate(names)]  # fmt: skip
-        self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["shard_elements"])
         self._published_every_s, records.PUBLISH_EVERY_S = records.PUBLISH_EVERY_S, PUBLISH_EVERY_S
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -130,6 +128,12 @@ class Field:
         except BaseException:
             self.end()
             raise
+
+    def set(self, peers: int, config: dict[str, Any]) -> None:
+        """Set the run's settings and layout. A setting of None is left out."""
+        config = {**SETTINGS, "start_peers": peers, **config}
+        self.config = {key: value for key, value in config.items() if value is not None}
+        self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["shard_elements"])
 
     def do(self, row: Coroutine[Any, Any, T]) -> T:
         """Run a row in the nodes' loop, in bounded time."""

@@ -258,6 +258,7 @@ def test_few_means_are_audited_at_a_members_request(field: Field) -> None:
                     break
                 await asyncio.sleep(0.2)
             assert any("has audited many means for the sender" in answer for answer in answers), answers
+            await field.tells("auditor", "has audited many means for the sender")
             copies = Counter((copy.mean, copy.author) for copy in member.got(Copy))
             assert 0 < max(copies.values()) <= len(field.nodes)
             await field.goes_on()

@@ -358,6 +358,14 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
         findings.test_a_peer_that_misses_every_other_round_is_waited_for_briefly,
     ),
     (
+        "one that misses all is waited for in each round",
+        closing,
+        "waits_until",
+        "0.0 if log.epoch % TRIED_EVERY else usual",
+        "usual",
+        by_a_member.test_who_never_contributes_is_waited_for_in_every_fourth_round,
+    ),
+    (
         "samples count as told",
         state,
         "samples_of",
