@@ -65,7 +65,7 @@ LEVEL, GZIP = 1, 31
 number by which zlib knows the form of gzip."""
 TOLD_OF_A_PEER = ("role", "client_mode", "direct", "map_port", "relay_mbit", "on_exit", "save_every", "restart_wait")
 """The settings of a peer that its history records: no address, no path and no invitation."""
-FORM = 3
+FORM = 4
 """The version of this form."""
 Seconds = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 
