@@ -137,7 +137,8 @@ class MemoryPeer:
     async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
         """Contribute one value throughout, and wait for the end of the exchange."""
         self.memory.steps += 1
-        due = (await self.merge(measures=True))["due"]
+        if (due := (await self.merge(measures=True))["due"]) is None:
+            return {"sent": False}  # the run is over, and a trainer sends no more
         self.memory.delta.fill_(delta)
         release = await self.ask(
             "contribute", "release", fragment=due, weight=weight, samples=1, stands=stands, every=1, uses=[]

@@ -83,14 +83,19 @@ async def test_dynamic_local_updates_follow_what_probes_tell(memory_peer: type[A
     peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
     for peer in peers:
         await peer.enter()
-    assert (await peers[1].exchange(1.0))["steps"] == 100
+
+    async def next_steps(peer: Any) -> int:
+        await peer.exchange(1.0)
+        return int((await peer.merge())["every"])
+
+    assert await next_steps(peers[1]) == 100
     trains(peers[0], 10.0)
     trains(peers[1], 50.0)
     steps, give_up_at = 100, time.monotonic() + WITHIN_S
     while steps != 20:
         assert time.monotonic() < give_up_at
-        steps = (await peers[1].exchange(1.0))["steps"]
-    assert (await peers[0].exchange(1.0))["steps"] == 100
+        steps = await next_steps(peers[1])
+    assert await next_steps(peers[0]) == 100
     for peer in peers:
         await peer.stop()
 
