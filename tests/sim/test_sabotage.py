@@ -393,7 +393,7 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
         "an exchange taken up again has another id",
         Exchange,
         "contribute",
-        "(self.fragment, self.ready_base) != (event.fragment, log.version)",
+        "not self.is_out(event.fragment)",
         "True",
         findings.test_an_exchange_taken_up_again_has_the_same_id,
     ),
@@ -655,7 +655,7 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
         "told_choice",
         "return next((choice for",
         "return None and next((choice for",
-        partial(stories.test_a_delay_alone_makes_no_fork, Commit, 4.0),
+        partial(stories.test_a_delay_alone_makes_no_fork, Commit, 6.0),
     ),
     (
         "owners that are gone are not replaced",
