@@ -98,7 +98,7 @@ def test_a_missing_file_is_a_gap(tmp_path: Path) -> None:
     [
         ({"run_id": "other"}, "is of the run other, but .*p0.* is of the run r"),
         ({"founded": 7.0}, "is of another founding of the run r"),
-        ({"history": 99}, "in form 99; this version reads form 3"),
+        ({"history": 99}, f"in form 99; this version reads form {FORM}"),
     ],
 )
 def test_another_runs_history_is_refused(
