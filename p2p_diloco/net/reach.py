@@ -98,8 +98,10 @@ def _told(answer: object, me: str) -> DialBack:
         case {"seen": str(seen), "reached": dict(reached)}:
             told: dict[str, str | None] = {}
             for address, why in reached.items():
-                if isinstance(address, str) and address.endswith(f"/p2p/{me}") and len(address) <= ADDRESS_LETTERS_MAX:
-                    told[address] = None if why is None else printable(str(why)[:REASON_LETTERS_MAX])
+                if not isinstance(address, str) or not isinstance(why, str | None):  # a nested text has no end
+                    continue
+                if address.endswith(f"/p2p/{me}") and len(address) <= ADDRESS_LETTERS_MAX:
+                    told[address] = None if why is None else printable(why[:REASON_LETTERS_MAX])
             return DialBack(seen, told)
     raise FrameError("the peer's answer can't be read")
 

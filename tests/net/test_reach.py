@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -161,6 +162,7 @@ async def test_a_stranger_s_answer_is_cleaned() -> None:
         "/ip4/20.0.0.9/tcp/1/p2p/QmAnother": None,
         "/ip4/20.0.0.9/tcp/1/" + "x" * ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
         b"bytes": None,
+        OWN[1]: functools.reduce(lambda inner, _: [inner], range(500), [1]),
         MAPPED: None,
     }
     async with asked(Asker(answer(seen="/ip4/20.0.0.9/tcp/1", reached=reached))) as asker:

@@ -170,8 +170,8 @@ IN_WORLDS: list[tuple[str, Owner, str, str, str, str, int]] = [
         "_ready",
         "if log.final or is_counted(",
         "if log.final and is_counted(",
-        "async",
-        4,
+        "torn",
+        39,
     ),
     (
         "the stale are counted",
