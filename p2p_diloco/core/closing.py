@@ -20,7 +20,8 @@ ROUNDS_SEEN, MISSES_MAX, DOUBLINGS_MAX = 8, 2, 5
 """A peer that missed MISSES_MAX of its last ROUNDS_SEEN rounds is waited for only a grace. That of one which may still
 be fetching a state doubles with each miss, DOUBLINGS_MAX times at most."""
 TRIED_EVERY = 4
-"""One that is waited for in vain is waited for again in each so manieth round, a grace long: it may be back."""
+"""Every TRIED_EVERY-th round waits for a peer that missed all of them, as long as a usual round takes: it may be back.
+"""
 
 
 def shows(log: FragmentLog, peer: str, epoch: int) -> None:

@@ -109,7 +109,7 @@ class Rules:
     def loads_within(self) -> float:
         """How long a trainer that asks for newer states waits for one that is near: its contribution to the present one
         would be too late."""
-        return min(2 * self.heartbeat_interval, LOADS_S_MAX)
+        return min(self.settle, LOADS_S_MAX)
 
     @property
     def fetch_again(self) -> float:

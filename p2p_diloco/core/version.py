@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """The name of one state of a shard: peers that hold the same version hold the same outer state.
+    """The name of one state of a fragment: peers that hold the same version hold the same outer state.
 
     ``generation``: how often the run was set back by ``--new-generation``. ``epoch``: the number of commits from the
     start of the lineage to this state. ``samples``: the training samples that these commits counted. ``digest``: the
