@@ -93,6 +93,22 @@ def test_what_was_gained_since_the_sending_stays() -> None:
     assert one.sends(kept) == [0.5, 1.25, 13.0]
 
 
+def test_a_scripts_default_dtype_rounds_nothing() -> None:
+    """Many scripts choose another one (`torch.set_default_dtype(torch.bfloat16)`)."""
+    one = trainer(0.0, 1.0, 0)
+    one.model.has(1.001, 2.0, 10)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        other = Trainer(one.model)
+        other.theta[1:] = other.base[1:] = torch.tensor([0.0, 1.0, 0.0])
+        other.sends()
+        other.model.has(1.501, 1.75, 13)
+        mean = other.merge(Blend.SINCE, other.becomes(0.25, 1.5, 12))[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert mean == pytest.approx(0.75, abs=1e-6)
+
+
 def test_progress_that_no_commit_counts_is_carried() -> None:
     one = trainer(0.0, 1.0, 4)
     one.model.has(0.5, 1.5, 8)
