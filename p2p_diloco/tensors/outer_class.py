@@ -126,8 +126,10 @@ def _wrong_with(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any])
         again = _lived(kind, arguments, theta, grads)
         halves = [_lived(kind, arguments, theta[half], [g[half] for g in grads]) for half in (slice(3), slice(3, None))]
         outer = _made(kind, arguments)
-        lengths = {name: 8 if long else 1 for name, long in outer.kept.items()}
-        renewed, state = theta, {name: torch.zeros(n, dtype=torch.float32) for name, n in lengths.items()}
+        renewed, state = (
+            theta,
+            {name: torch.zeros_like(theta if long else theta[:1]) for name, long in outer.kept.items()},
+        )
         for grad in grads:
             renewed, state = outer.step(renewed, state, grad.clone())
     except Exception as error:

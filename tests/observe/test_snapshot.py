@@ -306,10 +306,12 @@ def test_speeds_that_no_peer_has_tell_no_end() -> None:
     assert json.loads(seen.to_json())
 
 
-@pytest.mark.parametrize("odd", [float("nan"), b"bytes"])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), b"bytes"])
 def test_settings_that_json_cant_carry_are_no_config(odd: object) -> None:
     """They are left out whole."""
-    assert snapshot("main", run_with(a=odd), [], NOW).run.config is None
+    seen = snapshot("main", run_with(outer_lr=odd), [], NOW)
+    assert seen.run.config is None
+    assert json.loads(seen.to_json())["run"]["outer_lr"] is None
 
 
 anything = st.recursive(
