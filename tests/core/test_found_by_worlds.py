@@ -398,6 +398,19 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
     assert replica.fetching.unsent == {("B", 0, 1)}
 
 
+def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
+    """The fetch takes the place of the repair, and may be in vain: then the repair begins again."""
+    world = World("AB")
+    world.reach(2)
+    replica, now = world.peers["A"].replica, world.now
+    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
+    replica.fetching.begin([0], ["B"], now, together=False)
+    effects = replica.handle(e.Received("B", Ask(0, (0, 1))), now)
+    assert [message.number for _, message in sent(effects, Part)] == [0]
+    again = replica.fetching._give_up(replica.fetching.fetches.pop(0), now)
+    assert sent(again, Ask) == [("B", Ask(0, (1,)))]
+
+
 def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> None:
     """Where a round is no longer than the time between two probes, the others' Summaries are always behind."""
     log = a_log("A", "A", "B", "C")
