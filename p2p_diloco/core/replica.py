@@ -326,6 +326,8 @@ class Replica:
         """Handle Wakeup: close rounds whose time is over and, once per interval, do the periodic work."""
         if now - self.planned > self.rules.frozen_after:
             self.roster.forgive(now)
+            for log in self.logs:
+                log.unproven = True
         if now < self.next_tick:
             return [*self.training.load(now), *self.presence.advance(now)]
         self.next_tick = now + self.rules.probe_every

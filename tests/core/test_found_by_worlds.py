@@ -20,6 +20,7 @@ from p2p_diloco.core.lineage import Inquiry, Lineage
 from p2p_diloco.core.messages import (
     Ask,
     Choice,
+    Claim,
     Close,
     Commit,
     Head,
@@ -656,6 +657,16 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
     holder = log.round.holder
     term = len(claims.line(log))
     assert claims.would_promise(log, holder, term, 1.0)
+
+
+def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
+    """Others may have gone on without it. A newcomer, which knows nothing of them, would hold its next commit."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    leader = world.peers[world.peers["A"].state().plan.succession[0]].replica
+    assert world.run(20, lambda: leader.logs[0].phase is Phase.COLLECTING)
+    effects = leader.handle(e.Wakeup(), leader.planned + leader.rules.frozen_after + 1)
+    assert {to for to, _ in sent(effects, Claim)} == {*"ABC"} - {leader.me}
 
 
 @pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.APPLYING])
