@@ -262,7 +262,7 @@ class Replica:
     def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
         """Tell what this replica holds, or send what is asked of it."""
         if ask.fragment is None:
-            told = self.lineage.tell()
+            told = self.lineage.tell(leaves=self.fetching.under_way and self.fetching.together)
             return [] if told is None else [e.Send(sender, told)]
         if not 0 <= ask.fragment < len(self.logs) or (state := self.logs[ask.fragment].state) is None:
             return []

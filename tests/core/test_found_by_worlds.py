@@ -286,6 +286,18 @@ def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> 
     assert log.is_here("B")
 
 
+def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None:
+    """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
+    two halves would change places again and again."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    for together in (False, True):
+        replica.fetching.begin([0], ["B"], world.now, together=together)
+        ((_, answer),) = sent(replica.handle(e.Received("B", Ask()), world.now), Told)
+        assert answer.fresh is together
+
+
 def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
     """However many are still behind: they tell nothing else. One that tells it alone could lie."""
     assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
