@@ -134,6 +134,31 @@ def test_a_leader_that_claims_again_gets_more_time_only_once() -> None:
     assert "B" not in log.round.waited
 
 
+def test_a_leader_that_has_never_answered_a_probe_is_passed_over() -> None:
+    """X sends contributions, so it is not dead, and the plan names it; nobody knows more of it."""
+    log = a_log("A", "A", "B")
+    log.roster.name("X")
+    log.roster.heard("X")
+    log.round.holder, log.round.handed = "X", ("X", 0.0)
+    for now in range(1, 60):
+        waits.pass_over(log, float(now))
+    assert log.round.passed == {"X"}
+
+
+def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None:
+    """D has promised a later term to X, which is gone. It repeats that vote, and serves nobody else in this round."""
+    log = a_log("A", "A", "B", "C", "D")
+    log.state = replace(log.held, plan=replace(log.held.plan, owners=("D",) * log.slices))
+    log.begin(log.held, 0.0)
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", {"B", "C"}, Phase.CLAIMING
+    for now in range(1, 60):
+        claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+        waits.pass_over(log, float(now))
+    claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+    assert claims.missing(log) == []
+    assert "D" not in leading._owners(log)
+
+
 def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:
     """X has claimed term 40, was promised it by B and C, and is gone. A claims term 1, and neither may promise it."""
     log = a_log("A", "A", "B", "C", "X")
