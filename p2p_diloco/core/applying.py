@@ -97,15 +97,16 @@ def missing(log: FragmentLog) -> list[int]:
 
 def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
     """Store a mean. Whether its owner may have made it is judged when it is used: a new owner may be told later. Of a
-    choice that is not known here only the newest mean of each owner is kept, and it is no progress: an owner could
-    invent choices without end."""
+    choice that is not known here only the newest mean of each owner is kept. It is no progress, nor is one that is here
+    already, or not by its slice's owner: a member could send such ones without end."""
     may_own = mean.owner in log.held.roll or mean.owner in log.held.plan.succession or mean.owner == sender
     if not 0 <= mean.number < log.slices or not may_own:
         return [Complaint(sender, f"a mean of slice {mean.number} is by {mean.owner}, which is no member")]
     round = log.round
     known = round.means.get((mean.key, mean.number))
     wanted = round.commit is not None and round.commit.key == mean.key and mean.hash in round.commit.hashes
-    if known is None or wanted or not is_owned(log, known):
+    is_used = known is None or wanted or not is_owned(log, known)
+    if is_used:
         round.means[mean.key, mean.number] = mean
     keys = {told.key for told in (round.close, round.served, round.commit) if told is not None}
     if mean.key not in keys:
@@ -115,7 +116,8 @@ def got(log: FragmentLog, sender: str, mean: Mean, now: float) -> list[Effect]:
                 del round.means[key, number]
         if keys:
             return []
-    round.moved_at = now
+    if is_used and mean != known and is_owned(log, mean):
+        round.moved_at = now
     if round.half_at is None and 2 * len(log.means_of(mean.key)) >= log.slices:
         round.half_at = now
         if round.opened is not None:

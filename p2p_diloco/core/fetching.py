@@ -71,6 +71,7 @@ class Fetching:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetches: dict[int, Fetch] = {}
         self.together = False  # another lineage: nothing is adopted until all is here
+        self.damaged: dict[int, tuple[int, ...]] = {}  # by fragment: until these slices are replaced
         self.unsent: set[tuple[str, int, int]] = set()  # parts that did not leave: to whom, fragment and number
         self.failures = Failures(rules)
 
@@ -80,9 +81,8 @@ class Fetching:
         return any(not fetch.repair for fetch in self.fetches.values())
 
     def repaired(self, fragment: int) -> tuple[int, ...]:
-        """Return the slices of this fragment that are being repaired: they are sent afterwards."""
-        fetch = self.fetches.get(fragment)
-        return fetch.numbers if fetch is not None and fetch.repair else ()
+        """Return the slices of this fragment that are damaged here: they are sent once they are replaced."""
+        return self.damaged.get(fragment, ())
 
     def begin(self, fragments: Sequence[int], donors: Sequence[str], now: float, *, together: bool) -> list[Effect]:
         """Begin to fetch these fragments. Their rounds end here."""
@@ -96,8 +96,12 @@ class Fetching:
         return effects
 
     def repair(self, log: FragmentLog, numbers: Sequence[int], donors: Sequence[str], now: float) -> list[Effect]:
-        """Begin to fetch slices of the present version that are damaged here, beside the rounds."""
-        if log.fragment in self.fetches or log.state is None:
+        """Begin to fetch slices of the present version that are damaged here, beside the rounds; unless the whole
+        fragment is on its way."""
+        if log.fragment in self.damaged or log.state is None or not numbers:
+            return []
+        self.damaged[log.fragment] = tuple(numbers)
+        if log.fragment in self.fetches:
             return []
         fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), now, now, repair=True, head=log.state)
         self.fetches[log.fragment] = fetch
@@ -341,7 +345,7 @@ class Fetching:
         effects: list[Effect] = []
         for fetch in repairs:
             assert fetch.head is not None
-            del self.fetches[fetch.fragment]
+            del self.fetches[fetch.fragment], self.damaged[fetch.fragment]
             self.logs[fetch.fragment].digests = {}  # those of the damage say nothing any more
             effects.append(Accept(((fetch.fragment, fetch.head.version),), fetch.numbers))
         if whole:
@@ -363,6 +367,7 @@ class Fetching:
         if log.state is not None and log.relation(head.version) == "fork":
             log.shown, log.misses = {}, {}
         log.last, log.lacking, log.fresh, log.digests = [], set(), False, {}
+        self.damaged.pop(head.fragment, None)
         before = log.round
         log.round.began, log.unproven = 0.0, True  # a fetch is no usual round
         log.begin(head, now)
@@ -410,15 +415,15 @@ class Fetching:
         return [Complaint(peer, why) for peer in sorted(fetch.those_asked)]
 
     def _give_up(self, fetch: Fetch, now: float) -> list[Effect]:
-        log = self.logs[fetch.fragment]
+        log, damaged = self.logs[fetch.fragment], self.damaged.pop(fetch.fragment, ())
         if fetch.repair:
             kept = Note("repair", f"nobody else holds fragment {log.fragment}: what is here stays")
             return [kept, Keep(fetch.fragment, fetch.numbers)]
         if log.state is None:
             log.round.phase = Phase.EMPTY
-        else:
-            log.begin(log.state, now)
-        return []
+            return []
+        log.begin(log.state, now)
+        return self.repair(log, damaged, [peer for peer in self.roster.holders() if log.is_here(peer)], now)
 
     def moves(self, peer: str, now: float) -> None:
         """Handle progress of a transfer: what this donor was asked for has time."""

@@ -50,7 +50,7 @@ class FragmentLog:
         self.digests: dict[int, tuple[str, ...]] = {}  # by epoch: of the slices' tensors here
         self.fresh = False  # restored from disk, and nothing was applied since
         self.assigned: float | None = None  # asynchronous: since when this peer leads
-        self.unproven = False  # the state was fetched or restored: the run may have gone on elsewhere
+        self.unproven = False  # the state was fetched or restored, or this process stood still: others may be ahead
         self.believed: set[str] = set()  # chains that most live holders tell
 
     # -- questions

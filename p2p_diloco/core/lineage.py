@@ -180,12 +180,13 @@ class Lineage:
             return "fork"
         return "fork" if "fork" in found else "ahead" if "ahead" in found else "held"
 
-    def tell(self) -> Told | None:
-        """Return this peer's own answer; None while it lacks a fragment."""
+    def tell(self, *, leaves: bool = False) -> Told | None:
+        """Return this peer's own answer; None while it lacks a fragment. While it ``leaves`` its lineage for another
+        one, it is no voice for it: else two halves whose states travel for long could change places again and again."""
         states = [log.state for log in self.logs if log.state is not None]
         if len(states) < len(self.logs):
             return None
-        fresh = any(log.fresh for log in self.logs)
+        fresh = leaves or any(log.fresh for log in self.logs)
         return Told(tuple(s.version for s in states), tuple(s.links for s in states), fresh)
 
 

@@ -86,7 +86,7 @@ def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
         return []
     round.computing.discard((done.key, done.number))
     mean = Mean(log.fragment, done.base, done.key, done.number, done.hash, log.me, done.payload, done.seal)
-    round.means[done.key, done.number] = mean
+    round.means[done.key, done.number], round.moved_at = mean, now
     if log.rules.asynchronous:
         return []  # the commit is offered with its means to those that must hold it
     others = sorted(log.roster.alive(), key=lambda peer: (peer != round.holder, peer))
@@ -95,7 +95,8 @@ def averaged(log: FragmentLog, done: Averaged, now: float) -> list[Effect]:
 
 def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effect]:
     """Store a slice of a contribution, from its author or passed on by the holder. Once the round is closed, only those
-    that were counted are progress, and no other takes the place of one: else an author could hold the round up."""
+    that were counted are progress, and no other takes the place of one; once a commit is known, none is, because means
+    are lacking, not slices. Else an author could hold the round up."""
     round = log.round
     if sender not in (part.author, round.holder) or not 0 <= part.number < log.slices:
         return [Complaint(sender, "a slice came from neither its author nor the holder")]
@@ -106,7 +107,7 @@ def collect(log: FragmentLog, sender: str, part: Slice, now: float) -> list[Effe
         round.slices[part.number, part.author] = part
     if choice is not None and not (ready is not None and fits(ready, part)):
         return []
-    round.moved_at = now
+    round.moved_at = now if round.commit is None else round.moved_at
     return compute(log)
 
 

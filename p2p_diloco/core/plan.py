@@ -68,7 +68,7 @@ def plan_after(
     how many candidates the plan before had. ``successors``: asynchronous mode, whom the leader chose."""
     slices = len(rules.fragments[fragment])
     if rules.asynchronous:
-        rest = rank(f"{rules.run}/{fragment}", dict.fromkeys(roll, 1.0))
+        rest = rank(f"{rules.run}/{fragment}", roll)
         line = tuple(dict.fromkeys((*successors, *rest)))
         return Plan(line, line[:1] * slices, len(successors))
     recent = {
@@ -77,7 +77,7 @@ def plan_after(
         if peer in entries or (epoch - member.epoch <= before + SPARE_EPOCHS and not member.gone)
     }
     key = f"{rules.run}/{fragment}/{epoch}"
-    score = {peer: place for place, peer in enumerate(rank(key, dict.fromkeys(recent, 1.0)))}
+    score = {peer: place for place, peer in enumerate(rank(key, recent))}
 
     late = is_behind(roll, epoch)
 
@@ -131,7 +131,7 @@ def owner_order(key: str, number: int, members: Collection[str]) -> Sequence[str
 
 @lru_cache(maxsize=4096)
 def _ranked(key: str, members: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(rank(key, dict.fromkeys(members, 1.0)))
+    return tuple(rank(key, members))
 
 
 def _owners(key: str, slices: int, recent: Roll, epoch: int) -> tuple[str, ...]:

@@ -262,7 +262,7 @@ class Replica:
     def _answer(self, sender: str, ask: m.Ask) -> list[e.Effect]:
         """Tell what this replica holds, or send what is asked of it."""
         if ask.fragment is None:
-            told = self.lineage.tell()
+            told = self.lineage.tell(leaves=self.fetching.under_way and self.fetching.together)
             return [] if told is None else [e.Send(sender, told)]
         if not 0 <= ask.fragment < len(self.logs) or (state := self.logs[ask.fragment].state) is None:
             return []
@@ -326,6 +326,8 @@ class Replica:
         """Handle Wakeup: close rounds whose time is over and, once per interval, do the periodic work."""
         if now - self.planned > self.rules.frozen_after:
             self.roster.forgive(now)
+            for log in self.logs:
+                log.unproven = True
         if now < self.next_tick:
             return [*self.training.load(now), *self.presence.advance(now)]
         self.next_tick = now + self.rules.probe_every

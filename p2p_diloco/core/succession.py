@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .election import in_tiers, without
+from .election import assign, without
 
 
 def elected(
     run: str, shards: tuple[int, ...], reachable: Sequence[str], private: Sequence[str] = ()
 ) -> Mapping[int, tuple[str, ...]]:
     """Return, for each shard, the peers that should hold it, whatever its epoch: ``reachable`` peers first. The first
-    one aggregates. All peers have equal weight: with measured weights, each new measurement would move whole shards."""
-    return in_tiers(run, 0, shards, [dict.fromkeys(members, 1.0) for members in (reachable, private)])
+    one aggregates. All peers have equal parts: with measured links, each new measurement would move whole shards."""
+    first, then = (assign(run, shards, tuple(members)) for members in (reachable, private))
+    return {shard: (*first[shard], *then[shard]) for shard in shards}
 
 
 def may_stay(

@@ -21,16 +21,13 @@ def pass_over(log: FragmentLog, now: float) -> list[Effect]:
     round, step = log.round, log.rules.probe_every
     most = awaited(log, now) if log.state is not None and log.phase not in (Phase.FINAL, Phase.FETCHING) else {}
     round.waited |= {peer: round.waited.get(peer, -step) + step for peer in most}
+    claims_it = round.promised is not None and log.leads and log.phase is not Phase.HOLDING
     over = sorted(peer for peer, longest in most.items() if round.waited[peer] >= longest)
+    over = [peer for peer in over if not claims_it or claims.spare(log, peer)]
     if not over:
         return []
-    if round.promised is not None and log.leads and log.phase is not Phase.HOLDING:
-        over = [peer for peer in over if claims.spare(log, peer)]
-        if not over:
-            return []
-        round.promised |= set(over)
-    else:
-        round.passed |= set(over)
+    round.passed |= set(over)
+    if not claims_it:
         log.late |= set(over)
         for peer in over if log.rules.asynchronous else ():
             log.roster.costs_a_deadline(peer, now)
@@ -52,7 +49,7 @@ def awaited(log: FragmentLog, now: float) -> dict[str, float]:
         confirms = {p: log.grace() if holding.was_waited_for(log, p) else log.holds_within() for p in held}
         return confirms | dict.fromkeys(claims.missing(log), promises)
     holder, since = round.handed
-    if holder != round.holder or not claims.able(log, holder) or not log.roster.live(holder):
+    if holder != round.holder or not claims.able(log, holder):
         return {}
     working = [p for p, s in log.roster.summaries().items() if closing.works(log, p, s)]
     moving = now - round.moved_at < log.grace() and log.phase is not Phase.COLLECTING

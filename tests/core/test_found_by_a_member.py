@@ -85,6 +85,28 @@ def test_means_of_invented_choices_are_no_progress_and_do_not_pile_up() -> None:
     assert (log.round.moved_at, [key for key, _ in log.round.means]) == (1.0, ["invented 8"])
 
 
+def test_means_that_are_here_or_not_by_the_owner_are_no_progress() -> None:
+    """X sends them as often as it likes: a round that waited while something comes would never end."""
+    log = a_leader("A", "X")
+    leading.close(log, choice_of(log.held, "A", "X"), 1.0)
+    assert log.round.close is not None
+    mean = Mean(0, log.held.version, log.round.close.key, 0, "h", "A")
+    applying.got(log, "X", replace(mean, owner="X"), 2.0)
+    assert log.round.moved_at == 1.0
+    for now in (3.0, 4.0):
+        applying.got(log, "A", mean, now)
+        assert log.round.moved_at == 3.0
+
+
+def test_while_means_are_lacking_slices_are_no_progress() -> None:
+    """X goes on sending its slices. A, which knows a commit and no choice, would never ask for the commit's means."""
+    log = a_log("A", "A", "B", "X")
+    close = Close(0, log.held.version, 0, "B", 0, "", choice_of(log.held, "B", by="B"), ("B",) * log.slices)
+    applying.take(log, commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules), 1.0)
+    owning.collect(log, "X", a_slice(log, "X", 0), 5.0)
+    assert {(want.what, want.numbers) for _, want in sent(applying.tick(log, 5.0), Want)} == {(What.MEANS, (0, 1, 2))}
+
+
 def test_a_leader_that_did_nothing_is_promised_nothing_for_a_while() -> None:
     """X claims again as soon as it is passed over. B leads next, and must have the time to make the commit."""
     log = a_log("A", "A", "B", "X")
@@ -110,6 +132,31 @@ def test_a_leader_that_claims_again_gets_more_time_only_once() -> None:
     assert log.round.waited["X"] == 7.0
     claims.yields(log, 6, "B")
     assert "B" not in log.round.waited
+
+
+def test_a_leader_that_has_never_answered_a_probe_is_passed_over() -> None:
+    """X sends contributions, so it is not dead, and the plan names it; nobody knows more of it."""
+    log = a_log("A", "A", "B")
+    log.roster.name("X")
+    log.roster.heard("X")
+    log.round.holder, log.round.handed = "X", ("X", 0.0)
+    for now in range(1, 60):
+        waits.pass_over(log, float(now))
+    assert log.round.passed == {"X"}
+
+
+def test_one_that_refuses_a_claim_that_most_promise_is_not_asked_again() -> None:
+    """D has promised a later term to X, which is gone. It repeats that vote, and serves nobody else in this round."""
+    log = a_log("A", "A", "B", "C", "D")
+    log.state = replace(log.held, plan=replace(log.held.plan, owners=("D",) * log.slices))
+    log.begin(log.held, 0.0)
+    log.round.term, log.round.holder, log.round.promised, log.round.phase = 1, "A", {"B", "C"}, Phase.CLAIMING
+    for now in range(1, 60):
+        claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+        waits.pass_over(log, float(now))
+    claims.voted(log, "D", Vote(0, log.held.version, 40, "X"))
+    assert claims.missing(log) == []
+    assert "D" not in leading._owners(log)
 
 
 def test_a_claimant_that_most_are_ahead_of_claims_a_later_term() -> None:

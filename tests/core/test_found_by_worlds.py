@@ -20,6 +20,7 @@ from p2p_diloco.core.lineage import Inquiry, Lineage
 from p2p_diloco.core.messages import (
     Ask,
     Choice,
+    Claim,
     Close,
     Commit,
     Head,
@@ -285,6 +286,18 @@ def test_one_that_was_on_another_lineage_and_came_over_is_waited_for_again() -> 
     assert log.is_here("B")
 
 
+def test_one_that_goes_over_to_another_lineage_is_no_voice_for_its_own() -> None:
+    """A state may travel for long. Meanwhile those to which it goes over would count it, and go over to its lineage:
+    two halves would change places again and again."""
+    world = World("AB")
+    world.reach(2)
+    replica = world.peers["A"].replica
+    for together in (False, True):
+        replica.fetching.begin([0], ["B"], world.now, together=together)
+        ((_, answer),) = sent(replica.handle(e.Received("B", Ask()), world.now), Told)
+        assert answer.fresh is together
+
+
 def test_a_newer_version_of_the_own_lineage_needs_two_that_tell_it() -> None:
     """However many are still behind: they tell nothing else. One that tells it alone could lie."""
     assert decided(told("a"), told("a", "a2"), told("a", "a2"), told("a"), told("a"))[0] == "a2"
@@ -396,6 +409,19 @@ def test_slices_under_repair_are_sent_afterwards() -> None:
     effects = replica.handle(e.Received("B", Ask(0, (0, 1))), world.now)
     assert [message.number for _, message in sent(effects, Part)] == [0]
     assert replica.fetching.unsent == {("B", 0, 1)}
+
+
+def test_damaged_slices_are_not_sent_while_a_newer_state_is_fetched() -> None:
+    """The fetch takes the place of the repair, and may be in vain: then the repair begins again."""
+    world = World("AB")
+    world.reach(2)
+    replica, now = world.peers["A"].replica, world.now
+    replica.handle(e.Damaged(0, replica.logs[0].held.version, (1,)), now)
+    replica.fetching.begin([0], ["B"], now, together=False)
+    effects = replica.handle(e.Received("B", Ask(0, (0, 1))), now)
+    assert [message.number for _, message in sent(effects, Part)] == [0]
+    again = replica.fetching._give_up(replica.fetching.fetches.pop(0), now)
+    assert sent(again, Ask) == [("B", Ask(0, (1,)))]
 
 
 def test_damage_is_noticed_though_nobody_has_told_the_newest_digest_yet() -> None:
@@ -643,6 +669,16 @@ def test_a_leader_that_was_away_may_claim_anew() -> None:
     holder = log.round.holder
     term = len(claims.line(log))
     assert claims.would_promise(log, holder, term, 1.0)
+
+
+def test_an_asynchronous_leader_that_stood_still_claims_anew() -> None:
+    """Others may have gone on without it. A newcomer, which knows nothing of them, would hold its next commit."""
+    world = asynchronous("ABC")
+    world.reach(3)
+    leader = world.peers[world.peers["A"].state().plan.succession[0]].replica
+    assert world.run(20, lambda: leader.logs[0].phase is Phase.COLLECTING)
+    effects = leader.handle(e.Wakeup(), leader.planned + leader.rules.frozen_after + 1)
+    assert {to for to, _ in sent(effects, Claim)} == {*"ABC"} - {leader.me}
 
 
 @pytest.mark.parametrize("phase", [Phase.CLOSING, Phase.APPLYING])

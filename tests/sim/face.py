@@ -180,6 +180,10 @@ class Face(Replica):
         """Return how a version relates to the present one: equal, ancestor, ahead or fork."""
         return self.logs[unit].relation(theirs)
 
+    def is_here(self, unit: int, peer: str) -> bool:
+        """Whether nothing shows this peer that another one is on another lineage."""
+        return self.logs[unit].is_here(peer)
+
     def remembers(self, unit: int, version: Version) -> bool:
         """Whether this version is the present one or an ancestor that the state still names."""
         return chain_at(self.of(unit).links, version.epoch) == version.digest

@@ -261,8 +261,9 @@ class Hostile:
             case "commit":
                 return self._commit(log)
             case "mean":
-                # with the others it can become the owner of a slice, and then its mean would have to be right
-                known = log.round.close is not None and not {"close", "commit", "vote"} & {*self.tactics}
+                # with these tactics, or as a candidate, it may become the slice's owner, and this a wrong mean
+                may_own = {"close", "commit", "vote"} & {*self.tactics} or self.name in state.plan.succession
+                known = log.round.close is not None and not may_own
                 key = log.round.close.key if known and log.round.close is not None else self._digest()
                 number, payload = rng.randrange(log.slices), ((GHOST, 0),)
                 owns = self.name in (log.round.owners[number], state.plan.owners[number])

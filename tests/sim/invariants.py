@@ -136,11 +136,13 @@ def _bury(world: World, process: Process) -> None:
 
 def _elects(world: World, process: Process, step: Step) -> None:
     """Check the plan of a commit. It may name a private peer as aggregator or successor only if the commit's author
-    knows no reachable peer that could be named instead (invariant o)."""
+    knows no reachable peer that could be named instead (invariant o): a live one that nothing shows on another
+    lineage."""
     known, line = process.replica.roster.summaries(), step.line
     if world.rules.asynchronous:
         line = tuple(peer for peer in line if peer != process.name)
-        could = {peer for peer, summary in known.items() if summary.epochs} - {process.name, *line}
+        here = {peer for peer, summary in known.items() if summary.epochs and process.replica.is_here(step.unit, peer)}
+        could = here - {process.name, *line}
     else:
         line, could = line[:1], {one.peer for one in step.counted if one.peer in known} | {process.name}
     hidden = {peer for peer, summary in known.items() if not summary.eligible} if step.private is None else step.private

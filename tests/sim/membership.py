@@ -182,10 +182,11 @@ class Membership:
         return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
     def _works(self, process: Process, unit: int, version: object) -> bool:
-        """Whether the peer works on this version of the unit, and has trained for so long that all peers know of
-        it."""
+        """Whether the peer works on this version of the unit, and has trained for so long that all peers know of it. A
+        peer that knows that all data is used does not."""
         life, world = self._life(process), self.world
-        if process.replica.finished or process.replica.departed:
+        done = world.data is not None and world.data.ended(process)
+        if done or process.replica.finished or process.replica.departed:
             return False
         paused = process.paused is not None and world.now - process.paused >= world.rules.pause_timeout - 0.5
         on_it = process.replica.versions[unit] == version
