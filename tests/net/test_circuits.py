@@ -16,7 +16,7 @@ from p2p_diloco.net import circuits as module
 from p2p_diloco.net.circuits import RELAYS_MAX, Circuits
 from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
-from p2p_diloco.net.pipe import Pipe, PipeBroken
+from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from tests.net.clocks import by_hand
 from tests.net.members import tls_of
@@ -262,24 +262,6 @@ async def test_the_relay_cannot_pose_as_the_peer(world: World) -> None:
     assert await refused_by_both(world, evil) is not None
 
 
-@plays(run)
-async def test_the_relay_cannot_pose_as_the_dialler(world: World) -> None:
-    """It says that A dials, and begins the TLS handshake itself, with a key of its own."""
-    evil = Evil(world)
-    b = await world.peer(1)
-    there, _ = await evil.daemon.open_stream(B, RELAYED, timeout_s=5.0)
-    frames = evil.frames(there)
-    frames.write(Message(msgpack.packb({"from": A})))
-    assert await evil.read(frames) == Message(b"")
-    with contextlib.suppress(OSError):
-        inside = await tls_of(KEYS[3]).secured(there, B, server=False)
-        inside.write(encode(Message(ECHO.encode())) + SECRET)  # in TLS 1.3 the dialler is refused afterwards
-        assert not await inside.more(AT_ONCE_S)
-    await until(lambda: not b._answering, AT_ONCE_S)
-    assert world.heard == []
-    there.abort()
-
-
 @pytest.mark.parametrize("at", [0, 3, 7, 50, 300, 900])
 @plays(run)
 async def test_a_changed_byte_in_the_handshake_ends_the_stream(
@@ -299,22 +281,6 @@ async def test_a_changed_byte_in_the_handshake_ends_the_stream(
 
     evil.change = change
     await asyncio.wait_for(refused_by_both(world, evil, opens=True), 2 * AT_ONCE_S)
-
-
-@plays(run)
-async def test_a_changed_byte_in_the_data_is_not_delivered(world: World) -> None:
-    """The stream ends instead, at both ends."""
-    evil = Evil(world)
-    a, _ = await world.peer(0), await world.peer(1)
-    pipe, _ = await a.open(B, ECHO, ["evil"])
-    pipe.write(b"x")
-    assert await heard(pipe, 1) == b"x"
-    evil.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
-    pipe.write(SECRET)
-    with pytest.raises(PipeBroken):
-        await heard(pipe, 1)
-    await until(lambda: not world.tasks, AT_ONCE_S)
-    assert [data for _, _, data in world.heard] == [b"x"]
 
 
 HANGS: dict[str, Callable[[Evil], None]] = {
@@ -340,19 +306,6 @@ async def test_a_relay_that_hangs_costs_one_deadline(
     hang(evil)
     error = await refused_by_both(world, evil)
     assert "too long" in str(error)
-
-
-@plays(run)
-async def test_while_one_relay_hangs_the_next_is_asked(world: World) -> None:
-    """After a moment; its stream counts, and the other one is given up."""
-    evil = Evil(world)
-    HANGS["at once"](evil)
-    a, _, _ = await two(world)
-    pipe, found_at = await a.open(B, ECHO, ["evil", "relay"])
-    assert found_at.endswith("/p2p/relay/p2p-circuit")
-    pipe.write(b"x")
-    assert await heard(pipe, 1) == b"x"
-    pipe.abort()
 
 
 @plays(run)
@@ -448,18 +401,6 @@ async def test_a_registration_ends_when_it_is_not_wanted(world: World) -> None:
     a.register(())
     await until(lambda: A not in relay._registered)
     assert (a.registered, a.addresses) == ({}, [])
-
-
-@plays(run)
-async def test_several_addresses_of_one_relay_are_one_registration(world: World) -> None:
-    """The daemon learns them all. This peer itself is no relay of its own."""
-    await world.relay()
-    a = await world.peer(0)
-    addresses = ["/ip4/127.0.0.1/tcp/4000/p2p/relay", "/dns4/box/tcp/4000/p2p/relay"]
-    a.register([*addresses, f"/ip4/127.0.0.1/tcp/1/p2p/{A}"])
-    await until(lambda: a.registered)
-    assert list(a._relays) == ["relay"]
-    assert a._daemon.known_at("relay") == addresses
 
 
 @plays(run)

@@ -58,19 +58,6 @@ async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
     return pipe, told.pipe
 
 
-@plays(run)
-async def test_the_relay_says_who_opens_and_passes_bytes_on(world: World) -> None:
-    """In both directions, and the end too: bytes written before it arrive."""
-    await world.relay()
-    here, there = await joined(world)
-    here.write(b"there")
-    assert await heard(there, 5) == b"there"
-    there.write(b"back")
-    there.close()
-    assert await heard(here, 4) == b"back"
-    assert not await here.more(AT_ONCE_S)
-
-
 @pytest.mark.parametrize("content", [{"open": "b"}, {"register": True}])
 @plays(run)
 async def test_a_peer_with_a_rate_of_0_is_no_relay(world: World, content: dict[str, Any]) -> None:
@@ -287,16 +274,6 @@ def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: py
         assert isinstance(await answer((await request(world, "c", check=[]))[1]), Message)
 
     run(test)
-
-
-@plays(run)
-async def test_a_check_has_a_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream then ends without an answer."""
-    monkeypatch.setattr(module, "CHECK_S", 0.2)
-    monkeypatch.setattr(module, "dial_back", lambda *_: asyncio.sleep(100.0))
-    relay = await world.relay()
-    assert await answer((await request(world, "a", check=[]))[1]) is None
-    assert relay._checked == set()
 
 
 def test_a_relay_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
