@@ -45,11 +45,6 @@ def test_without_a_terminal_lines_are_plain(form: str, monkeypatch: pytest.Monke
     assert "\x1b" not in text
 
 
-def test_rich_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for by name, rich is used without a terminal too."""
-    assert "hello world" in logged("rich", monkeypatch)
-
-
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, `auto` stays plain where NO_COLOR is set."""
 
@@ -65,12 +60,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         set_up_logs("auto")
         logging.getLogger("p2p_diloco.test").info("hello")
         assert ("INFO p2p_diloco.test: hello" in err.getvalue()) is plain
-
-
-def test_debug_shows_our_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--debug logs more of ours."""
-    assert "detail" in logged("plain", monkeypatch, debug=True)
-    assert "detail" not in logged("plain", monkeypatch)
 
 
 def test_an_unknown_form_is_refused() -> None:
