@@ -110,7 +110,7 @@ def test_delayed_nesterov_of_peers_that_meet_is_the_synchronous_step(lab: Simple
 
 def test_what_is_cut_or_killed_is_noticed(lab: SimpleNamespace) -> None:
     """Rounds take longer while links are cut, and more inner steps are made than counted where peers die."""
-    quiet, cut, killed = (run(lab, length=24, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
+    quiet, cut, killed = (run(lab, length=12, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
     assert len({quiet.loss, cut.loss, killed.loss}) == 3
     assert cut.time_s > quiet.time_s + lab.setting.DEAD_S
     assert killed.time_s > quiet.time_s
