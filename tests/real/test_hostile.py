@@ -180,10 +180,12 @@ def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None
     field.do(row())
 
 
-def test_a_member_that_leads_and_never_commits_is_passed_over(field: Field) -> None:
-    """The next one commits, and two that were held up name it late: then it leads and owns after all others. Meanwhile
-    it contributes -1000 to the rounds of the others: a round that closes with it and one other has no clip, but each
-    step is limited to 1.25 of the usual length."""
+def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_over(field: Field) -> None:
+    """Each peer computes the version, and counts only so many newcomers: it says why it does not take the commit. One
+    with 500 invented peers would take room in every state for ever. The next one commits, and two that were held up
+    name the leader late: then it leads and owns after all others. Meanwhile it contributes -1000 to the rounds of the
+    others: a round that closes with it and one other has no clip, but each step is limited to 1.25 of the usual
+    length."""
 
     async def moves(epochs: int) -> float:
         """The mean change of θ in each of this many rounds."""
@@ -193,10 +195,26 @@ def test_a_member_that_leads_and_never_commits_is_passed_over(field: Field) -> N
         return (float(node.memory.theta.mean()) - theta) / (node.epoch - epoch)
 
     async def row() -> float:
-        async with liar(field, "holder") as member:
+        async with liar(field, "miscounter") as member:
+
+            async def commits() -> None:
+                first, *others = field.nodes
+                while True:  # a node that computes ignores it without a reason
+                    own = member.id, member.ready()
+                    made = member.commit(member.choice(own))
+                    await member.tell(first.id, member.commit(made.choice, version=made.base))
+                    invented = [(f"12D3KooW{number:044d}", member.ready()) for number in range(500)]
+                    for node in others:
+                        await member.tell(node.id, member.commit(member.choice(own, *invented)))
+                    await asyncio.sleep(0.5)
+
             member.delta = -1000.0
             await member.take_part(works=True)
             await member.until(lambda: member.elected, "elected", 60.0)
+            committing = asyncio.create_task(commits())
+            await field.tells(member.name, "its version does not follow from what it says")
+            await field.tells(member.name, "it counts too many newcomers", nodes=2)
+            committing.cancel()
             meanwhile = await moves(8)
 
             def comes_last() -> bool:
