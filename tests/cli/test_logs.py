@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 
 from p2p_diloco.cli.logs import above, set_up_logs
-from p2p_diloco.errors import UsageError
 
 
 def logged(form: str, monkeypatch: pytest.MonkeyPatch, *, debug: bool = False) -> str:
@@ -60,12 +59,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         set_up_logs("auto")
         logging.getLogger("p2p_diloco.test").info("hello")
         assert ("INFO p2p_diloco.test: hello" in err.getvalue()) is plain
-
-
-def test_an_unknown_form_is_refused() -> None:
-    """The forms are listed in the sentence."""
-    with pytest.raises(UsageError, match="auto, rich, plain, json"):
-        set_up_logs("loud")
 
 
 @pytest.mark.parametrize("form", ["rich", "plain"])

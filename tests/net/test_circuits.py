@@ -65,23 +65,6 @@ async def test_bytes_pass_both_ways(world: World) -> None:
 
 
 @plays(run)
-async def test_a_relayed_stream_ends_at_both_ends(world: World) -> None:
-    """When either end closes it, and when the relay dies."""
-    a, _, relay = await two(world)
-    pipe, _ = await a.open(B, ECHO, ["relay"])
-    pipe.write(b"x")
-    await heard(pipe, 1)
-    echoing = len(world.tasks)
-    pipe.close()
-    await until(lambda: len(world.tasks) < echoing)
-    pipe, _ = await a.open(B, ECHO, ["relay"])
-    waiting = asyncio.create_task(pipe.more(100.0))
-    await relay.close()
-    assert not await asyncio.wait_for(waiting, AT_ONCE_S)
-    assert pipe.ended is not None
-
-
-@plays(run)
 async def test_the_relay_sees_no_byte(world: World) -> None:
     """What passes through it holds neither the protocol nor what is sent."""
     seen = bytearray()
@@ -260,27 +243,6 @@ async def test_the_relay_cannot_pose_as_the_peer(world: World) -> None:
 
     evil.in_place_of_b = in_place_of_b
     assert await refused_by_both(world, evil) is not None
-
-
-@pytest.mark.parametrize("at", [0, 3, 7, 50, 300, 900])
-@plays(run)
-async def test_a_changed_byte_in_the_handshake_ends_the_stream(
-    world: World, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """Wherever it is; the dialler may think for a moment that it has a stream. If the byte is part of a length, the
-    rest is awaited in vain."""
-    monkeypatch.setattr(module, "OPEN_S", 1.0)
-    evil, passed = Evil(world), 0
-
-    def change(data: bytes) -> bytes:
-        nonlocal passed
-        begins, passed = passed, passed + len(data)
-        if begins <= at < passed:
-            data = bytes(byte ^ (index == at - begins) for index, byte in enumerate(data))
-        return data
-
-    evil.change = change
-    await asyncio.wait_for(refused_by_both(world, evil, opens=True), 2 * AT_ONCE_S)
 
 
 HANGS: dict[str, Callable[[Evil], None]] = {
@@ -486,33 +448,3 @@ async def test_a_relay_that_lost_the_peer_makes_a_refusal(world: World) -> None:
     with pytest.raises(Unreachable, match=GONE) as caught:
         await a.open(B, ECHO, ["other", "relay"])
     assert caught.value.refused
-
-
-def test_of_two_relays_that_reach_the_peer_at_once_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one's stream is ended."""
-    monkeypatch.setattr(module, "STAGGER_S", 0.01)
-    begun, ready, ended = list[str](), asyncio.Event(), list[str]()
-
-    class Stream:
-        def __init__(self, relay: str) -> None:
-            self.relay = relay
-
-        def abort(self) -> None:
-            ended.append(self.relay)
-
-    async def opens(self: Circuits, relay: str, peer: str, protocol: str) -> Any:
-        begun.append(relay)
-        await ready.wait()
-        return Stream(relay), relay
-
-    monkeypatch.setattr(Circuits, "_open_through", opens)
-
-    async def test(world: World) -> None:
-        a = await world.peer(0)
-        opening = asyncio.create_task(a.open(B, ECHO, ["r1", "r2"]))
-        await until(lambda: len(begun) == 2)
-        ready.set()
-        assert (await opening)[1] == "r1"
-        await until(lambda: ended == ["r2"])
-
-    run(test)

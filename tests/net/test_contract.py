@@ -229,27 +229,6 @@ async def test_an_empty_payload_is_a_payload(company: Company) -> None:
 
 
 @shared
-async def test_payloads_of_any_item_size_go_as_bytes(company: Company) -> None:
-    """A view of wider items (as of a tensor) is sent as the bytes that it lies on."""
-    (a, _), (b, inbox), _ = company.peers
-    await a.send(b.peer_id, b"wide", memoryview(bytes(range(64))).cast("H"))
-    assert bytes(inbox.got[0][2]) == bytes(range(64))
-
-
-@shared
-async def test_eight_payloads_at_once(company: Company) -> None:
-    """Payloads sent together all arrive, each with its own bytes, both ways."""
-    (a, inbox_a), (b, inbox_b), _ = company.peers
-    payloads = [bytes([number]) * (1 << 20) for number in range(8)]
-    await asyncio.gather(
-        *(a.send(b.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
-        *(b.send(a.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
-    )
-    for inbox in (inbox_a, inbox_b):
-        assert sorted((bytes(h), bytes(p)) for _, h, p in inbox.got) == [(p[:1], p) for p in payloads]
-
-
-@shared
 async def test_a_refusal_comes_back_with_its_reason(company: Company) -> None:
     """The receiver's reason reaches the sender, with and without a payload; what follows is taken as
     before."""

@@ -183,19 +183,6 @@ def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.Monkey
     run(test)
 
 
-@pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(CHAIN_BYTES_MAX + 2)), Refused("x")], ids=repr)
-@plays(run)
-async def test_a_frame_that_is_no_certificate_is_refused(start: Start, frame: Frame) -> None:
-    """A longer one as soon as its length is read."""
-    me = start(ME)
-    pipe = await me.opened_by(S)
-    pipe.write(encode(frame)[:50])
-    if not isinstance(frame, Message):
-        pipe.write(encode(frame)[50:])
-    assert await answer(pipe) == REFUSED
-    assert not me.served
-
-
 @plays(run)
 async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) -> None:
     """Also if its bytes trickle in."""

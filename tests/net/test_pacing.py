@@ -8,22 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2p_diloco.net import pacing
 from p2p_diloco.net.pacing import (
     FILLING,
     FULL,
     LEAP,
     LOOK_EVERY,
-    ROOM,
-    SLOW,
     SPAN,
     TICK_S,
     Pacer,
     Shares,
     Took,
 )
-from tests.net.direct_peers import Start, run
-from tests.net.patience import plays
 
 MB = 1e6
 LONG = 6000
@@ -74,15 +69,6 @@ def test_no_connection_is_paced_before_the_first_reading() -> None:
         assert link.paces == {}
     link.tick()
     assert set(link.paces) == {"a", "b"}
-    assert link.shares.link == pytest.approx(12 * MB)
-
-
-def test_a_reading_leaves_out_the_filling_of_buffers() -> None:
-    """Queues and windows take more at first than the link goes on carrying."""
-    link = Link(36 * MB, {"a": 1.0, "b": 1.0})
-    link.run(FILLING)
-    link.rate = 12 * MB
-    link.run(SPAN)
     assert link.shares.link == pytest.approx(12 * MB)
 
 
@@ -144,19 +130,6 @@ def test_a_low_first_reading_is_corrected_at_once() -> None:
     link.rate = 12 * MB
     link.run(SPAN * (1 + math.ceil(math.log(2, LEAP * GAPS))))
     assert link.shares.link == pytest.approx(12 * MB)
-
-
-def test_gaps_do_not_wear_down_the_shares() -> None:
-    """While connections wait now and then, readings are lower than the link. Probes come as often as readings are
-    forgotten, so the lower reading isn't shared out in turn."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
-    assert sum(link.run(LONG).values()) > 0.99 * ROOM * GAPS * 12 * MB
-
-
-def test_a_fast_link_is_not_paced() -> None:
-    """There the machines set the rates."""
-    link = Link(1.01 * SLOW, {"a": 3.0, "b": 1.0})
-    assert link.run(LONG)["a"] == pytest.approx(0.75 * 1.01 * SLOW, rel=1e-3)
 
 
 @pytest.mark.parametrize("waiting", ["a", "ab"])
@@ -242,30 +215,3 @@ def test_connections_are_paced_while_payloads_are_written(clock: Clock) -> None:
     pacer.begin("a", a)
     clock.ticks(1)
     assert len(a.paces) == FIRST + 4
-
-
-def test_consecutive_payloads_are_measured_as_one(clock: Clock) -> None:
-    """If the next one begins within the tick in which one ended, all bytes of the connection count."""
-    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
-    pacer = clock.pacer(a=a, b=b)
-    for _ in range(FIRST):
-        clock.passes(0.4)
-        pacer.over("b")
-        clock.passes(0.2)
-        pacer.begin("b", b)
-        clock.passes(0.4)
-    assert pacer._shares.link == pytest.approx(3 * MB)
-
-
-@plays(run)
-async def test_idle_connections_are_not_measured(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While payloads go to two peers both are; after the next tick neither is."""
-    monkeypatch.setattr(pacing, "TICK_S", 60.0)  # only when asked
-    a, _, _ = start("a"), start("b"), start("c")
-    pacer = a.direct._pacer
-    await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
-    assert set(pacer._writing) == {"b", "c"}
-    pacer.end()
-    pacer._tick()
-    assert not pacer._writing
-    assert pacer._timer is None

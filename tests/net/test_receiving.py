@@ -79,22 +79,6 @@ async def test_only_the_inbox_holds_a_payloads_memory(start: Start) -> None:
 
 
 @plays(run)
-async def test_a_protocol_error_is_answered_after_the_earlier_payloads(start: Start) -> None:
-    """A payload that came before it is delivered and answered first."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
-    await until(lambda: gate.come == [b"1"])
-    await asyncio.sleep(0.05)
-    gate.open.set()
-    first, second = await answers(pipe, 2)
-    assert first == Accepted()
-    assert isinstance(second, Refused)
-    pipe.abort()
-
-
-@plays(run)
 async def test_a_payload_refused_unread_is_skipped(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is understood, however the bytes are split, and all bytes are counted. If the rest doesn't come the
     connection ends."""

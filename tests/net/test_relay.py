@@ -13,9 +13,8 @@ from p2p_diloco.net import relay as module
 from p2p_diloco.net.framing import Accepted, Frame, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Rate, Relay
-from tests.net.clocks import by_hand
-from tests.net.patience import awaited, plays, until
+from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
+from tests.net.patience import plays, until
 from tests.net.relays import AT_ONCE_S, World, heard, run
 
 
@@ -127,17 +126,6 @@ def test_all_streams_together_keep_to_the_rate() -> None:
     assert one > 0.8 * (count / 1e6 - module.BURST_S)
     assert 0.6 < two / one < 1.6
     assert 0.3 < fast / one < 0.8
-
-
-@awaited
-async def test_a_burst_passes_at_once_and_the_debt_is_paid() -> None:
-    """Idle time counts for `BURST_S` at most."""
-    with by_hand() as clock:
-        rate = Rate(1000.0)
-        await clock.passes(100.0)
-        await rate.spend(int(1000 * module.BURST_S))
-        spending = asyncio.create_task(rate.spend(500))
-        assert 0.5 <= round(await clock.over(spending, step_s=0.01), 6) <= 0.55  # a difference of floats
 
 
 # -- registered peers

@@ -227,22 +227,6 @@ async def test_a_connection_counts_its_bytes_and_keeps_to_its_pace() -> None:
 
 
 @ON_LINUX
-@awaited
-async def test_a_full_window_does_not_count_as_held_up_by_the_network() -> None:
-    """Once the reader has stopped and its window is full, the time that passes isn't counted."""
-    async with ends() as (near, _):
-        writing = near.write_view(memoryview(bytes(64 << 20)))
-        took, passed, total = paced_end(near).took(), 0.0, 0
-        while not total or took.bytes or took.held_up_s >= 0.5 * passed:  # until all that lies between is full
-            began = time.monotonic()
-            await asyncio.sleep(0.1)
-            took, passed = paced_end(near).took(), time.monotonic() - began
-            total += took.bytes
-        assert 0 < total < 64 << 20
-        assert writing.cancel()
-
-
-@ON_LINUX
 @pytest.mark.parametrize(
     ("rate", "told"), [(0.2, {1}), (5e6, {5_000_000}), (1e12, {2**31 - 1}), (None, {-1, 2**32 - 1})]
 )
@@ -278,19 +262,6 @@ def paced_end(pipe: Pipe) -> Paced:
     """What holds it to a pace."""
     assert pipe.paced is not None
     return pipe.paced
-
-
-@awaited
-async def test_bytes_read_before_the_pipe_are_not_lost() -> None:
-    """Bytes that had come before there was a pipe are its first."""
-    near, far = sockets()
-    reader, writer = await asyncio.open_connection(sock=far)
-    near.send(b"hello, and more")
-    assert await reader.readexactly(5) == b"hello"
-    pipe = await Pipe.adopt(reader, writer)
-    assert pipe.unread == b", and more"
-    pipe.abort()
-    near.close()
 
 
 @awaited

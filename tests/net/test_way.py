@@ -112,25 +112,6 @@ def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
 # -- which is free
 
 
-def test_connections_take_turns() -> None:
-    """A connection is lent to one payload at a time; the one that was used longest ago is next."""
-    way, streams = Way(), [stream() for _ in range(3)]
-    for one in reversed(streams):
-        way.add(one)
-    lent = [way.lend() for _ in range(3)]
-    assert [one for one in lent if one] == streams
-    assert way.lend() is None
-    assert not way.has_room
-    for one in lent[::-1]:
-        assert one is not None
-        way._path_bytes.append(10.0 * MIB)  # all are needed
-        way.give_back(one, 1, 100)
-    assert way.has_room
-    again = way.lend()
-    assert again is not None
-    assert again is streams[0]
-
-
 def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
     """One connection stays; also one that carried enough, or is unfit, is dropped."""
     way, streams = Way(), [stream() for _ in range(2)]

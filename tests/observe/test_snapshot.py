@@ -25,7 +25,7 @@ from p2p_diloco.node.status import (
     Ways,
 )
 from p2p_diloco.node.wire import PROTOCOL
-from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, Snapshot
+from p2p_diloco.observe.snapshot import MAX_PEERS, Snapshot
 from p2p_diloco.observe.snapshot import snapshot as made
 
 NOW = 1_000_000.0
@@ -199,14 +199,6 @@ def test_the_round_is_the_slowest_aggregators() -> None:
         record("c", epoch=11, round=RoundProgress(0, 0, 4)),
     ]
     assert snapshot("main", CONFIG, rounds, NOW).run.round == RoundProgress(0, 1, 4)
-
-
-def test_events_are_the_newest_in_order() -> None:
-    """Events of all peers in one list, oldest first, cut to the newest."""
-    records = [record(f"p{i:02}", events=[Event(NOW - i, f"event {i}")]) for i in range(30)]
-    events = snapshot("main", None, records, NOW).run.events
-    assert [event.text for event in events] == [f"event {i}" for i in reversed(range(MAX_EVENTS))]
-    assert events[-1].peer == "p00"
 
 
 def test_text_of_strangers_is_tamed() -> None:

@@ -88,13 +88,6 @@ def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 
-def test_names_are_no_markup() -> None:
-    """What a peer calls itself is shown as it is."""
-    text = screen(seen())
-    assert "[red]bob" in text
-    assert "bob has [joined]" in text
-
-
 def test_the_first_line_says_when_the_run_ends() -> None:
     """With a stop after epochs: from epoch 12 to 20, 500 steps each, at 3.5 steps a second, it takes 19 minutes."""
     run = run_with(mode="sync", sync_every=500, stop_after_epochs=20)
@@ -155,22 +148,6 @@ def test_refused_messages_are_told_above_the_events() -> None:
     assert lines(snap)[-2:] == [f"  {told}", "  0s ago  alice: bob joined"]
     assert told in screen(snap)
     assert "refused" not in screen(seen())
-
-
-@pytest.mark.parametrize(
-    ("ways", "told"),
-    [
-        (None, "-"),
-        (Ways(0, 0, 0), "-"),
-        (Ways(2, 0, 0), "2/2"),
-        (Ways(0, 2, 0), "0/2"),
-        (Ways(1, 2, 3), "1/6 (3 relayed)"),
-    ],
-)
-def test_ways_are_counted(ways: Ways | None, told: str) -> None:
-    """How many of all peers get their payloads directly; what a third peer passes on is named."""
-    alice = named("alice", epoch=1, reach="public", ways=ways)
-    assert lines(snapshot("main", None, [alice], NOW))[1].endswith(f" direct={told}")
 
 
 def test_an_empty_run_says_so() -> None:

@@ -25,17 +25,6 @@ def test_an_exchange_every_h_steps() -> None:
     assert hook.standing.metrics.sync_count == 3
 
 
-def test_fragments_take_turns() -> None:
-    """With N fragments one is exchanged every H/N steps, in turn; its weight counts from its own last sending."""
-    hook, node, model = hooked(fragments=2)
-    step(hook, model, 10)
-    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0, 1, 0]
-    assert [c["weight"] for c in node.contributed()] == [2.0, 4.0, 4.0, 4.0, 4.0]
-    assert node.memory.delta.tolist() == [-4.0] * 4
-    assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
-    assert hook.standing.global_step == 10
-
-
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
     # overlap_steps, merge, merge_alpha: the local values after the step of each merge, the value that each commit made
     (0, "mix", 0.0): ([(-11, -5), (-17, -23), (-35, -29), (-41, -47), (-59, -53)], [-11, -23, -35, -47, -59]),
@@ -197,33 +186,6 @@ def test_the_end_of_the_run_merges_the_exchange_under_way(merge_alpha: float | N
     assert hook.standing.metrics.dropped_samples == 2
     step(hook, model, 9)
     assert len(node.contributed()) == 1
-
-
-def test_an_exchange_that_never_began_is_tried_again() -> None:
-    """When the base had changed, newer state is merged and the same progress contributed at once, of full weight."""
-    hook, node, model = hooked()
-    hook.merge()
-    node.log.clear()
-    node.releases = [False, False, True]
-    step(hook, model, 4)
-    assert [c["weight"] for c in node.contributed()] == [4.0] * 3
-    assert [kind for kind, _ in node.log if kind != "have read"] == ["merge", "contribute"] * 3 + ["merge"]
-    assert hook.standing.metrics.sync_count == 1
-
-
-def test_changes_are_merged_between_exchanges() -> None:
-    """When the node's counter moves, the next step merges, and carries the progress; otherwise the node isn't asked."""
-    hook, node, model = hooked()
-    hook.merge()
-    node.log.clear()
-    step(hook, model, 2)
-    assert node.log == []
-    node.overwrite(100.0)
-    node.fresh = {0: KEPT}
-    node.memory.changed = 1
-    step(hook, model)
-    assert [kind for kind, _ in node.log] == ["merge", "have read"]
-    assert model.u.tolist() == [103.0, 103.0]
 
 
 def test_a_nudge_brings_the_next_exchange_forward() -> None:

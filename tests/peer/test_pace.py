@@ -78,23 +78,6 @@ def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
     assert peer.round() == 10
 
 
-def test_at_least_one_step() -> None:
-    """Even a very slow peer, or one whose link leaves no time, makes one step."""
-    assert [Paced(100.0).round() for _ in range(3)] == [1, 1, 1]
-    assert Paced(1.0, planned_s=-5.0).round() == 1
-
-
-def test_a_new_plan_holds_at_once() -> None:
-    """The others' speeds have changed in the midst of a round: its end moves with the plan."""
-    peer = Paced(2.0)
-    peer.step(2)
-    peer.plan(8.0)
-    assert 2 + peer.round() == 4
-    peer.step(2)
-    peer.plan(30.0)
-    assert 2 + peer.round() == 15
-
-
 def test_a_pause_takes_time_of_the_round() -> None:
     """The others' steps go on meanwhile, so the next one here may be the last; it is no step's time."""
     peer = Paced(2.0)

@@ -78,12 +78,6 @@ def test_each_sample_comes_once_an_epoch_in_the_streams_order(workers: int) -> N
     assert alone(Counting(100), 7, epochs=1, length=40) == whole[:40]
 
 
-@pytest.mark.parametrize("source", [Counting(100), lambda: range(100), range(100).__iter__, numbers])
-def test_any_order_of_positions_gives_the_same_samples(source: Any) -> None:
-    """What a dead peer held lies behind what this one reads now."""
-    assert read(source, [3, 4, 8, 50, 51, 2, 99, 3], 100) == [3, 4, 8, 50, 51, 2, 99, 3]
-
-
 def test_a_worker_begins_anew() -> None:
     """It would share the open files of the process that forked it."""
 

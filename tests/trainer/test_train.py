@@ -170,6 +170,12 @@ def test_training_stops_when_the_run_is_finished() -> None:
     assert at.progress.steps == 12
 
 
+def test_a_step_is_made_with_the_gradient_of_its_own_batch() -> None:
+    """Nothing is left of one step's gradient when the next begins."""
+    at = _train({"ends_at_epoch": 1}, sync_every=3)
+    assert all(parameter.grad is None for parameter in at.model.parameters())
+
+
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
     """A peer that joins at step 30 of 40 rises in its own first steps to the rate that the others have by then."""
     config = TINY.model_copy(update={"warmup_steps": 4})
@@ -308,19 +314,6 @@ def test_a_signal_leaves_the_run(
     assert summary["steps"] == 2
     assert summary["digest"] == ""  # nothing was agreed on
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_the_summary_has_the_runs_costs(
-    fake_network: SimpleNamespace, text_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run's counters and last digest are in the summary, beside the number of parameters, tied ones once."""
-    config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 2})
-    assert main({}, PeerConfig(), config) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["rounds"], summary["waiting_s"], summary["digest"]) == (7, 1.5, "agreed")
-    assert (summary["bytes_sent"], summary["bytes_received"]) == (1000, 2000)
-    # embeddings of 256 bytes and 16 places, 12 W² of one block's matrices, three norms
-    assert summary["parameters"] == (256 + 16) * 16 + 12 * 16**2 + 3 * 16
 
 
 @pytest.mark.usefixtures("no_run")
