@@ -155,15 +155,25 @@ def test_one_module_knows_what_a_gpu_needs() -> None:
 
 
 MAKERS = frozenset({"arange", "empty", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros"})
-"""Functions of torch whose result is on the default device, if the call names none."""
+"""Functions of torch whose result is on the default device, and often of the default dtype, if the call names none."""
+
+
+def _made_by_torch(path: Path) -> Iterator[tuple[str, set[str | None]]]:
+    """Each call in a file that makes a tensor, as text, with the names of its arguments."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=maker)) if maker in MAKERS:
+                yield f"line {call.lineno}: torch.{maker}", {keyword.arg for keyword in call.keywords}
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if layer(path) in {"node", "peer", "tensors"}], ids=str)
 def test_every_buffer_names_its_device(path: Path) -> None:
     """A script may choose another default device (`torch.set_default_device("cuda")`); this package's memory is where
     it says."""
-    for call in ast.walk(ast.parse(path.read_text())):
-        match call:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=maker)) if maker in MAKERS:
-                named = {keyword.arg for keyword in call.keywords}
-                assert named & {"device", "out"}, f"line {call.lineno}: torch.{maker} without a device"
+    assert [call for call, named in _made_by_torch(path) if not named & {"device", "out"}] == []
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if layer(path) == "peer"], ids=str)
+def test_every_buffer_beside_a_script_names_its_dtype(path: Path) -> None:
+    """A script may choose another default dtype (`torch.set_default_dtype(torch.bfloat16)`)."""
+    assert [call for call, named in _made_by_torch(path) if not named & {"dtype", "out"}] == []

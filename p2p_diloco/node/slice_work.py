@@ -44,8 +44,8 @@ from p2p_diloco.tensors.outer_state import OuterState, SliceState, joined
 from p2p_diloco.tensors.threads import ALONE, Threads
 
 LOOK_AGAIN_S = 10.0
-"""Seconds after which a slice's memory is compared with its digest again before a step. A comparison reads all of it,
-and the base of a pseudo-gradient was compared when that was measured."""
+"""Seconds after which a slice's memory is compared with its digest again, before a pseudo-gradient is measured from it
+and before a step. A comparison reads all of it."""
 
 SealMean = Callable[[int, Version, str, int, str], bytes]
 """Signs the mean of (fragment, base, key, number, hash)."""

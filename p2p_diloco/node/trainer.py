@@ -125,13 +125,14 @@ class TrainerSide:
                     self._channel.send("door", n=n, path=await self._door.open())
 
     async def _mended(self) -> None:
-        """Check the bases of the pseudo-gradients that are due next. If some are corrupted in memory, wait, in bounded
-        time, until they are repaired."""
+        """Check the bases of the pseudo-gradients that are due next, unless that was done a moment ago. If some are
+        corrupted in memory, wait, in bounded time, until they are repaired."""
         replica, due = self._replica, self._replica.own.due()
         if due is None:
             return
         places, found = self._run.rules.fragments[due], list[int]()
-        for number in (number for number, shard in enumerate(places) if shard in self._bases.read):
+        read = self._bases.read
+        for number in (number for number in self._work.unseen(due) if places[number] in read):
             if (damaged := self._work.damaged(due, (number,))) is not None:
                 found.append(number)
                 await self._events.feed(damaged)

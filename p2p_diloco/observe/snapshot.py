@@ -230,7 +230,7 @@ def _adopted(
     if record is None:
         return None, None, None, {}
     founded = (record.config.get(key) for key in ("outer_lr", "outer_momentum"))
-    first_lr, first_momentum = (value if isinstance(value, float) else None for value in founded)
+    first_lr, first_momentum = (v if isinstance(v, float) and math.isfinite(v) else None for v in founded)
     return 0, first_lr, first_momentum, {}
 
 

@@ -104,7 +104,7 @@ def usable(name: str) -> torch.device:
         ConfigError: this machine has no such device, or torch can't use it.
     """
     try:
-        return torch.zeros(1, device=name).device
+        return torch.zeros(1, dtype=torch.uint8, device=name).device
     except (RuntimeError, AssertionError) as error:  # which of these torch raises depends on the device
         wrong = f"can't be used here ({str(error).splitlines()[0]})"
         raise ConfigError(wrong, key="device", value=name, mend="choose e.g. the default, cpu") from None

@@ -71,7 +71,7 @@ class FarModel:
         """Keep this rank's part of the global parameters, as `LocalModel.keep_values` does."""
         self._look(kept)
         self._own.keep_values(self._own.shards)
-        self._theta = self._base = self._delta = torch.empty(0, device="cpu")
+        self._theta = self._base = self._delta = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _look(self, kept: Collection[int]) -> None:
         """Put into `base` the values that a rank on rank 0's host would read: for the `kept` shards the values that

@@ -181,7 +181,7 @@ class LocalModel:
         `global_values` may be called; its `kept` has no effect then."""
         self._buffers.keep_values(kept)
         self._last = {extent.name: values.clone() for extent, values in self._flat(kept)}
-        self._theta = self._base = self._delta = torch.empty(0, device="cpu")
+        self._theta = self._base = self._delta = torch.empty(0, dtype=torch.float32, device="cpu")
 
     @property
     def has_values(self) -> bool:

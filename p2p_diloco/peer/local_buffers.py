@@ -51,7 +51,8 @@ class LocalBuffers:
         buffers = {spec.name for spec in layout.buffers}
         self._places = [Place(spec, start) for spec, start in layout.places if spec.name in buffers]
         self._first = self._places[0].start if self._places else layout.numel
-        self._sent = torch.zeros(layout.numel - self._first, device="cpu")  # Δ of the values that were last sent
+        # Δ of the values that were last sent
+        self._sent = torch.zeros(layout.numel - self._first, dtype=torch.float32, device="cpu")
         self._last: dict[str, Tensor] | None = None  # copies of the global values, once the peer has left
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
 
@@ -106,7 +107,8 @@ class LocalBuffers:
         device."""
         if self._last is not None:
             return {name: values.clone() for name, values in self._last.items()}
-        flat = torch.cat([self._loaded(shard, kept) for shard in self._shards] or [torch.empty(0, device="cpu")])
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
+        flat = torch.cat([none, *(self._loaded(shard, kept) for shard in self._shards)])
         found = {}
         for place in self._places:
             buffer = self._buffer(place.spec)
@@ -117,7 +119,7 @@ class LocalBuffers:
     def keep_values(self, kept: Collection[int]) -> None:
         """Copy the global values, and let go of the shared memory. Then only `global_values` may be called."""
         self._last = self.global_values(kept)
-        self._theta = self._base = self._values = torch.empty(0, device="cpu")
+        self._theta = self._base = self._values = torch.empty(0, dtype=torch.float32, device="cpu")
 
     # -- where the values are
 

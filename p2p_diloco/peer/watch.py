@@ -213,7 +213,8 @@ def _first(tensors: Iterable[Tensor], *, rows: bool = False) -> Tensor:
         if part.numel():
             there = part[(0,) * (part.dim() - rows)] if part.dim() else part
             first.setdefault(part.device, []).append(there.reshape(-1).to(torch.float32))
-    return torch.cat([torch.empty(0, device="cpu"), *(torch.cat(values).to("cpu") for values in first.values())])
+    none = torch.empty(0, dtype=torch.float32, device="cpu")
+    return torch.cat([none, *(torch.cat(values).to("cpu") for values in first.values())])
 
 
 def _is_alike(value: object, parameter: nn.Parameter) -> bool:

@@ -86,7 +86,7 @@ def tried(name: str, lr: float, options: Mapping[str, Any]) -> OuterClass:
     off = {"foreach": False} if "foreach" in inspect.signature(kind).parameters else {}
     arguments: dict[str, Any] = {"lr": lr, **off, **given}
     try:
-        kind([torch.nn.Parameter(torch.zeros(1, device="cpu"))], **arguments)
+        kind([torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))], **arguments)
     except Exception as error:
         if not options:
             raise ConfigError(_CANT.format(error), key="outer_optimizer", value=name, mend=MEND) from error
@@ -120,13 +120,16 @@ def _imported(name: str) -> type[torch.optim.Optimizer]:
 
 def _wrong_with(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> str:
     """Say why the class can't be an outer optimizer; an empty string if it can."""
-    theta, grads = torch.tensor(_THETA, device="cpu"), [torch.tensor(each, device="cpu") for each in _GRADS * 2]
+    theta, *grads = (torch.tensor(values, dtype=torch.float32, device="cpu") for values in (_THETA, *_GRADS * 2))
     try:
         whole = _lived(kind, arguments, theta, grads)
         again = _lived(kind, arguments, theta, grads)
         halves = [_lived(kind, arguments, theta[half], [g[half] for g in grads]) for half in (slice(3), slice(3, None))]
         outer = _made(kind, arguments)
-        renewed, state = theta, {name: torch.zeros(8 if long else 1, device="cpu") for name, long in outer.kept.items()}
+        renewed, state = (
+            theta,
+            {name: torch.zeros_like(theta if long else theta[:1]) for name, long in outer.kept.items()},
+        )
         for grad in grads:
             renewed, state = outer.step(renewed, state, grad.clone())
     except Exception as error:
@@ -158,8 +161,10 @@ def _made(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> Ou
     Raises:
         ValueError: the state is none that a shard can have.
     """
-    param = torch.nn.Parameter(torch.zeros(3, device="cpu"))  # not 1: then both kinds would be as long
-    param.grad = torch.ones(3, device="cpu")
+    param = torch.nn.Parameter(
+        torch.zeros(3, dtype=torch.float32, device="cpu")
+    )  # not 1: then both kinds would be as long
+    param.grad = torch.ones(3, dtype=torch.float32, device="cpu")
     optimizer = kind([param], **arguments)
     optimizer.step()
     kept = optimizer.state[param]

@@ -111,6 +111,7 @@ async def test_reading_theta_does_not_count_as_loading(memory_peer: Any, quick: 
     await peer.stop()
 
 
+@pytest.mark.usefixtures("memory_is_always_looked_at")
 @awaited
 async def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
     """The base is repaired before a pseudo-gradient is computed from it, so no progress is lost."""
@@ -152,6 +153,7 @@ async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
         await peer.stop()
 
 
+@pytest.mark.usefixtures("memory_is_always_looked_at")
 def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2p_diloco.node.board import TEXT_MAX, packed
 from p2p_diloco.node.run_record import RunRecord
@@ -238,3 +242,39 @@ def test_a_value_of_the_wrong_kind_is_unknown(change: dict[str, Any], field: str
     (peer,) = snapshot("main", None, [record(**change)], NOW).peers
     assert getattr(peer, field) is None
     assert peer.name == "alice"
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), b"bytes"])
+def test_settings_that_json_cant_carry_are_no_config(odd: object) -> None:
+    """They are left out whole."""
+    seen = snapshot("main", run_with(outer_lr=odd), [], NOW)
+    assert seen.run.config is None
+    assert json.loads(seen.to_json())["run"]["outer_lr"] is None
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+OTHERS = {key: anything for key in record() if key != "peer_id"}
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"peer_id": st.just("x") | anything}, optional=OTHERS), max_size=3),
+    st.none() | st.dictionaries(st.sampled_from(["mode", "outer_lr", "outer_momentum"]), anything),
+)
+def test_whatever_strangers_write_there_is_a_snapshot(records: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Nothing but ValueError is raised for a record, and what comes out is JSON."""
+    told = []
+    for record in records:
+        with contextlib.suppress(ValueError):
+            told.append(PeerStatus.unpack(msgpack.packb(record)))
+    json.loads(made("main", None if config is None else run_with(**config), told, NOW).to_json())
