@@ -302,6 +302,7 @@ def started(mark: str, *flags: str) -> subprocess.Popen[str]:
 
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     """A run and gloo beside it, in turns: every figure is there and makes sense, and no process is left."""

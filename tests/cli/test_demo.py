@@ -85,17 +85,6 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
-def test_only_whole_lines_are_read(tmp_path: Path) -> None:
-    """A line that is being written waits for its end; none comes twice; a file that isn't there is empty."""
-    lines = Lines(tmp_path / "x.jsonl")
-    assert lines.new() == []
-    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a"')
-    assert lines.new() == [{"a": 1}]
-    with (tmp_path / "x.jsonl").open("a") as file:
-        file.write(": 2}\n")
-    assert lines.new() == [{"a": 2}]
-
-
 def test_a_kill_takes_the_whole_family(children: Children) -> None:
     """As after a power cut, no process that the killed one has started is left."""
     child = started(children, PARENT)
@@ -105,18 +94,6 @@ def test_a_kill_takes_the_whole_family(children: Children) -> None:
     child.kill()
     wait_until(lambda: gone(family))
     assert child.status == -signal.SIGKILL
-
-
-def test_nothing_is_left_when_the_demo_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a process that ignores SIGTERM nor its children are left."""
-    monkeypatch.setattr(processes_module, "LEAVE_S", 0.2)
-    with Children(tmp_path) as children:
-        child = started(children, PARENT)
-        wait_until(lambda: child.printed.new())
-        family = psutil.Process(child.process.pid).children(recursive=True)
-        assert family
-    assert child.status is not None
-    wait_until(lambda: gone(family))
 
 
 def test_nothing_is_left_when_the_demo_is_killed(tmp_path: Path) -> None:

@@ -86,13 +86,6 @@ def test_a_report_is_a_table_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
 
 
-def test_a_finding_has_a_mend_exactly_if_something_is_wrong() -> None:
-    """A check that names no mend for a bad finding is a fault of ours."""
-    for verdict, mend in (("bad", ""), ("ok", "nothing to do")):
-        with pytest.raises(AssertionError):
-            Found(verdict, "full", mend)  # type: ignore[arg-type]
-
-
 # -- programs
 
 
@@ -278,14 +271,6 @@ class Answers:
             return await examination.visit(self, FAR, asyncio.Lock())  # type: ignore[arg-type]
 
         return asyncio.run(go())
-
-
-def test_a_visit_measures_time_clock_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate is that of the largest question that passes, without the time of a small one."""
-    seen = Answers(monkeypatch, examination.HUGE_BYTES, 1.5).visited()
-    assert (seen.rtt_s, seen.clock_ahead_s, seen.trouble) == (0.02, 1.5, None)
-    assert seen.rate == pytest.approx(1e7)
-    assert Answers(monkeypatch, network.LARGE_BYTES).visited().rate == pytest.approx(1e7)
 
 
 def test_large_messages_that_stall_are_told_from_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:

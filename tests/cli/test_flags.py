@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from p2p_diloco.cli.app import app
-from p2p_diloco.cli.flags import gather_lists, split_command, with_dashes
+from p2p_diloco.cli.flags import gather_lists
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.settings import flag
@@ -56,22 +56,6 @@ def test_help_is_short() -> None:
     assert "--outer-lr" not in help_of("--help", 100), "the whole text was shown once, and must not stay"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "gathered"),
-    [
-        (["--to", "a", "b", "--x", "1"], ["--to", "a", "--to", "b", "--x", "1"]),
-        (["--to", "a"], ["--to", "a"]),
-        (["--to=a", "b", "--via", "c", "d"], ["--to=a", "--to", "b", "--via", "c", "--via", "d"]),
-        (["--to=", "--x"], ["--to=", "--x"]),
-        (["--to", "a,b", "c", "--to", "d"], ["--to", "a,b", "--to", "c", "--to", "d"]),
-        (["--x", "1", "2"], ["--x", "1", "2"]),
-    ],
-)
-def test_a_list_takes_values_up_to_the_next_option(arguments: list[str], gathered: list[str]) -> None:
-    """Values after a list's name are its own; other options keep theirs."""
-    assert gather_lists(arguments, LISTS) == gathered
-
-
 @pytest.mark.parametrize("arguments", [["--to", "--x", "1"], ["--to"], ["--to", "a", "--to"]])
 def test_a_list_without_a_value_is_named(arguments: list[str]) -> None:
     """The next option isn't taken for a value, and its own value isn't left over."""
@@ -92,15 +76,3 @@ def test_no_value_of_a_list_is_lost(values: list[str]) -> None:
     """However many there are, they arrive in order."""
     gathered = gather_lists(["--to", *values, "--x"], LISTS)
     assert gathered == [*(part for value in values for part in ("--to", value)), "--x"]
-
-
-def test_a_command_is_kept_apart() -> None:
-    """Only the first -- is ours; what follows belongs to the command, further dashes included."""
-    assert split_command(["--a", "1"]) == (["--a", "1"], None)
-    assert split_command(["--a", "--", "x", "--", "--a"]) == (["--a"], ["x", "--", "--a"])
-    assert split_command(["--"]) == ([], [])
-
-
-def test_underscores_are_dashes() -> None:
-    """Both spellings of a flag are one."""
-    assert with_dashes("--initial_peers") == "--initial-peers"

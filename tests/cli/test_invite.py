@@ -62,13 +62,6 @@ def test_a_line_is_the_whole_invitation(folder: Path, capsys: pytest.CaptureFixt
     assert not (folder / "bob.invite").exists()
 
 
-def test_other_addresses_may_be_given(folder: Path) -> None:
-    """For instance those of a new bootstrap."""
-    other = FAR.replace("192.0.2.1", "192.0.2.9")
-    assert call("invite", "--name", "alice", "--initial-peers", other, "--out", "x") == 0
-    assert read_invitation(PeerConfig(invite="x")).addresses == (other,)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
@@ -185,12 +178,6 @@ def test_the_invitation_beside_a_key_must_be_its_own(folder: Path, capsys: pytes
     RunKey.create().save(folder / "r.key")
     assert call("invite", "--name", "alice") == 3
     assert "is the invitation to another run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("12h", 43_200), ("7d", 604_800)])
-def test_a_time_has_a_unit(text: str, expected: float) -> None:
-    """Seconds, minutes, hours or days."""
-    assert seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 d", "999999d", "7w"])

@@ -1,4 +1,4 @@
-"""`join` as a user starts it: a run from its founding to its end, and a script of one's own."""
+"""A run as its users start, watch, change and end it; and a script of one's own under `join`."""
 
 from __future__ import annotations
 
@@ -6,40 +6,65 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from p2p_diloco.net.certificates import RunKey
+from p2p_diloco.net.invited import write_files
+
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 
-Start = Callable[..., "subprocess.Popen[str]"]
+ROOT = Path(__file__).parents[2]
+WHOLE, LIGHT = "p2p_diloco", "tests.light"
+"""The program, and the same in an install without torch."""
+
+
+class Commands:
+    """Commands on one swarm: a bootstrap runs, all others join through it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._processes = folder, list[subprocess.Popen[str]]()
+        self.to: list[str] = []
+        seed = self.start("bootstrap", "--json", by=LIGHT)
+        assert seed.stdout is not None
+        self.to = ["--initial-peers", *json.loads(seed.stdout.readline())["maddrs"]]
+
+    def start(self, command: str, *flags: str, by: str = WHOLE) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("P2P_DILOCO_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", by, command, *self.to, *flags],
+            cwd=self.folder, env={**clean, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def told(self, command: str, *flags: str) -> str:
+        """What a command without torch prints, which must end well."""
+        process = self.start(command, *flags, by=LIGHT)
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        return out
+
+    def end(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts commands; those after a bootstrap join through it."""
-    processes: list[subprocess.Popen[str]] = []
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("P2P_DILOCO_")}
-    addresses: list[str] = []
-
-    def begin(command: str, *flags: str) -> subprocess.Popen[str]:
-        through = ["--initial-peers", *addresses] if addresses else []
-        process = subprocess.Popen(
-            [sys.executable, "-m", "p2p_diloco", command, *through, *flags],
-            env=clean, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        processes.append(process)
-        return process
-
-    seed = begin("bootstrap", "--json")
-    assert seed.stdout is not None
-    addresses += json.loads(seed.stdout.readline())["maddrs"]
-    yield begin
-    for process in reversed(processes):
-        process.kill()
-        process.communicate()
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    made = Commands(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 def seen_until(looks: subprocess.Popen[str], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -65,17 +90,31 @@ def ended(process: subprocess.Popen[str], code: int) -> str:
     return err
 
 
-def test_a_run_from_its_founding_to_its_end(start: Start) -> None:
-    """A founder, an aggregator without a model and a trainer that needs one flag; status shows the run. Interrupts end
-    an aggregator and a look with 130 and 143, and the run goes on; its end ends the others together, with code 0."""
-    founder = start(
-        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "12", "--pause-s", "0.2",
-        "--eval-batches", "0", "--start-peers", "2",
+def shows(link: str, name: str) -> None:
+    """Wait until the dashboard's page names a peer, for a browser that follows the link."""
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    page, give_up_at = "", time.monotonic() + 60.0
+    while name not in page:
+        assert time.monotonic() < give_up_at, page
+        time.sleep(0.2)
+        with browser.open(link, timeout=20.0) as answer:
+            page = answer.read().decode()
+        link = link.partition("?")[0]
+
+
+def test_a_run_from_its_founding_to_its_end(commands: Commands) -> None:
+    """A founder, an aggregator without a model and a trainer that needs one flag. An install without torch serves the
+    bootstrap and shows, changes, saves and stops the run. Interrupts end an aggregator and a look with 130 and 143, and
+    the run goes on; its end ends the others together, with code 0."""
+    identity = ("--identity-path", str(commands.folder / "identity"))
+    founder = commands.start(
+        "join", "--name", "founder", "--sync-every", "5", "--pause-s", "0.2", "--eval-batches", "0",
+        "--start-peers", "2", "--checkpoint-dir", str(commands.folder / "kept"), *identity,
     )  # fmt: skip
-    looks = start("status", "--json", "--interval", "0.5")
-    aggregator = start("join", "--role", "aggregator", "--name", "broad-shoulders")
+    looks = commands.start("status", "--json", "--interval", "0.5", by=LIGHT)
+    aggregator = commands.start("join", "--role", "aggregator", "--name", "broad-shoulders")
     seen_until(looks, lambda seen: ready(seen) == {"founder", "broad-shoulders"})  # no round is made without a trainer
-    trainer = start("join", "--name", "one-flag", "--pause-s", "0.2", "--eval-batches", "0")
+    trainer = commands.start("join", "--name", "one-flag", "--pause-s", "0.2", "--eval-batches", "0")
     everyone = {"founder", "broad-shoulders", "one-flag"}
     seen = seen_until(looks, lambda seen: seen["run"]["epoch"] >= 1 and ready(seen) == everyone)
     assert seen["run"]["config"]["sync_every"] == 5
@@ -84,15 +123,33 @@ def test_a_run_from_its_founding_to_its_end(start: Start) -> None:
     for process, number, code in ((aggregator, 2, 130), (looks, 15, 143)):
         process.send_signal(number)
         ended(process, code)
+
+    dashboard = commands.start("dashboard", "--port", "0", by=LIGHT)
+    assert dashboard.stdout is not None
+    shows(dashboard.stdout.readline().strip(), "one-flag")
+    assert "one-flag" in commands.told("status", "--once")
+    assert json.loads(commands.told("set", "--outer-lr", "0.5", "--json", *identity))["outer_lr"] == 0.5
+    assert json.loads(commands.told("save", "--json", *identity))["saved_by"] == ["founder"]
+    assert json.loads(commands.told("stop", "--json", *identity))["stop_after_epochs"] > 1
     for process in (founder, trainer):
         ended(process, 0)
 
 
-def test_a_command_that_sets_up_no_logging_shows_ours(start: Start) -> None:
+def test_invitations_need_no_torch(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the run key, in an install without torch."""
+    monkeypatch.chdir(commands.folder)
+    _, *addresses = commands.to
+    write_files("private", RunKey.create(), addresses)
+    to, commands.to = commands.to, []
+    assert "--invite carol.invite" in commands.told("invite", "--name", "carol")
+    commands.told("revoke", "carol", *to)
+
+
+def test_a_command_that_sets_up_no_logging_shows_ours(commands: Commands) -> None:
     """`join -- python examples/minimal.py` logs from INFO on to stderr, and nothing says that it didn't join. It ends
     before its second exchange is due, and its last steps are exchanged."""
-    example = str(Path(__file__).parents[2] / "examples" / "minimal.py")
-    peer = start("join", "--sync-every", "400", "--exit-timeout", "5", "--", sys.executable, example)
+    example = str(ROOT / "examples" / "minimal.py")
+    peer = commands.start("join", "--sync-every", "400", "--exit-timeout", "5", "--", sys.executable, example)
     err = ended(peer, 0)
     assert "INFO p2p_diloco.node.joining: founded the run" in err
     assert "INFO p2p_diloco: leaving: a last exchange for this peer's 200 uncounted inner steps" in err

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 
 from p2p_diloco.cli.logs import above, set_up_logs
-from p2p_diloco.errors import UsageError
 
 
 def logged(form: str, monkeypatch: pytest.MonkeyPatch, *, debug: bool = False) -> str:
@@ -45,11 +44,6 @@ def test_without_a_terminal_lines_are_plain(form: str, monkeypatch: pytest.Monke
     assert "\x1b" not in text
 
 
-def test_rich_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for by name, rich is used without a terminal too."""
-    assert "hello world" in logged("rich", monkeypatch)
-
-
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, `auto` stays plain where NO_COLOR is set."""
 
@@ -65,18 +59,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         set_up_logs("auto")
         logging.getLogger("p2p_diloco.test").info("hello")
         assert ("INFO p2p_diloco.test: hello" in err.getvalue()) is plain
-
-
-def test_debug_shows_our_details(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--debug logs more of ours."""
-    assert "detail" in logged("plain", monkeypatch, debug=True)
-    assert "detail" not in logged("plain", monkeypatch)
-
-
-def test_an_unknown_form_is_refused() -> None:
-    """The forms are listed in the sentence."""
-    with pytest.raises(UsageError, match="auto, rich, plain, json"):
-        set_up_logs("loud")
 
 
 @pytest.mark.parametrize("form", ["rich", "plain"])

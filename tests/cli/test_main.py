@@ -6,10 +6,8 @@ import errno
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +32,6 @@ def ours(environment: dict[str, str]) -> dict[str, str]:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ours(dict(os.environ)):
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        yield listening.getsockname()[1]
 
 
 def mistakes() -> list[tuple[list[str], int, str]]:
@@ -143,12 +133,6 @@ def test_a_mistake_is_one_sentence_and_its_code(
     assert told in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
-
-
-def test_a_taken_port_is_one_sentence(taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A port in use is found out before anything heavy is loaded."""
-    assert carry_out(["bootstrap", "--port", str(taken_port)]) == 3
-    assert f"--port={taken_port} is in use" in capsys.readouterr().err
 
 
 def test_further_ranks_of_torchrun_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -34,16 +33,3 @@ def test_a_command_gets_it(chosen: dict[str, str], found: str, tmp_path: Path, m
     command = ["sh", "-c", f"printf %s \"$OMP_WAIT_POLICY\" > '{told}'"]
     assert join.join_run({"initial_peers": [ADDRESS]}, {}, None, command) == 0
     assert told.read_text() == found
-
-
-def test_the_built_in_trainer_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is set in this process, before the trainer loads torch."""
-    for name in CHOSEN:
-        monkeypatch.setenv(name, "")  # so that it is restored
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(join, "check_initial_peers", lambda *_: None)
-    found: list[str | None] = []
-    monkeypatch.setattr("p2p_diloco.trainer.train.main", lambda *_: found.append(os.environ.get(CHOSEN[0])) or 0)
-    (tmp_path / "text.txt").write_text("words " * 20_000)
-    assert join.join_run({"initial_peers": [ADDRESS]}, {"data": tmp_path}, None, None) == 0
-    assert found == ["PASSIVE"]

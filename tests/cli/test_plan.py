@@ -16,7 +16,6 @@ import pytest
 from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.plan import inputs, measure
 from p2p_diloco.cli.plan.inputs import Asked, Seen, question, size_of
-from p2p_diloco.cli.plan.view import answer, duration
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.node.board import name_of
@@ -81,37 +80,6 @@ def test_a_peer_that_is_alone_has_no_link(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(told([*alone, "--json"], capsys))["machines"][0]["link_mbit"] is None
 
 
-def test_time_grows_with_the_peers_and_not_with_their_square(capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight times as many peers take less than thirty times as long; with the square it would be sixty-four."""
-
-    def took(peers: int) -> float:
-        started = time.process_time()
-        told(["plan", "--params", "1B", "--peers", str(peers), "--bandwidth", "50mbit", "--step-time", "1"], capsys)
-        return time.process_time() - started
-
-    took(10)  # the first question loads modules
-    assert took(400) < 30 * min(took(50) for _ in range(3))
-
-
-@pytest.mark.parametrize("latency", ["0", "0s", "0ms,60ms,0,1s"])
-def test_a_latency_may_be_0(latency: str) -> None:
-    machines = question(Asked(**{**FLAGS, "latency": latency}), {}, None).forecast.machines
-    assert machines[0].latency_s == 0.0
-
-
-def test_a_png_that_is_a_folder_is_an_error(tmp_path: Path) -> None:
-    """matplotlib would write beside the folder, into a file that ends with .png."""
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ConfigError, match=r"--png=.*pictures can't be written \(is a directory\)"):
-        answer(Asked(**FLAGS), {}, None, _folder(tmp_path / "pictures"), as_json=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
 def test_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     told([*FRIENDS, "--png", str(tmp_path / "curves.png")], capsys)
@@ -130,14 +98,6 @@ def test_without_matplotlib_a_png_is_an_error_with_the_mend(
 
 def test_a_round_that_does_not_pay_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "It does not pay as it is" in told([*FRIENDS, "--sync-every", "20"], capsys)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.5, "0.5 s"), (119, "119 s"), (120, "2.0 min"), (7200, "2.0 h"), (2 * 86400, "2.0 days"), (1e9, "31.7 years")],
-)
-def test_times_have_a_fitting_unit(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 # -- what is asked
@@ -182,19 +142,6 @@ FLAGS: dict[str, Any] = {"params": "1B", "peers": 4, "bandwidth": "50mbit", "ste
 def test_settings_that_can_not_be_computed_are_refused(settings: dict[str, Any], error: str) -> None:
     with pytest.raises((ConfigError, UsageError), match=error):
         question(Asked(**FLAGS), settings, None)
-
-
-def test_a_value_for_each_peer_gives_the_number_of_peers() -> None:
-    asked = Asked(params="1M", bandwidth="50mbit,1gbit", step_time="0.5", latency="10ms,30ms")
-    machines = question(asked, {}, None).forecast.machines
-    assert [each.link for each in machines] == [50e6 / 8, 1e9 / 8]
-    assert [each.latency_s for each in machines] == [0.01, 0.03]
-    assert [each.step_s for each in machines] == [0.5, 0.5]
-
-
-def test_latency_that_is_not_given_is_said_to_be_taken_as_0() -> None:
-    assert "latency" in question(Asked(**FLAGS), {}, None).notes[0]
-    assert question(Asked(**FLAGS, latency="0ms"), {}, None).notes == ()
 
 
 def test_a_runs_records_fill_in_what_no_flag_gives(monkeypatch: pytest.MonkeyPatch) -> None:

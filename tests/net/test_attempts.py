@@ -85,13 +85,6 @@ async def test_after_a_failure_the_next_attempt_begins_at_once(clock: ByHand) ->
 
 
 @plays(run)
-async def test_without_attempts_there_is_an_error(clock: ByHand) -> None:
-    """An empty list is no endless wait."""
-    with pytest.raises(OSError, match="nothing"):
-        await Attempts(0).first()
-
-
-@plays(run)
 async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
     """The result of the other one is discarded; a failure at the same moment doesn't matter."""
     for _ in range(20):  # the order of a set may vary
@@ -153,31 +146,6 @@ async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> 
     assert attempts.discarded == (["in time"] if in_time else []) + ["in spite of it"]
 
 
-@plays(run)
-async def test_a_race_that_is_cancelled_twice_leaves_nothing(clock: ByHand) -> None:
-    """The second cancellation comes while the attempts are still ending."""
-    attempts, late = Attempts(1), asyncio.Event()
-
-    async def slow_to_end() -> str:
-        try:
-            return await attempts.attempt(0)
-        except asyncio.CancelledError:
-            await late.wait()
-            return "late"
-
-    racing = asyncio.create_task(first([slow_to_end], stagger_s=STAGGER_S, discard=attempts.discarded.append))
-    await clock.passes(0.0)
-    for _ in range(2):
-        racing.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await racing
-    late.set()
-    await clock.passes(0.0)
-    assert attempts.discarded == ["late"]
-
-
 @pytest.mark.parametrize("how", ["cancelled", "late"])
 @plays(run)
 async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
@@ -201,18 +169,6 @@ async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how
         await waiting
     await clock.passes(0.0)
     assert attempts.discarded == ["in spite of it"]
-
-
-@plays(run)
-async def test_in_time_the_outcome_is_the_attempt_s(clock: ByHand) -> None:
-    """Its result or its error; nothing is discarded."""
-    attempts = Attempts(2)
-    attempts.outcomes[0].set_result("done")
-    attempts.outcomes[1].set_exception(OSError("no"))
-    assert await within(1.0, attempts.attempt(0), discard=attempts.discarded.append) == "done"
-    with pytest.raises(OSError, match="no"):
-        await within(1.0, attempts.attempt(1), discard=attempts.discarded.append)
-    assert attempts.discarded == []
 
 
 @pytest.mark.parametrize("outcome", ["a result", "an error"])

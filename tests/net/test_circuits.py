@@ -16,7 +16,7 @@ from p2p_diloco.net import circuits as module
 from p2p_diloco.net.circuits import RELAYS_MAX, Circuits
 from p2p_diloco.net.framing import Accepted, FrameStream, Message, Refused, encode
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
-from p2p_diloco.net.pipe import Pipe, PipeBroken
+from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from tests.net.clocks import by_hand
 from tests.net.members import tls_of
@@ -62,23 +62,6 @@ async def test_bytes_pass_both_ways(world: World) -> None:
     assert {(receiver, sender) for receiver, sender, _ in world.heard} == {(B, A)}
     pipe.close()
     await until(lambda: closed(*world.pipes[4:]))
-
-
-@plays(run)
-async def test_a_relayed_stream_ends_at_both_ends(world: World) -> None:
-    """When either end closes it, and when the relay dies."""
-    a, _, relay = await two(world)
-    pipe, _ = await a.open(B, ECHO, ["relay"])
-    pipe.write(b"x")
-    await heard(pipe, 1)
-    echoing = len(world.tasks)
-    pipe.close()
-    await until(lambda: len(world.tasks) < echoing)
-    pipe, _ = await a.open(B, ECHO, ["relay"])
-    waiting = asyncio.create_task(pipe.more(100.0))
-    await relay.close()
-    assert not await asyncio.wait_for(waiting, AT_ONCE_S)
-    assert pipe.ended is not None
 
 
 @plays(run)
@@ -262,61 +245,6 @@ async def test_the_relay_cannot_pose_as_the_peer(world: World) -> None:
     assert await refused_by_both(world, evil) is not None
 
 
-@plays(run)
-async def test_the_relay_cannot_pose_as_the_dialler(world: World) -> None:
-    """It says that A dials, and begins the TLS handshake itself, with a key of its own."""
-    evil = Evil(world)
-    b = await world.peer(1)
-    there, _ = await evil.daemon.open_stream(B, RELAYED, timeout_s=5.0)
-    frames = evil.frames(there)
-    frames.write(Message(msgpack.packb({"from": A})))
-    assert await evil.read(frames) == Message(b"")
-    with contextlib.suppress(OSError):
-        inside = await tls_of(KEYS[3]).secured(there, B, server=False)
-        inside.write(encode(Message(ECHO.encode())) + SECRET)  # in TLS 1.3 the dialler is refused afterwards
-        assert not await inside.more(AT_ONCE_S)
-    await until(lambda: not b._answering, AT_ONCE_S)
-    assert world.heard == []
-    there.abort()
-
-
-@pytest.mark.parametrize("at", [0, 3, 7, 50, 300, 900])
-@plays(run)
-async def test_a_changed_byte_in_the_handshake_ends_the_stream(
-    world: World, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """Wherever it is; the dialler may think for a moment that it has a stream. If the byte is part of a length, the
-    rest is awaited in vain."""
-    monkeypatch.setattr(module, "OPEN_S", 1.0)
-    evil, passed = Evil(world), 0
-
-    def change(data: bytes) -> bytes:
-        nonlocal passed
-        begins, passed = passed, passed + len(data)
-        if begins <= at < passed:
-            data = bytes(byte ^ (index == at - begins) for index, byte in enumerate(data))
-        return data
-
-    evil.change = change
-    await asyncio.wait_for(refused_by_both(world, evil, opens=True), 2 * AT_ONCE_S)
-
-
-@plays(run)
-async def test_a_changed_byte_in_the_data_is_not_delivered(world: World) -> None:
-    """The stream ends instead, at both ends."""
-    evil = Evil(world)
-    a, _ = await world.peer(0), await world.peer(1)
-    pipe, _ = await a.open(B, ECHO, ["evil"])
-    pipe.write(b"x")
-    assert await heard(pipe, 1) == b"x"
-    evil.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
-    pipe.write(SECRET)
-    with pytest.raises(PipeBroken):
-        await heard(pipe, 1)
-    await until(lambda: not world.tasks, AT_ONCE_S)
-    assert [data for _, _, data in world.heard] == [b"x"]
-
-
 HANGS: dict[str, Callable[[Evil], None]] = {
     "before the answer": lambda evil: setattr(evil, "to_a", NOTHING),
     "in TLS": lambda evil: setattr(evil, "change", lambda data: b""),
@@ -340,19 +268,6 @@ async def test_a_relay_that_hangs_costs_one_deadline(
     hang(evil)
     error = await refused_by_both(world, evil)
     assert "too long" in str(error)
-
-
-@plays(run)
-async def test_while_one_relay_hangs_the_next_is_asked(world: World) -> None:
-    """After a moment; its stream counts, and the other one is given up."""
-    evil = Evil(world)
-    HANGS["at once"](evil)
-    a, _, _ = await two(world)
-    pipe, found_at = await a.open(B, ECHO, ["evil", "relay"])
-    assert found_at.endswith("/p2p/relay/p2p-circuit")
-    pipe.write(b"x")
-    assert await heard(pipe, 1) == b"x"
-    pipe.abort()
 
 
 @plays(run)
@@ -451,18 +366,6 @@ async def test_a_registration_ends_when_it_is_not_wanted(world: World) -> None:
 
 
 @plays(run)
-async def test_several_addresses_of_one_relay_are_one_registration(world: World) -> None:
-    """The daemon learns them all. This peer itself is no relay of its own."""
-    await world.relay()
-    a = await world.peer(0)
-    addresses = ["/ip4/127.0.0.1/tcp/4000/p2p/relay", "/dns4/box/tcp/4000/p2p/relay"]
-    a.register([*addresses, f"/ip4/127.0.0.1/tcp/1/p2p/{A}"])
-    await until(lambda: a.registered)
-    assert list(a._relays) == ["relay"]
-    assert a._daemon.known_at("relay") == addresses
-
-
-@plays(run)
 async def test_a_relay_that_is_away_takes_no_other_s_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more relays than registrations at a time, those that answer are used, in whichever order they are given."""
     monkeypatch.setattr(module, "REGISTER_AGAIN_S", 0.05)
@@ -545,33 +448,3 @@ async def test_a_relay_that_lost_the_peer_makes_a_refusal(world: World) -> None:
     with pytest.raises(Unreachable, match=GONE) as caught:
         await a.open(B, ECHO, ["other", "relay"])
     assert caught.value.refused
-
-
-def test_of_two_relays_that_reach_the_peer_at_once_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one's stream is ended."""
-    monkeypatch.setattr(module, "STAGGER_S", 0.01)
-    begun, ready, ended = list[str](), asyncio.Event(), list[str]()
-
-    class Stream:
-        def __init__(self, relay: str) -> None:
-            self.relay = relay
-
-        def abort(self) -> None:
-            ended.append(self.relay)
-
-    async def opens(self: Circuits, relay: str, peer: str, protocol: str) -> Any:
-        begun.append(relay)
-        await ready.wait()
-        return Stream(relay), relay
-
-    monkeypatch.setattr(Circuits, "_open_through", opens)
-
-    async def test(world: World) -> None:
-        a = await world.peer(0)
-        opening = asyncio.create_task(a.open(B, ECHO, ["r1", "r2"]))
-        await until(lambda: len(begun) == 2)
-        ready.set()
-        assert (await opening)[1] == "r1"
-        await until(lambda: ended == ["r2"])
-
-    run(test)

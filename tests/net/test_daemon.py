@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -18,37 +17,9 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
 from tests.net.patience import awaited, run, until
-from tests.net.swarm import AT_ONCE_S, PATIENT, STRANGER, Awake, Box, gone, join, peer_process
+from tests.net.swarm import AT_ONCE_S, STRANGER, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
-
-
-@awaited
-async def test_a_killed_peer_is_noticed_and_its_daemon_ends() -> None:
-    """After SIGKILL of a peer's Python its daemon ends, and linked peers know, long before any deadline."""
-    with peer_process() as (process, peer_id, address, daemon):
-        box = Box()
-        transport = await join(box, initial_peers=[address])
-        await transport.introduce(peer_id, [address])
-        await transport.send(peer_id, b"hello")
-        assert await asyncio.wait_for(box.headers.get(), 30) == b"echo hello"
-        assert not gone(daemon)
-        process.kill()
-        assert await asyncio.wait_for(box.closed_peers.get(), AT_ONCE_S) == peer_id
-        await until(lambda: gone(daemon), AT_ONCE_S)
-        began, refused = time.monotonic(), False
-        while not refused:  # that the connection has ended may still be on its way to our own daemon
-            assert time.monotonic() - began < AT_ONCE_S
-            with pytest.raises(Unreachable) as caught:
-                await transport.send(peer_id, b"anyone?")
-            refused = caught.value.refused
-        began = time.monotonic()
-        for _ in range(3):  # the daemon itself dials only once
-            with pytest.raises(Unreachable, match=r"refused|dialled") as caught:
-                await transport.send(peer_id, b"anyone?")
-            assert caught.value.refused
-        assert time.monotonic() - began < AT_ONCE_S
-        await transport.close()
 
 
 @awaited
@@ -62,23 +33,6 @@ async def test_a_dial_is_not_refused_without_an_address_or_in_another_run() -> N
         assert not caught.value.refused, str(caught.value)
     await a.close()
     await b.close()
-
-
-@awaited
-async def test_a_frozen_receiver_costs_one_read_timeout() -> None:
-    """A process that stops in the middle of a payload costs the sender one read timeout."""
-    with peer_process() as (process, peer_id, address, _):
-        transport = await join(initial_peers=[address])
-        await transport.send(peer_id, b"whole", memoryview(bytes(1000)))
-        process.send_signal(signal.SIGSTOP)
-        payload = memoryview(bytearray(256 << 20))
-        transport.limits = replace(PATIENT, read_timeout_s=1.0)
-        awake = Awake()
-        with pytest.raises(Unreachable, match="nothing came"):
-            await transport.send(peer_id, b"stuck", payload)
-        assert await awake.over() < 2.5
-        process.send_signal(signal.SIGCONT)
-        await transport.close()
 
 
 @awaited
@@ -160,17 +114,6 @@ async def test_a_dead_peer_is_recognised_while_the_daemon_does_not_dial() -> Non
 
 
 @awaited
-async def test_a_taken_port_is_a_config_error() -> None:
-    """The error names the listening address."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError) as error:
-            await join(host_maddrs=[address])
-    assert error.value.key == "host_maddrs"
-    assert address in str(error.value)
-
-
-@awaited
 async def test_announced_addresses_replace_the_daemons() -> None:
     """Behind a forwarded port other peers are told the outer address; one without a port is an error."""
     outer = "/ip4/203.0.113.5/tcp/31337"
@@ -179,22 +122,6 @@ async def test_announced_addresses_replace_the_daemons() -> None:
     await transport.close()
     with pytest.raises(ConfigError, match="port 0"):
         await join(announce_maddrs=["/ip4/203.0.113.5/tcp/0"])
-
-
-@awaited
-async def test_a_client_takes_part_without_listening() -> None:
-    """In client mode there is no address to dial, but messages and records go both ways."""
-    box = Box()
-    seed = await join()
-    client = await join(box, initial_peers=seed.addresses(), client_mode=True)
-    assert client.addresses() == []
-    await client.send(seed.peer_id, b"out")
-    await seed.send(client.peer_id, b"in")
-    assert await asyncio.wait_for(box.headers.get(), 30) == b"in"
-    assert await client.store("key", client.peer_id, b"1", 60.0)
-    assert set(await seed.fetch("key")) == {client.peer_id}
-    await client.close()
-    await seed.close()
 
 
 @awaited

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.errors import AddressError, ConfigError, NoBootstrapReached, Refused
+from p2p_diloco.errors import ConfigError, NoBootstrapReached, Refused
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.private_files import read_key
 from tests.net.patience import awaited
@@ -41,20 +41,6 @@ async def test_errors_of_hivemind_become_failed_calls(monkeypatch: pytest.Monkey
 
 
 @awaited
-async def test_one_live_initial_peer_is_enough() -> None:
-    """Dead ones cost no more than the time to dial them, next to nothing where no process listens."""
-    seed = await join()
-    dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}" for port in (1, 2)]
-    awake = Awake()
-    transport = await join(initial_peers=[dead[0], *seed.addresses(), dead[1]])
-    assert await awake.over() < 8.0
-    assert await seed.store("key", "x", b"1", 60.0)
-    assert set(await transport.fetch("key")) == {"x"}
-    await transport.close()
-    await seed.close()
-
-
-@awaited
 async def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connection refused, silence, another peer: each address with its reason, in less than 10 s."""
     monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 5.0)
@@ -73,13 +59,6 @@ async def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.Mon
     assert f"{other} (another peer answers there: its id is {seed.peer_id}" in text
     assert f"{mute} (timed out" in text
     await seed.close()
-
-
-@awaited
-async def test_an_unreadable_initial_peer_is_an_address_error() -> None:
-    """The error comes before anything is started."""
-    with pytest.raises(AddressError):
-        await join(initial_peers=["127.0.0.1:4000"])
 
 
 @awaited
@@ -109,19 +88,6 @@ async def test_an_identity_file_gives_one_peer_id_to_one_process(tmp_path: Path)
     assert second.peer_id == first.peer_id
     await second.close()
     assert os.listdir(tmp_path) == ["identity"]
-
-
-@pytest.mark.parametrize("bad", ["no key at all", "missing folder"])
-@awaited
-async def test_an_unusable_identity_file_is_a_config_error(tmp_path: Path, bad: str) -> None:
-    """A file of something else, or a folder that doesn't exist: the error names the key and the path."""
-    path = tmp_path / "identity" if bad == "no key at all" else tmp_path / "nowhere" / "identity"
-    if bad == "no key at all":
-        path.write_text("hello")
-    with pytest.raises(ConfigError) as error:
-        await join(identity_path=str(path))
-    assert error.value.key == "identity_path"
-    assert str(path) in str(error.value)
 
 
 @awaited

@@ -14,7 +14,7 @@ from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, let_in, offer_of, pair, run
+from tests.net.direct_peers import AT_ONCE_S, Start, ask_to_dial_back, changed_offers, let_in, offer_of, pair, run
 from tests.net.patience import plays, until
 
 
@@ -32,36 +32,6 @@ async def test_payloads_of_a_peer_share_a_connection(start: Start) -> None:
     assert a.traffic.ways() == {"b": "direct"}
     assert a.traffic.peers["b"].bytes_sent >= 500_000
     assert b.traffic.peers["a"].bytes_received >= 500_000
-
-
-@plays(run)
-async def test_many_payloads_at_once_all_arrive(start: Start) -> None:
-    """Three peers send each other six payloads at the same time; each arrives with its own bytes."""
-    peers = {name: start(name) for name in "abc"}
-    sends = [
-        peers[sender].send(to, f"{sender}{to}{number}".encode() * 50_000)
-        for sender in "abc" for to in "abc" for number in range(6) if sender != to
-    ]  # fmt: skip
-    await asyncio.gather(*sends)
-    for to, peer in peers.items():
-        expected = sorted(f"{s}{to}{n}".encode() * 50_000 for s in "abc" if s != to for n in range(6))
-        assert sorted(payload for _, _, payload in peer.box.got) == expected
-        assert len(peer.direct.listener._serving) == 2
-        assert all(peer.connected(other) for other in "abc" if other != to)
-
-
-@plays(run)
-async def test_one_connection_carries_all_payloads_to_a_peer(start: Start) -> None:
-    """Payloads sent at the same time are written one after the other. A second connection, which the other peer dials
-    while the first one is open, is closed."""
-    a, b = start("a"), start("b")
-    await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
-    assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
-    first = a.direct._way("b").connections[0]
-    await ask_to_dial_back(a, "b")
-    await until(lambda: len(b.direct.listener._serving) == 1)
-    await a.send("b", b"x")
-    assert a.direct._way("b").connections[0] is first
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -117,33 +87,6 @@ async def test_a_knock_is_worth_nothing_once_its_peer_is_no_member(start: Start)
 
 
 @plays(run)
-async def test_a_refusal_keeps_the_connection(start: Start) -> None:
-    """A refusal, before or after the payload was read, comes back with its reason. The next payload uses the same
-    connection."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    for admitted in (10, 1 << 20):
-        b.box.admitted_bytes = admitted
-        with pytest.raises(Refusal, match=f"at most {admitted}"):
-            await a.send("b", bytes(2 << 20))
-        with pytest.raises(Refusal, match=f"at most {admitted}"):
-            await a.send("b", bytes(admitted + 1))
-        await a.send("b", b"fits")
-    assert [payload for _, _, payload in b.box.got] == [b"first", b"fits", b"fits"]
-    assert a.libp2p_streams == 0
-    assert b.traffic.peers["a"].refused == 4
-
-
-@plays(run)
-async def test_an_empty_payload_is_delivered(start: Start) -> None:
-    """A payload of no bytes arrives as such, also between others."""
-    a, b = start("a"), start("b")
-    for payload in (b"", b"x", b""):
-        await a.send("b", payload)
-    assert [payload for _, _, payload in b.box.got] == [b"", b"x", b""]
-
-
-@plays(run)
 async def test_a_connection_is_replaced_after_so_many_bytes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """One key may encrypt only so much: after `CARRIED_BYTES_MAX` a new connection takes over."""
     monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 250)
@@ -166,19 +109,6 @@ async def test_beyond_the_limit_the_least_recently_used_connection_is_closed(
         await a.send(name, b"x")
     await a.send("d", b"x")
     assert [a.connected(name) for name in "bcd"] == [True, False, True]
-
-
-@plays(run)
-async def test_the_limit_never_closes_the_newest_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new connection counts as used, even if its peer has been known for long."""
-    monkeypatch.setattr(direct_module, "OPEN_MAX", 1)
-    a = start("a")
-    for name in "bc":
-        start(name)
-    for name in "bcbb":
-        await a.send(name, b"x")
-    assert [a.connected(name) for name in "bc"] == [True, False]
-    assert (a.talks, a.libp2p_streams) == (3, 0)
 
 
 @plays(run)
@@ -240,19 +170,6 @@ async def test_without_listeners_all_payloads_go_over_libp2p(start: Start) -> No
 
 
 @plays(run)
-async def test_a_stream_found_at_a_relay_is_reported_as_relayed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next stream may be found at another address, and is reported as what it is."""
-    monkeypatch.setattr("p2p_diloco.net.exchange.STREAM_LIFE_S", 0.1)
-    circuit = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv/p2p-circuit"
-    a, b = start("a", hosts=()), start("b", hosts=())
-    for found_at, way in ((circuit, "relayed"), (HERE, "libp2p"), (circuit, "relayed")):
-        b.known_at = found_at
-        await a.send("b", b"x")
-        assert a.traffic.ways() == {"b": way}
-        await asyncio.sleep(0.15)
-
-
-@plays(run)
 async def test_an_address_that_never_answers_delays_one_payload_briefly(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,17 +223,6 @@ async def test_each_failure_doubles_the_wait_for_the_next_attempt(
         waits.append(way.retry_at - now)
         now = way.retry_at
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
-
-
-@plays(run)
-async def test_a_failure_closes_the_connection(start: Start) -> None:
-    """A connection of a way that failed is not kept until the next attempt."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    (pipe,) = b.direct.listener._serving
-    a.direct.failed("b", "why")
-    assert not a.connected("b")
-    await until(lambda: pipe.ended)
 
 
 @pytest.mark.parametrize("refused", [False, True])

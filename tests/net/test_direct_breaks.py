@@ -9,12 +9,8 @@ import random
 import time
 from dataclasses import replace
 
-import pytest
-
-from p2p_diloco.net.framing import Bulk, Refused, encode
 from p2p_diloco.net.interface import Unreachable
-from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, changed_offers, let_in, run
+from tests.net.direct_peers import AT_ONCE_S, Start, changed_offers, run
 from tests.net.patience import plays, until
 
 
@@ -50,88 +46,6 @@ async def test_a_connection_that_breaks_while_idle_is_replaced(start: Start) -> 
     await a.send("b", b"second")
     assert (a.libp2p_streams, a.talks, a.connected("b")) == (0, 2, True)
     assert a.box.closed_peers == []
-
-
-@plays(run)
-async def test_a_connection_with_an_unasked_answer_is_not_used_again(start: Start) -> None:
-    """An answer that came between two payloads would be taken for the next one's."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    (pipe,) = b.direct.listener._serving
-    pipe.write(encode(Refused("nobody asked")))
-    stream = a.direct._way("b").connections[0]
-    assert stream is not None
-    await until(lambda: not stream.fit)
-    await a.send("b", b"second")
-    assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
-    assert (a.talks, a.connected("b")) == (2, True)
-    await until(lambda: pipe.ended)
-
-
-@plays(run)
-async def test_a_sender_that_dies_midway_is_reported(start: Start) -> None:
-    """Its payload isn't delivered, its place among the payloads under way is free again, and the inbox is told."""
-    a, b = start("a"), start("b")
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"h", 1000)) + b"some")
-    await asyncio.sleep(0.05)
-    pipe.abort()
-    await until(lambda: b.box.closed_peers == ["a"])
-    assert b.box.got == []
-    assert b.exchange.receiver._receiving._value == LIMITS.streams_max
-    await until(lambda: not b.direct.listener._serving)
-
-
-@plays(run)
-async def test_a_frozen_receiver_costs_one_read_timeout(start: Start) -> None:
-    """The same as over libp2p; the connection isn't used afterwards."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    (pipe,) = b.direct.listener._serving
-    pipe.transport.pause_reading()  # type: ignore[attr-defined]
-    with by_hand() as clock:
-        sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
-        assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
-        with pytest.raises(Unreachable, match="nothing came"):
-            await sending
-    await a.send("b", b"over libp2p")
-    assert a.traffic.ways() == {"b": "libp2p"}
-
-
-@plays(run)
-async def test_a_missing_answer_costs_one_read_timeout(start: Start) -> None:
-    """The same as over libp2p."""
-    a, b = start("a"), start("b")
-    reached, gate = asyncio.Event(), asyncio.Event()
-
-    async def hang() -> None:
-        reached.set()
-        await gate.wait()
-
-    b.box.on_deliver = hang
-    with by_hand() as clock:
-        sending = asyncio.create_task(a.send("b", b"x"))
-        await clock.until(reached.is_set)
-        assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s
-        with pytest.raises(Unreachable, match=r"nothing came|took longer"):
-            await sending
-    gate.set()
-
-
-@plays(run)
-async def test_a_send_cancelled_midway_ends_its_connection(start: Start) -> None:
-    """The rest of a half sent payload can't be taken for the next one, which goes on a new connection."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
-    await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
-    sending.cancel()
-    await asyncio.wait([sending])
-    await until(lambda: not a.connected("b"))
-    await a.send("b", b"next")
-    assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
-    assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
-    assert (a.libp2p_streams, a.talks) == (0, 2)
 
 
 @plays(run)

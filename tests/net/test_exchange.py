@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -333,26 +331,6 @@ async def test_a_payload_cut_short_is_a_broken_stream() -> None:
 
 
 @awaited
-async def test_only_the_inbox_holds_a_payloads_memory() -> None:
-    """When the inbox lets go of it, it is freed, even before the sender hangs up."""
-    rig, come = Rig(), list[weakref.ref[object]]()
-
-    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-        assert payload is not None
-        come.append(weakref.ref(payload.obj))
-
-    rig.box.deliver = deliver  # type: ignore[method-assign]
-    stranger = await rig.stranger()
-    stranger.write(encode(Bulk(b"h", 3)) + b"abc")
-    assert await stranger.read() == Accepted()
-    gc.collect()
-    assert [memory() is None for memory in come] == [True]
-    assert not rig.serving[0].done()
-    stranger.writer.close()
-    await rig.exchange.close()
-
-
-@awaited
 async def test_refused_messages_of_one_grant_are_read_at_a_pace() -> None:
     """However many of its peers send them without pause; others' messages don't wait."""
     rig, refused, most = Rig(limits=replace(LIMITS, links_max=3)), list[str](), 10
@@ -477,31 +455,6 @@ def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCapture
     with caplog.at_level("INFO"):
         asyncio.run(test())
     assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]
-
-
-@awaited
-async def test_payloads_to_one_peer_are_written_in_turn() -> None:
-    """The second begins when the first is written, not when that is answered; one to another peer waits for neither."""
-    rig = Rig(replace(LIMITS, streams_max=8))
-    size = LIMITS.payload_bytes_max
-
-    async def begins(peer: str) -> tuple[asyncio.Task[None], Stranger]:
-        sending = asyncio.create_task(rig.exchange.send(peer, b"h", memoryview(bytes(size))))
-        return sending, await rig.dialled()
-
-    one, at_one = await begins("a")
-    assert await at_one.read() == Bulk(b"h", size)
-    two = asyncio.create_task(rig.exchange.send("a", b"next", memoryview(bytes(size))))
-    other, at_other = await begins("b")
-    assert await at_other.read() == Bulk(b"h", size)
-    rest = size - len(at_one.take(size))
-    assert await asyncio.wait_for(at_one.reader.readexactly(rest), 30.0) == bytes(rest)
-    assert await at_one.read() == Bulk(b"next", size)
-    for sending in (one, two, other):
-        assert not sending.done()
-        sending.cancel()
-    await asyncio.gather(one, two, other, return_exceptions=True)
-    await rig.exchange.close()
 
 
 @awaited

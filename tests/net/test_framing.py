@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -43,13 +42,6 @@ def decoder(buffer: bytes | bytearray = b"") -> FrameDecoder:
     return FrameDecoder(bytearray(buffer) if isinstance(buffer, bytes) else buffer, header_bytes_max=HEADER_BYTES_MAX)
 
 
-def drained(decoder: FrameDecoder) -> list[Frame]:
-    out = []
-    while (frame := decoder.next_frame()) is not None:
-        out.append(frame)
-    return out
-
-
 @given(st.lists(frames, max_size=5), st.binary(max_size=20), st.data())
 def test_any_split_gives_the_same_frames(sent: list[Frame], tail: bytes, data: st.DataObject) -> None:
     """However the stream is cut, the same frames come out in order, and what follows a payload's head is
@@ -64,28 +56,6 @@ def test_any_split_gives_the_same_frames(sent: list[Frame], tail: bytes, data: s
             got.append(frame)
     assert got == [*sent, Bulk(b"last", len(tail))]
     assert buffer == tail
-
-
-@given(st.binary(max_size=400))
-def test_garbage_is_an_error_of_one_kind(garbage: bytes) -> None:
-    """Bytes that don't begin as a frame are refused as soon as that shows."""
-    reader = decoder(garbage)
-    if MAGIC.startswith(garbage[: len(MAGIC)]) or garbage.startswith(MAGIC):
-        with contextlib.suppress(FrameError):
-            drained(reader)
-    else:
-        with pytest.raises(FrameError):
-            reader.next_frame()
-
-
-@given(frames, st.integers(0, 40), st.integers(1, 255))
-def test_a_damaged_frame_raises_nothing_else(frame: Frame, position: int, flip: int) -> None:
-    """A flipped byte gives a frame, no frame yet, or a FrameError."""
-    wire = bytearray(encode(frame))
-    wire[position % len(wire)] ^= flip
-    reader = decoder(wire)
-    with contextlib.suppress(FrameError):
-        drained(reader)
 
 
 @pytest.mark.parametrize("length", [REASON_BYTES_MAX + FIELDS_BYTES + 1, 2**32 - 1])

@@ -7,11 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from p2p_diloco.net import hello as module
 from p2p_diloco.net.certificates import CHAIN_BYTES_MAX, Stranger
@@ -23,14 +20,13 @@ from p2p_diloco.net.hello import (
     STREAMS_PER_PEER_MAX,
     TURNED_AWAY_MAX,
     Hellos,
-    any_run,
 )
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import pair
-from tests.net.members import KEY, OTHER_KEY, id_of, invitation, membership, revocation
+from tests.net.members import OTHER_KEY, id_of, invitation, membership, revocation
 from tests.net.patience import plays, until
 
 REFUSED = Refused("not a member of this run")
@@ -138,17 +134,6 @@ async def test_a_known_member_is_not_waited_for(start: Start) -> None:
     await serving
 
 
-@plays(run)
-async def test_a_restarted_peer_gets_to_know_its_members_again(start: Start) -> None:
-    """Its members go on as if they were known; every stream begins with their certificate."""
-    a, b = start(A), start(B)
-    await a.greets(b)
-    restarted = start(B)
-    await a.greets(restarted)
-    await until(lambda: restarted.served)
-    assert restarted.hellos.admits(A)
-
-
 def strangers(me: End) -> dict[str, bytes]:
     """First messages of peers that are no members, by what is wrong with them."""
     valid = membership(S).chain
@@ -194,37 +179,6 @@ def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.Monkey
         await a.greets(me)
         me.hellos.sweep()
         assert await told() == REFUSED
-
-    run(test)
-
-
-@pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(CHAIN_BYTES_MAX + 2)), Refused("x")], ids=repr)
-@plays(run)
-async def test_a_frame_that_is_no_certificate_is_refused(start: Start, frame: Frame) -> None:
-    """A longer one as soon as its length is read."""
-    me = start(ME)
-    pipe = await me.opened_by(S)
-    pipe.write(encode(frame)[:50])
-    if not isinstance(frame, Message):
-        pipe.write(encode(frame)[50:])
-    assert await answer(pipe) == REFUSED
-    assert not me.served
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.binary(max_size=1500))
-def test_any_bytes_end_the_stream_with_the_text(said: bytes) -> None:
-    """No bytes lead to another answer, an error or a served stream."""
-
-    async def test(start: Start) -> None:
-        me = start(ME)
-        pipe = await me.opened_by(S)
-        pipe.write(said)
-        pipe.transport.write_eof()  # type: ignore[attr-defined]
-        with contextlib.suppress(Exception):
-            assert await answer(pipe) in (REFUSED, None)
-        await asyncio.gather(*me.tasks)
-        assert not me.served
 
     run(test)
 
@@ -311,17 +265,6 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
 
 
 @plays(run)
-async def test_a_certificate_that_is_not_valid_ends_no_membership(start: Start) -> None:
-    """A stream with wrong bytes is refused, and the peer stays known, so that a revocation still cuts it."""
-    a, b = start(A), start(B)
-    await a.greets(b)
-    await until(lambda: b.served)
-    with pytest.raises(Stranger):
-        b.hellos.admit(A, b"wrong")
-    assert b.hellos.admits(A)
-
-
-@plays(run)
 async def test_a_peer_is_no_member_to_itself(start: Start) -> None:
     """So its own certificates, reflected, open no stream."""
     a = start(A)
@@ -394,17 +337,3 @@ async def test_a_grant_is_good_for_so_many_peers_at_a_time(start: Start, monkeyp
     comes(P1)
     assert me.cut == [P1, P2]
     assert [me.hellos.admits(name) for name in (OTHER, *shown)] == [True, True, True, False, True]
-
-
-def test_a_relay_tells_runs_by_their_certificates() -> None:
-    """Without a certificate the run is open; a bootstrap may be restricted to some runs."""
-    mine, theirs = membership(A).chain, membership(A, invitation(key=OTHER_KEY)).chain
-    assert [any_run(A, shown) for shown in (None, mine, theirs)] == [None, KEY.public, OTHER_KEY.public]
-    assert partial(any_run, among=frozenset([KEY.public]))(A, mine) == KEY.public
-    for peer, shown, of in (
-        (B, mine, any_run),
-        (A, theirs, partial(any_run, among=frozenset([KEY.public]))),
-        (A, None, partial(any_run, among=frozenset([KEY.public]))),
-    ):
-        with pytest.raises(Stranger):
-            of(peer, shown)

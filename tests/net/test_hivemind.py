@@ -5,33 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
-from tests.net.patience import awaited, run, until
-from tests.net.swarm import AT_ONCE_S, Box, child_path, gone, join, peer_process
+from tests.net.patience import awaited, until
+from tests.net.swarm import AT_ONCE_S, Box, child_path, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
-
-
-@awaited
-async def test_a_taken_direct_port_is_a_config_error() -> None:
-    """Direct connections come in at a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=str(port)) as error:
-            await join(direct_port=port)
-    assert error.value.key == "direct_port"
-    transport = await join(direct_port=port)
-    assert transport._exchange.direct.listener.ports == ((4, port),)
-    await transport.close()
 
 
 @pytest.mark.parametrize("sender_is_client", [True, False])
@@ -91,24 +75,6 @@ async def test_payloads_over_libp2p_share_a_stream(monkeypatch: pytest.MonkeyPat
 
 
 @awaited
-async def test_a_peer_that_died_between_payloads_refuses() -> None:
-    """The kept stream is over, and the next payload learns at once that no process listens."""
-    transport = await join(direct=False)
-    with peer_process() as (process, peer_id, address, daemon):
-        await transport.introduce(peer_id, [address])
-        await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
-        process.kill()
-        await until(lambda: gone(daemon), 30.0)
-        refused, began = False, time.monotonic()
-        while not refused:  # that the connection has ended may still be on its way to our own daemon
-            assert time.monotonic() - began < AT_ONCE_S
-            with pytest.raises(Unreachable) as caught:
-                await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
-            refused = caught.value.refused
-    await transport.close()
-
-
-@awaited
 async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer of the version before, which takes one payload on a stream, isn't sent two."""
     from p2p_diloco.net import hivemind
@@ -122,63 +88,6 @@ async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPat
             await one.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
     await new.close()
     await old.close()
-
-
-def circuit_over(address: str) -> Any:
-    """Where a peer is found that has a place at the relay of this address. Its bytes are put together here, for what
-    Hivemind makes of a peer id within a multiaddr no daemon can read.
-    """
-    from hivemind.p2p import PeerID
-    from hivemind.utils.multiaddr import Multiaddr
-
-    place, _, relay = address.rpartition("/p2p/")
-    peer_id = PeerID.from_base58(relay).to_bytes()
-    p2p, p2p_circuit = b"\xa5\x03", b"\xa2\x02"  # their codes in the table of multiaddr protocols, as varints
-    return Multiaddr(Multiaddr(place).to_bytes() + p2p + bytes([len(peer_id)]) + peer_id + p2p_circuit)
-
-
-@pytest.mark.slow
-def test_payloads_over_a_relay_are_reported_as_relayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of two peers listens, and daemons that may relay pass the payload on. p2pd asks for a place at a relay at
-    once only where it knows four."""
-    from hivemind.p2p import P2P
-
-    create, more = P2P.create, dict[str, Any]()
-
-    async def relaying(**settings: Any) -> Any:
-        return await create(**{**settings, "use_relay": True, **more})
-
-    monkeypatch.setattr(P2P, "create", relaying)
-
-    async def test() -> None:
-        # Hivemind reads no identity but RSA keys to see whether another peer has it
-        more.update(force_reachability="public", check_if_identity_free=False)
-        relays = [await join(), *(await asyncio.gather(*(join() for _ in range(3))))]
-        known = [relay.addresses()[0] for relay in relays]
-        more.update(force_reachability="private", use_auto_relay=True, trusted_relays=known, initial_peers=known)
-        box = Box()
-        hidden = await join(box, initial_peers=known[:1], client_mode=True)
-        more.clear()
-        sender = await join(initial_peers=known[:1], client_mode=True)
-        place = [circuit_over(address) for address in known]
-        for _ in range(30):
-            try:
-                await sender._dht.daemon.p2p._client.connect(_peer_id(hidden), place)
-                break
-            except Exception:  # it has no place at a relay yet
-                await asyncio.sleep(1.0)
-        await sender.send(hidden.peer_id, b"bulk", memoryview(bytes(1000)))
-        assert await asyncio.wait_for(box.headers.get(), 30) == b"bulk"
-        assert sender.traffic.ways() == {hidden.peer_id: "relayed"}
-        await asyncio.gather(*(transport.close() for transport in (sender, hidden, *relays)))
-
-    run(test())
-
-
-def _peer_id(transport: Any) -> Any:
-    from hivemind.p2p import PeerID
-
-    return PeerID.from_base58(transport.peer_id)
 
 
 @awaited

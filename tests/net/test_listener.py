@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net.framing import Accepted, Bulk, Message, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Bulk, encode
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.listener import KNOCK_BYTES, Listener, Offer
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, Start, let_in, offer_of, run
+from tests.net.direct_peers import AT_ONCE_S, Peer, Start, let_in, offer_of, run
 from tests.net.gates import answers
 from tests.net.patience import plays, until
 
@@ -122,34 +121,6 @@ async def test_the_number_of_connections_from_a_peer_is_limited(start: Start, mo
     c = start("c")
     assert await welcomed(c, (await offer_of(c, "b")).knock)
     assert b.direct.listener.turned_away == 1
-
-
-@pytest.mark.parametrize(
-    ("sent", "reason"),
-    [
-        (b"no frame at all", "no frame"),
-        (encode(Message(b"hello")), "no place"),
-        (encode(Accepted()), "no place"),
-        (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
-    ],
-)
-@plays(run)
-async def test_a_protocol_error_ends_its_connection_alone(start: Start, sent: bytes, reason: str) -> None:
-    """After a handshake: the sender is told why, the refusal is counted for its peer, and other peers are served."""
-    impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
-    a, b, c = start("a"), start("b", limits=impatient), start("c")
-    await c.send("b", b"before")
-    pipe = await let_in(a, "b")
-    pipe.write(sent)
-    (frame,) = await answers(pipe, 1)
-    if isinstance(frame, Progress):
-        (frame,) = await answers(pipe, 1)
-    assert isinstance(frame, Refused)
-    assert reason in frame.reason
-    pipe.abort()
-    await c.send("b", b"after")
-    assert b.traffic.peers["a"].refused == 1
-    assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
 
 
 @plays(run)

@@ -13,8 +13,7 @@ from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.outgoing import Outgoing, Verdict
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import LIMITS, Start, pair, run
-from tests.net.gates import LONG
-from tests.net.patience import plays, until
+from tests.net.patience import plays
 
 
 def alone(test: Callable[[Outgoing, FrameStream], Awaitable[None]]) -> None:
@@ -70,48 +69,6 @@ async def test_a_cancelled_payload_extends_the_deadline_of_the_next(
             assert 1.9 < clock.now - began < 2.5
 
 
-@plays(alone, 2)
-async def test_a_retired_stream_ends_with_its_last_answer(stream: Outgoing, far: FrameStream) -> None:
-    """No further payload is written on it; sends that wait get their answers."""
-    sends = [sending(stream, 10) for _ in range(2)]
-    await asyncio.sleep(0.01)
-    stream.retire()
-    assert not stream.fit
-    for verdict in (Accepted(), Refused("no")):
-        assert not stream.ended
-        far.write(verdict)
-        assert await sends.pop(0) == verdict
-    assert stream.ended
-
-
-@plays(alone, 2)
-async def test_an_ended_stream_is_not_fit(stream: Outgoing, far: FrameStream) -> None:
-    """Not even with unanswered payloads on it."""
-    gone = sending(stream, 10)
-    await asyncio.sleep(0.01)
-    gone.cancel()
-    await asyncio.wait({gone})
-    assert stream.fit
-    far.pipe.abort()
-    await until(lambda: stream.ended)
-    assert not stream.fit
-
-
-@pytest.mark.parametrize("ended", [False, True])
-@plays(alone, 2)
-async def test_a_stream_is_used_from_its_first_payload(stream: Outgoing, far: FrameStream, ended: bool) -> None:
-    """If it has ended before, the first send says so."""
-    if ended:
-        far.pipe.abort()
-        await until(lambda: stream.ended)
-    assert not stream.used
-    send = sending(stream, 10)
-    await asyncio.sleep(0.01)
-    assert stream.used
-    far.write(Accepted())
-    assert await send == (None if ended else Accepted())
-
-
 @pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
 @plays(alone, 2)
 async def test_bytes_after_an_answer_make_a_stream_unfit(stream: Outgoing, far: FrameStream, rest: bytes) -> None:
@@ -149,18 +106,6 @@ async def test_only_an_accepted_payload_is_reported_as_arrived(
     far.write(verdict)
     assert await send == verdict
     assert reached == ([3, 10] if verdict == Accepted() else [3])
-
-
-@pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
-@plays(alone, 2)
-async def test_an_answer_midway_ends_the_stream(
-    stream: Outgoing, far: FrameStream, verdict: Accepted | Refused
-) -> None:
-    """The rest of the payload isn't written, and no other could follow it."""
-    send = sending(stream, LONG)
-    far.write(verdict)
-    assert await asyncio.wait_for(send, 0.5 * LIMITS.write_timeout_s) == verdict
-    assert stream.ended
 
 
 @plays(alone, 2)

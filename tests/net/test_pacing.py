@@ -8,25 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2p_diloco.net import pacing
 from p2p_diloco.net.pacing import (
     FILLING,
     FULL,
-    GROWTH,
     LEAP,
-    LOOK,
     LOOK_EVERY,
-    READINGS,
-    ROOM,
-    SLOW,
     SPAN,
     TICK_S,
     Pacer,
     Shares,
     Took,
 )
-from tests.net.direct_peers import Start, run
-from tests.net.patience import plays
 
 MB = 1e6
 LONG = 6000
@@ -80,45 +72,12 @@ def test_no_connection_is_paced_before_the_first_reading() -> None:
     assert link.shares.link == pytest.approx(12 * MB)
 
 
-def test_a_reading_leaves_out_the_filling_of_buffers() -> None:
-    """Queues and windows take more at first than the link goes on carrying."""
-    link = Link(36 * MB, {"a": 1.0, "b": 1.0})
-    link.run(FILLING)
-    link.rate = 12 * MB
-    link.run(SPAN)
-    assert link.shares.link == pytest.approx(12 * MB)
-
-
-def test_each_further_second_is_a_reading() -> None:
-    """Once the buffers are full."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
-    link.run(FIRST)
-    link.rate = 100 * MB
-    link.run(SPAN - 1)
-    assert link.shares.link == pytest.approx(12 * MB)
-    link.tick()
-    assert link.shares.link == pytest.approx(LOOK * 12 * MB)
-
-
 def test_an_interruption_starts_a_reading_anew() -> None:
     """The buffers must fill again."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     for _ in range(20):
         link.run(FIRST - 1)
         link.tick(held_up={"a": FULL / 2})
-    assert link.shares.link == 0.0
-
-
-def test_late_ticks_give_the_same_shares() -> None:
-    """Everything is divided by the time that has passed."""
-    link = Link(12 * MB, {"a": 1.0, "slow": 1.0}, {"slow": 0.5 * MB})
-    for late in [1.0, 7.0, 2.5] * 200:
-        rates = link.tick(late * TICK_S)
-    assert link.shares.link == pytest.approx(12 * MB, rel=1e-3)
-    assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
-    for _ in range(FIRST):
-        link.tick(7.0 * TICK_S, held_up={"a": FULL / 2})
     assert link.shares.link == 0.0
 
 
@@ -141,25 +100,6 @@ def test_the_rest_of_a_slow_connections_share_goes_to_the_others(others: str) ->
     assert sum(rates.values()) == pytest.approx(12 * MB, rel=0.01)
     link.takes = {}
     assert link.run(LONG)["slow"] == pytest.approx(12 * MB / len(rates), rel=0.06)
-
-
-def test_the_share_of_an_ended_connection_goes_to_the_others() -> None:
-    """All of it, and evenly."""
-    link = Link(12 * MB, {"a": 2.0, "b": 1.0, "gone": 1.0})
-    link.run(LONG)
-    del link.weights["gone"]
-    rates = link.run(300)
-    assert rates == pytest.approx({"a": 6 * MB, "b": 6 * MB}, rel=0.06)
-    assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
-
-
-def test_a_stalled_connection_holds_back_no_other() -> None:
-    """A frozen receiver's share goes to the other within two seconds."""
-    link = Link(12 * MB, {"a": 1.0, "frozen": 1.0})
-    link.run(300)
-    link.takes = {"frozen": 0.0}
-    assert link.run(20)["a"] > 0.95 * 12 * MB
-    assert link.run(300)["a"] == pytest.approx(12 * MB, rel=0.01)
 
 
 def test_a_short_pause_does_not_reduce_a_share() -> None:
@@ -192,28 +132,6 @@ def test_a_low_first_reading_is_corrected_at_once() -> None:
     assert link.shares.link == pytest.approx(12 * MB)
 
 
-def test_gaps_do_not_wear_down_the_shares() -> None:
-    """While connections wait now and then, readings are lower than the link. Probes come as often as readings are
-    forgotten, so the lower reading isn't shared out in turn."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
-    assert sum(link.run(LONG).values()) > 0.99 * ROOM * GAPS * 12 * MB
-
-
-def test_a_slower_link_is_noticed() -> None:
-    """After as many readings as are kept, shares are even again."""
-    link = Link(12 * MB, {"a": 3.0, "b": 1.0})
-    link.run(LONG)
-    link.rate = 3 * MB
-    link.run(SPAN * (READINGS + 2))
-    assert link.run(LONG)["a"] == pytest.approx(1.5 * MB, rel=0.06)
-
-
-def test_a_fast_link_is_not_paced() -> None:
-    """There the machines set the rates."""
-    link = Link(1.01 * SLOW, {"a": 3.0, "b": 1.0})
-    assert link.run(LONG)["a"] == pytest.approx(0.75 * 1.01 * SLOW, rel=1e-3)
-
-
 @pytest.mark.parametrize("waiting", ["a", "ab"])
 def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> None:
     """What a peer sends now and then must limit neither itself nor another connection."""
@@ -222,17 +140,6 @@ def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> 
         link.tick(held_up=dict.fromkeys(waiting, 0.8))
     assert link.shares.link == 0.0
     assert link.paces == {}
-
-
-def test_a_single_connection_is_not_paced() -> None:
-    """It has the link for itself, and gives no reading."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
-    link.run(300)
-    link.weights, link.rate = {"a": 1.0}, 1 * MB
-    for _ in range(LONG):
-        link.tick()
-        assert link.paces == {}
-    assert link.shares.link == pytest.approx(12 * MB, rel=ROOM - 1)
 
 
 class Clock:
@@ -308,78 +215,3 @@ def test_connections_are_paced_while_payloads_are_written(clock: Clock) -> None:
     pacer.begin("a", a)
     clock.ticks(1)
     assert len(a.paces) == FIRST + 4
-
-
-def test_ended_pacers_do_not_tick(clock: Clock) -> None:
-    """Whatever is still being written."""
-    a = Wire(clock, 2 * MB)
-    pacer = clock.pacer(a=a)
-    clock.ticks(1)
-    pacer.end()
-    clock.ticks(3)
-    assert len(a.paces) == 1
-
-
-def test_consecutive_payloads_are_measured_as_one(clock: Clock) -> None:
-    """If the next one begins within the tick in which one ended, all bytes of the connection count."""
-    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
-    pacer = clock.pacer(a=a, b=b)
-    for _ in range(FIRST):
-        clock.passes(0.4)
-        pacer.over("b")
-        clock.passes(0.2)
-        pacer.begin("b", b)
-        clock.passes(0.4)
-    assert pacer._shares.link == pytest.approx(3 * MB)
-
-
-def test_a_new_connection_replaces_the_peers_earlier_one(clock: Clock) -> None:
-    """It is paced from then on, also when it begins within the same tick."""
-    broken, new = Wire(clock, 1 * MB), Wire(clock, 1 * MB)
-    pacer = clock.pacer(a=broken)
-    clock.passes(0.5)
-    pacer.over("a")
-    pacer.begin("a", new)
-    clock.passes(0.5)
-    assert (len(broken.paces), len(new.paces)) == (0, 1)
-
-
-def test_bytes_before_the_payload_are_not_counted(clock: Clock) -> None:
-    """A connection is measured from its `begin`: the rest of a slow one's share goes to the others, however much it
-    once carried."""
-    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
-    pacer = clock.pacer(a=a, b=b)
-    clock.ticks(FIRST)
-    pacer.begin("slow", Wire(clock, 0.1 * MB, carried=10**9))
-    clock.ticks(1)
-    even = LOOK * 3 * MB / 3
-    assert a.paces[-1] == pytest.approx(even + (even - GROWTH * 0.1 * MB))
-
-
-def test_time_held_up_before_the_payload_is_not_counted(clock: Clock) -> None:
-    """A connection that has waited for its peer since then gives no reading."""
-    pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB, held_up=FULL / 2))
-    clock.ticks(FIRST)
-    assert pacer._shares.link == 0.0
-
-
-def test_a_late_pacer_measures_the_same(clock: Clock) -> None:
-    """It divides by the time between its ticks, not by the planned one."""
-    pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB))
-    for late in [1.0, 7.0, 2.5] * FIRST:
-        clock.passes(late)
-    assert pacer._shares.link == pytest.approx(3 * MB)
-
-
-@plays(run)
-async def test_idle_connections_are_not_measured(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While payloads go to two peers both are; after the next tick neither is."""
-    monkeypatch.setattr(pacing, "TICK_S", 60.0)  # only when asked
-    a, _, _ = start("a"), start("b"), start("c")
-    pacer = a.direct._pacer
-    await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
-    assert set(pacer._writing) == {"b", "c"}
-    pacer.end()
-    pacer._tick()
-    assert not pacer._writing
-    assert pacer._timer is None

@@ -112,18 +112,6 @@ async def test_a_direct_dial_has_a_head_start(start: Start, clock: ByHand) -> No
 
 
 @plays(run, 2)
-async def test_after_a_failed_direct_dial_relays_are_asked_at_once(start: Start, clock: ByHand) -> None:
-    """No time passes, and the relayed stream counts."""
-    sides = start()
-    dialling = sides.dial()
-    await clock.passes(0.0)
-    sides.direct[0].set_exception(Unreachable("timed out"))
-    await clock.passes(0.0)
-    stream = sides.succeed(sides.relayed[0], RELAYED)
-    assert await dialling == (stream, RELAYED)
-
-
-@plays(run, 2)
 async def test_both_streams_at_once_leave_only_the_direct_one(start: Start, clock: ByHand) -> None:
     """The other one is aborted."""
     for _ in range(20):
@@ -202,17 +190,6 @@ async def test_a_relay_that_lost_the_peer_decides(start: Start, clock: ByHand) -
     sides.relayed[0].set_exception(refused("gone"))
     error = await outcome(dialling)
     assert (error.refused, str(error)) == (True, "gone")
-
-
-@plays(run, 2)
-async def test_a_stream_that_comes_with_the_word_of_death_counts(start: Start, clock: ByHand) -> None:
-    """The peer lives: it has just answered."""
-    sides = start(announced=True)
-    dialling = sides.dial()
-    await clock.passes(1.1 * HEAD_START_S)
-    sides.relayed[0].set_exception(refused("gone"))
-    stream = sides.succeed(sides.direct[0], DIRECTLY)
-    assert (await dialling)[0] is stream
 
 
 @plays(run, 2)

@@ -15,14 +15,14 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
-from p2p_diloco.net.interface import Limits, Refusal, Unreachable
+from p2p_diloco.net.interface import Limits, Unreachable
 from p2p_diloco.net.links import OnePerPeer
 from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair
-from tests.net.gates import LONG, Gate, all_that_comes, sent
+from tests.net.gates import LONG, Gate, sent
 from tests.net.patience import awaited, plays, until
 from tests.net.test_exchange import Rig, Stranger
 
@@ -81,35 +81,6 @@ async def test_many_payloads_go_on_one_stream(start: Start) -> None:
     assert a.traffic.ways() == {"b": "libp2p"}
 
 
-@plays(run)
-async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) -> None:
-    """The stream carries on while the inbox is busy, and answers come in order."""
-    a, b = start("a"), start("b")
-    gate = Gate(b, refused=b"2")
-    sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
-    await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
-    gate.open.set()
-    results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [type(None), Refusal, type(None)]
-    assert a.libp2p_streams == 1
-
-
-@plays(run)
-async def test_a_refusal_keeps_the_stream(start: Start) -> None:
-    """Refused before it was read or after: the reason comes back, and what follows is in step."""
-    a, b = start("a"), start("b")
-    Gate(b, refused=b"no").open.set()
-    b.box.admitted_bytes = 1000
-    with pytest.raises(Refusal, match="at most 1000"):
-        await a.send("b", bytes(1001))
-    with pytest.raises(Refusal, match="no no"):
-        await a.send("b", b"x", b"no")
-    await a.send("b", b"fits")
-    assert [payload for _, _, payload in b.box.got] == [b"fits"]
-    assert a.libp2p_streams == 1
-    assert b.traffic.peers["a"].refused == 2
-
-
 @awaited
 async def test_messages_have_a_stream_of_their_own() -> None:
     """A link doesn't wait behind payloads, and neither stream carries what belongs to the other."""
@@ -159,25 +130,6 @@ async def test_a_stream_that_broke_unused_is_replaced(start: Start, at_once: int
     assert a.box.closed_peers == b.box.closed_peers == []
 
 
-@awaited
-async def test_a_stream_with_an_unasked_answer_is_not_used_again() -> None:
-    """The answer would be taken for the next payload's."""
-    rig = Rig()
-    first = to_far(rig, b"1")
-    far = await rig.dialled()
-    assert await far.read() == Bulk(b"1", 1)
-    far.write(encode(Accepted()) + encode(Accepted()))
-    await first
-    second = to_far(rig, b"2")
-    fresh = await rig.dialled()
-    assert await fresh.read() == Bulk(b"2", 1)
-    fresh.write(Accepted())
-    await second
-    far.take(1)
-    assert await far.read() is None
-    await rig.exchange.close()
-
-
 @pytest.mark.parametrize("breaks_again", [False, True])
 @awaited
 async def test_a_payload_on_a_used_stream_that_breaks_is_sent_once_more(breaks_again: bool) -> None:
@@ -220,70 +172,6 @@ async def test_a_payload_on_a_fresh_stream_that_breaks_is_not_sent_again() -> No
         await send
     assert (len(rig.far_ends), rig.box.closed_peers) == (1, ["far"])
     await rig.exchange.close()
-
-
-@plays(run)
-async def test_a_payload_without_an_answer_is_not_sent_again(start: Start) -> None:
-    """A frozen receiver costs one read timeout, even on a stream that carried others before. The next payload dials."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    gate = Gate(b)
-    with by_hand() as clock:
-        sends = sent(a, b"1", b"2")
-        assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
-        results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable] * 2
-    assert a.libp2p_streams == 1
-    gate.open.set()
-    await a.send("b", b"next")
-    assert a.libp2p_streams == 2
-
-
-@plays(run)
-async def test_a_half_sent_payload_ends_the_stream_after_the_earlier_answers(start: Start) -> None:
-    """A send that is cancelled midway is the last on its stream. Earlier ones are answered, later ones use another, and
-    what wasn't sent of the half never is."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    before = sent(a, b"1")
-    await until(lambda: gate.come)
-    (pipe,) = served(b)
-    memory = bytearray(b"o" * (48 << 20))
-    half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-    await until(lambda: pipe.filled_bytes > 1 << 20)
-    pipe.transport.pause_reading()
-    await asyncio.sleep(0.1)  # until the system takes no more
-    half.cancel()
-    await asyncio.wait([half])
-    memory[:] = b"n" * len(memory)
-    pipe.transport.resume_reading()
-    assert b"n" not in await all_that_comes(pipe)
-    after = sent(a, b"3")
-    await until(lambda: gate.come == [b"1", b"3"])
-    gate.open.set()
-    await asyncio.gather(*before, *after)
-    await until(lambda: pipe.ended)
-    assert a.libp2p_streams == 2
-    assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
-
-
-@plays(run)
-async def test_a_written_payload_arrives_unchanged(start: Start) -> None:
-    """Even if its sender is cancelled, and uses the memory again before the receiver has it all."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    (pipe,) = served(b)
-    pipe.transport.pause_reading()
-    memory = bytearray(b"o" * 300_000)
-    sending = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-    await asyncio.sleep(0.05)
-    written = not a.exchange._writing["b"].locked()
-    sending.cancel()
-    await asyncio.wait([sending])
-    memory[:] = b"n" * len(memory)
-    pipe.transport.resume_reading()
-    await a.send("b", b"last")
-    assert [payload for _, _, payload in b.box.got] == [b"first", *written * [b"o" * 300_000], b"last"]
 
 
 # -- how long it is kept
@@ -402,50 +290,6 @@ async def test_closing_leaves_no_stream(start: Start, waits_for: str) -> None:
 
 
 # -- one of a kind for each peer
-
-
-@awaited
-async def test_callers_at_the_same_time_share_one_opening() -> None:
-    """The object is opened once. If that fails all of them hear it at once, and the next call tries again."""
-    opened: list[str] = []
-    fails = True
-
-    async def open(peer: str) -> Outgoing:
-        opened.append(peer)
-        await asyncio.sleep(0.01)
-        if fails:
-            raise Unreachable("nobody is there")
-        return Outgoing.__new__(Outgoing)
-
-    kept = OnePerPeer(open)
-    results = await asyncio.gather(*(kept.to("a") for _ in range(3)), return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable] * 3
-    fails = False
-    first, second, other = await asyncio.gather(kept.to("a"), kept.to("a"), kept.to("b"))
-    assert first is second is await kept.to("a")
-    assert first is not other
-    assert opened == ["a", "a", "b"]
-
-
-@awaited
-async def test_a_dropped_object_is_opened_anew() -> None:
-    """Only that one is dropped: an object that has replaced it stays, and so does one that is being opened."""
-
-    async def open(peer: str) -> Outgoing:
-        await asyncio.sleep(0.01)
-        return Outgoing.__new__(Outgoing)
-
-    kept = OnePerPeer(open)
-    first = await kept.to("a")
-    kept.drop("a", first)
-    asking = asyncio.create_task(kept.to("a"))
-    await asyncio.sleep(0)
-    kept.drop("a", first)
-    second = await asking
-    assert second is not first
-    kept.drop("a", first)
-    kept.drop("b", first)
-    assert await kept.to("a") is second
 
 
 @awaited

@@ -108,17 +108,6 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
 
 
 @awaited
-async def test_a_direct_connection_needs_a_knock_that_only_members_get() -> None:
-    """Without one, the port closes every connection at once."""
-    victim = await join(invitation=invitation())
-    ((_, port),) = victim._exchange.direct.listener.ports
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    assert await asyncio.wait_for(reader.read(), 20.0) == b""
-    writer.close()
-    await closed(victim)
-
-
-@awaited
 async def test_a_revoked_member_loses_its_connections_at_once() -> None:
     """Its link and its direct connections end; what it sends later is refused. The other member notices nothing."""
     banned = invitation(name="mallory")

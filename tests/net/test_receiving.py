@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from p2p_diloco.net.framing import Accepted, Bulk, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Bulk, Refused, encode
 from p2p_diloco.net.interface import Refusal
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import Start, let_in, run
@@ -46,18 +46,6 @@ async def test_a_payload_that_waits_for_the_inbox_counts_as_under_way(start: Sta
 
 
 @plays(run)
-async def test_payloads_and_frames_may_arrive_in_one_piece(start: Start) -> None:
-    """The end of a payload, a frame and the beginning of the next payload may come together."""
-    a, b = start("a"), start("b")
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
-    pipe.write(b"fg")
-    assert await answers(pipe, 3) == 3 * [Accepted()]
-    assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
-    pipe.abort()
-
-
-@plays(run)
 async def test_a_payload_that_is_too_long_is_refused_after_the_earlier_answers(start: Start) -> None:
     """It isn't read, and its answer keeps the order."""
     a, b = start("a"), start("b")
@@ -71,24 +59,6 @@ async def test_a_payload_that_is_too_long_is_refused_after_the_earlier_answers(s
         await long[0]
     await asyncio.gather(*before, *after)
     assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
-
-
-@plays(run)
-async def test_progress_is_reported_after_the_earlier_answer(start: Start) -> None:
-    """Before, it would be taken for progress of the earlier payload."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
-    await until(lambda: gate.come == [b"1"])
-    await asyncio.sleep(0.3)  # longer than from one progress to the next
-    gate.open.set()
-    assert await answers(pipe, 1) == [Accepted()]
-    pipe.write(b"f")
-    assert await answers(pipe, 1) == [Progress(3)]
-    pipe.write(b"g")
-    assert await answers(pipe, 1) == [Accepted()]
-    pipe.abort()
 
 
 @plays(run)
@@ -106,22 +76,6 @@ async def test_only_the_inbox_holds_a_payloads_memory(start: Start) -> None:
     gc.collect()
     assert [memory() is None for memory in come] == [True]
     assert not any(pipe.ended for pipe in b.direct.listener._serving)
-
-
-@plays(run)
-async def test_a_protocol_error_is_answered_after_the_earlier_payloads(start: Start) -> None:
-    """A payload that came before it is delivered and answered first."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
-    await until(lambda: gate.come == [b"1"])
-    await asyncio.sleep(0.05)
-    gate.open.set()
-    first, second = await answers(pipe, 2)
-    assert first == Accepted()
-    assert isinstance(second, Refused)
-    pipe.abort()
 
 
 @plays(run)

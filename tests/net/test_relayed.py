@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvloop
 
 from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
@@ -16,13 +14,6 @@ from tests.net.patience import awaited, until
 from tests.net.swarm import AT_ONCE_S, PATIENT, Box, gone, join, peer_process
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
-    yield
-    asyncio.set_event_loop_policy(None)
 
 
 async def private(seed: Any, box: Box, **options: Any) -> Any:
@@ -42,7 +33,6 @@ async def know(*peers: Any) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.usefixtures("loops")
 @awaited
 async def test_two_private_peers_exchange_through_a_relay(direct: bool) -> None:
     """Messages and payloads, in both directions; when the relay ends so do their links, in bounded time."""

@@ -48,31 +48,6 @@ class Swarm:
         return [(key, subkey, value) for key, found in records for (subkey, _), (value, _) in found.items()]
 
 
-@pytest.mark.parametrize("owned", [True, False])
-@awaited
-async def test_members_read_what_a_member_stored(owned: bool) -> None:
-    """Under the same key and name, as in an open run; members of another run find nothing."""
-    swarm = Swarm()
-    alice, bob, other = swarm.member(ALICE), swarm.member(BOB), swarm.member(OTHER, RunKey(b"o" * 32))
-    subkey = ALICE if owned else "hash"
-    assert await alice.store("main/peers/0", subkey, b"value", 30.0, owned=owned)
-    assert {name: value for name, (value, _) in (await bob.fetch("main/peers/0")).items()} == {subkey: b"value"}
-    assert not await other.fetch("main/peers/0")
-
-
-@awaited
-async def test_the_dht_shows_neither_keys_nor_values() -> None:
-    """A stranger that stores the records for others reads neither the run's name nor any content."""
-    swarm = Swarm()
-    alice = swarm.member(ALICE)
-    await alice.store("main/config", "hash", b"settings", 30.0, owned=False)
-    await alice.store("main/peers/0", ALICE, b"address", 30.0)
-    for key, _, value in swarm.stored():
-        assert "main" not in key
-        assert b"settings" not in value
-        assert b"address" not in value
-
-
 @awaited
 async def test_what_strangers_store_is_left_out() -> None:
     """Even under the members' keys, under a member's name, with a later expiration, or copied from elsewhere."""
@@ -175,10 +150,3 @@ async def test_an_observer_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     for owned, subkey in ((True, EVE), (False, "hash")):
         assert await eve.store("key", subkey, b"value", 30.0, owned=owned)
     assert not await alice.fetch("key")
-
-
-def test_members_sign_as_before() -> None:
-    """Signatures are the peer's own."""
-    alice = Swarm().member(ALICE)
-    assert alice.signed_by(ALICE, alice.sign(b"kind", b"yes"), b"kind", b"yes")
-    assert not alice.signed_by(BOB, alice.sign(b"kind", b"yes"), b"kind", b"yes")

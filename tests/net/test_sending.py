@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from dataclasses import replace
 
 import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.interface import Refusal, Unreachable
-from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, run
-from tests.net.gates import Gate, all_that_comes, sent, serving
+from tests.net.direct_peers import LIMITS, Start, run
+from tests.net.gates import Gate, sent, serving
 from tests.net.patience import plays, until
-
-
-@pytest.mark.parametrize("refused", [b"1", b"2", b"3"])
-@plays(run)
-async def test_a_refusal_reaches_the_sender_of_its_payload(start: Start, refused: bytes) -> None:
-    """The other payloads are taken, on the same connection."""
-    a, b = start("a"), start("b")
-    Gate(b, refused).open.set()
-    headers = (b"1", b"2", b"3")
-    results = await asyncio.gather(*sent(a, *headers), return_exceptions=True)
-    assert [isinstance(result, Refusal) for result in results] == [header == refused for header in headers]
-    assert [header for _, header, _ in b.box.got] == [header for header in headers if header != refused]
-    assert (a.talks, a.libp2p_streams) == (1, 0)
 
 
 @pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1), (2,), (0, 1, 2)])
@@ -74,90 +58,6 @@ async def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers
     await asyncio.gather(*before, *after)
     await until(lambda: pipe.ended)
     assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
-
-
-@plays(run)
-async def test_the_memory_of_a_cancelled_send_may_change_at_once(start: Start) -> None:
-    """Unsent bytes of a cancelled payload are never sent, though the connection stays open for earlier payloads."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    before = sent(a, b"1")
-    await until(lambda: gate.come)
-    memory = bytearray(b"o" * (48 << 20))
-    half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
-    await until(lambda: serving(b) > 1 << 20)
-    (pipe,) = b.direct.listener._serving
-    pipe.transport.pause_reading()  # type: ignore[attr-defined]
-    await asyncio.sleep(0.1)  # until the system takes no more
-    half.cancel()
-    await asyncio.wait([half])
-    memory[:] = b"n" * len(memory)
-    pipe.transport.resume_reading()  # type: ignore[attr-defined]
-    assert b"n" not in await all_that_comes(pipe)
-    gate.open.set()
-    await asyncio.gather(*before)
-
-
-@plays(run)
-async def test_a_silent_receiver_ends_all_waiting_sends_together(start: Start) -> None:
-    """They end at one deadline, not one after the other, and none is sent again."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    with by_hand() as clock:
-        sends = sent(a, b"1", b"2", b"3")
-        await clock.until(lambda: gate.come)
-        assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
-        results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable] * 3
-    assert a.libp2p_streams == 0
-    gate.open.set()
-
-
-@plays(run)
-async def test_after_a_break_all_waiting_payloads_go_over_libp2p(start: Start) -> None:
-    """None of them is lost."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    sends = sent(a, b"1", b"2", b"3")
-    await until(lambda: gate.come)
-    for pipe in list(b.direct.listener._serving):
-        pipe.transport.abort()
-    gate.open.set()
-    await asyncio.gather(*sends)
-    assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
-    assert a.libp2p_streams == 1
-
-
-@plays(run)
-async def test_closing_ends_retired_connections(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A send that waits for its answer on a connection that has carried enough ends with the others."""
-    monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 1)
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    sends = sent(a, b"1", b"2")
-    await until(lambda: len(gate.come) == 2)
-    began = time.monotonic()
-    await a.close()
-    results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable] * 2
-    assert a.libp2p_streams == 0
-    assert time.monotonic() - began < AT_ONCE_S
-    gate.open.set()
-
-
-@plays(run)
-async def test_new_limits_apply_to_later_sends(start: Start) -> None:
-    """New limits apply also on a connection that was made before."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    gate = Gate(b)
-    a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
-    with by_hand() as clock:
-        (sending,) = sent(a, b"second")
-        assert await clock.over(sending, step_s=0.05) < 1.0
-        with pytest.raises(Unreachable):
-            await sending
-    gate.open.set()
 
 
 # -- anything at any moment

@@ -58,13 +58,6 @@ def test_few_bytes_of_a_long_payload_do_not_wake_the_process(ends: tuple[socket.
     assert select.select([near], [], [], 20)[0]
 
 
-def test_a_closed_socket_is_left_alone() -> None:
-    """The pipe may be told of bytes after its socket was closed."""
-    sock = socket.socket()
-    sock.close()
-    TcpSocket(sock).wake_for(10**6)
-
-
 @pytest.mark.parametrize("size", [0, 1, RECORD_BYTES, RECORD_BYTES + 1, 100_000, 1_000_000])
 @pytest.mark.parametrize("piece", [1_000, 50_000])
 @awaited

@@ -14,7 +14,7 @@ from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.pacing import Took
 from p2p_diloco.net.tcp import TcpSocket
-from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Way, connections_for
+from p2p_diloco.net.way import READINGS, Way, connections_for
 from tests.net.direct_peers import Start, run
 from tests.net.patience import plays, until
 
@@ -68,13 +68,6 @@ def test_the_number_follows_bandwidth_times_delay(mbit: float, rtt_ms: float, co
     assert connections_for(mbit * 1e6 / 8 * rtt_ms / 1e3) == count
 
 
-def test_the_number_never_falls_with_a_longer_path() -> None:
-    """It begins with one, and grows by one for each `EACH_CARRIES_BYTES`."""
-    counts = [connections_for(path * EACH_CARRIES_BYTES / 4) for path in range(100)]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[3], counts[4], counts[-1]) == (1, 1, 2, CONNECTIONS_MAX)
-
-
 def test_all_connections_together_fill_the_path() -> None:
     """Readings of one moment are added; the largest of the kept readings counts, and is forgotten after `READINGS`."""
     together = Way()
@@ -116,35 +109,7 @@ def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
     assert way.took() == (0, 0.0)
 
 
-def test_a_peers_rate_is_divided_among_its_connections() -> None:
-    """No limit means none on any of them."""
-    lines = [Line(), Line()]
-    way = Way([stream(line) for line in lines])
-    way.pace(100.0)
-    way.pace(None)
-    assert [line.rate for line in lines] == [[50.0, None]] * 2
-
-
 # -- which is free
-
-
-def test_connections_take_turns() -> None:
-    """A connection is lent to one payload at a time; the one that was used longest ago is next."""
-    way, streams = Way(), [stream() for _ in range(3)]
-    for one in reversed(streams):
-        way.add(one)
-    lent = [way.lend() for _ in range(3)]
-    assert [one for one in lent if one] == streams
-    assert way.lend() is None
-    assert not way.has_room
-    for one in lent[::-1]:
-        assert one is not None
-        way._path_bytes.append(10.0 * MIB)  # all are needed
-        way.give_back(one, 1, 100)
-    assert way.has_room
-    again = way.lend()
-    assert again is not None
-    assert again is streams[0]
 
 
 def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
@@ -202,29 +167,6 @@ async def test_each_payload_gets_its_own_answer_on_several_connections(
     assert len(b.box.got) == 2 + 40
     assert len(b.direct.listener._serving) == 4
     assert a.libp2p_streams == 0
-
-
-@plays(run)
-async def test_payloads_begin_in_the_order_of_the_calls(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where they wait for a free connection."""
-    needed(monkeypatch, 2)
-    a, b = start("a"), start("b")
-    await asyncio.gather(*(a.send("b", b"x") for _ in range(3)))
-    await until(lambda: len(a.direct._way("b").connections) == 2)
-    begun, admit = list[bytes](), b.box.admit
-    take = a.direct.take
-
-    async def noted(peer: str) -> Any:
-        lent = await take(peer)
-        begun.append(b"taken")
-        return lent
-
-    a.direct.take = noted  # type: ignore[method-assign]
-    b.box.admit = lambda sender, header: begun.append(header) or admit(sender, header)  # type: ignore[func-returns-value,method-assign]
-    await asyncio.gather(*(a.send("b", bytes(3 * MIB), b"%d" % n) for n in range(6)))
-    admitted = [int(header) for header in begun if header != b"taken"]
-    assert sorted(admitted) == list(range(6))
-    assert all(abs(at - n) <= 1 for at, n in enumerate(admitted)), admitted  # two connections may swap neighbours
 
 
 @plays(run)

@@ -243,22 +243,6 @@ async def test_a_peer_whose_audits_compute_wrongly_doubts_itself_and_splits_noth
     await stop(peers)
 
 
-@run
-async def test_a_peer_whose_means_and_audits_are_wrong_is_expelled_and_expels_none(
-    memory_peer: Any, quick: Any, auditors: Any
-) -> None:
-    """The others agree with each other, and it with no peer."""
-    peers = await swarm(memory_peer, quick, "abc")
-    await rounds(peers, 1)
-    work = auditors["a"]._work
-    work.mean_of = off_by_one_bit(work.mean_of)
-    async with training(peers, to_the_end="bc"):
-        await until(lambda: all("a" in auditors[name].expelled for name in "bc"), 60.0)
-    assert auditors["a"].expelled == {}
-    await rounds({name: peers[name] for name in "bc"}, 2)
-    await stop(peers)
-
-
 def accusation(audits: Audits, case: Case, **changes: Any) -> Accusation:
     """What a peer says that calls this mean a lie. `changes`: of the mean, or `choice` or `base`."""
     case = replace(case, choice=changes.pop("choice", case.choice), base=changes.pop("base", case.base))

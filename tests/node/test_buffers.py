@@ -185,7 +185,7 @@ def test_a_checkpoint_and_its_export_have_the_statistics(
         states.append(await b.state())
 
     async def second(peer: Any) -> None:
-        a = await peer("a", from_checkpoint=folder)
+        a = await peer("a", from_checkpoint=folder, restart_wait=1.0)
         states.append(await a.state())
 
     played(first, memory_peer, {**settings, "start_peers": 2, "stop_after_epochs": 4})

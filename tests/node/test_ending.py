@@ -146,34 +146,7 @@ def test_who_leaves_at_once_leaves_the_record(
     asyncio.run(life())
 
 
-@awaited
-async def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """A peer that stays for long after the end, for example to evaluate, keeps the record too."""
-    network = MemoryNetwork()
-    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 1})
-    await a.enter()
-    await a.exchange(1.0)
-    while "r/end" not in network.records:
-        await asyncio.sleep(0.01)
-    await a.stop()
-
-
 # -- who starts afterwards
-
-
-@awaited
-async def test_late_peers_fetch_the_last_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """Of three, two come back with an older checkpoint, before the one that holds the last: neither trains, and all end
-    with the same state."""
-    last = await to_the_end(memory_peer, quick, tmp_path, "abc")
-    for name in "ab":
-        step_back(tmp_path, name)
-    network = MemoryNetwork()
-    a, b, c = (memory_peer(network, name, **disk(tmp_path, name)) for name in "abc")
-    late = [asyncio.create_task(its_end(peer)) for peer in (a, b)]
-    await asyncio.wait(late, timeout=0.5)
-    assert not any(task.done() for task in late)
-    assert await asyncio.gather(*late, its_end(c)) == [last] * 3
 
 
 def test_a_peer_that_can_not_get_the_last_state_ends_with_an_error(
@@ -254,34 +227,6 @@ async def test_a_newcomer_founds_no_run_in_an_ended_runs_name(
         await new.hear("run", timeout_s=20.0)
     await new.stop()
     assert "r/config" not in network.records
-
-
-@awaited
-async def test_a_forged_end_keeps_no_run_from_being_founded(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """A record in the DHT that its signer has not signed is left out."""
-    network = MemoryNetwork()
-    stranger = network.join("stranger", Inbox())
-    await ends.store(stranger, FOUNDING, dataclasses.replace(signed_end(LAST), proof="forged"))
-    a = memory_peer(network, "a", quick)
-    await a.enter()
-    await a.stop()
-
-
-@awaited
-async def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
-    """The others are out of its reach while they train, and gone when they are through."""
-    network = MemoryNetwork()
-    a = memory_peer(network, "a", {**quick, "stop_after_epochs": 30}, **disk(tmp_path, "a"))
-    await a.enter()
-    network.cut("a", "new")
-    sentence = asyncio.create_task(gives_up(memory_peer(network, "new"), Refused))
-    while not a.memory.finished:
-        await a.exchange(1.0)
-        await asyncio.sleep(0.02)
-    await a.stop()
-    assert "no peer here has its last state" in await sentence
 
 
 @pytest.mark.parametrize("slow", ["the end's record", "the newcomer's look"])
@@ -688,25 +633,6 @@ async def test_a_stopped_run_goes_on_though_a_stranger_says_that_it_has_ended(
     assert (peers[0].memory.epoch, peers[0].memory.finished) == (before + 1, 0)
     for peer in peers:
         await peer.stop()
-
-
-def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """However often it is found while a newcomer waits for its state beside those that train."""
-
-    async def life() -> list[bool]:
-        transport, clock = MemoryNetwork().join("x", Inbox()), iter(range(99))
-        await ends.store(transport, FOUNDING, signed_end(LAST))
-        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=lambda: ["b"])
-        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES, ended_by=FOUNDED)
-
-        async def somebody() -> dict[str, float]:
-            return {"b": float(next(clock))}
-
-        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, somebody), None)
-        return [await made.look() for _ in range(4)]
-
-    assert asyncio.run(life()) == [True, False, False, False]
-    assert caplog.text.count("because another peer still trains in it") == 1
 
 
 @awaited

@@ -276,7 +276,7 @@ def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
 ) -> None:
     """The run was founded without an end. It ends at the stop, and is over for a peer that starts from the checkpoint;
     the record of the end names the revision. A run of another name goes on from there, and doesn't stop at once."""
-    disk = {"checkpoint_dir": tmp_path, "save_every": 10_000}
+    disk = {"checkpoint_dir": tmp_path, "save_every": 10_000, "restart_wait": 1.0}
 
     async def first() -> None:
         network = MemoryNetwork()
@@ -297,7 +297,7 @@ def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
         await b.stop()
 
     async def elsewhere() -> None:
-        c = memory_peer(MemoryNetwork(), "c", {}, from_checkpoint=tmp_path)
+        c = memory_peer(MemoryNetwork(), "c", {}, from_checkpoint=tmp_path, restart_wait=1.0)
         c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
         await c.enter()
         before = c.memory.epoch

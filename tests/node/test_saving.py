@@ -160,17 +160,6 @@ def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[st
     assert [v[2] for v in later] == [4]
 
 
-def test_the_tensors_have_their_names(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """A checkpoint holds the global parameters by name and shape, to be used without this program."""
-    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=tmp_path, save_every=2)
-    path = checkpoint.latest(tmp_path)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    assert {name: tuple(t.shape) for name, t in tensors["theta"].items()} == {"p0": (3,), "p1": (2,)}
-    assert torch.equal(tensors["theta"]["p1"], torch.full((2,), last))
-    assert manifest["run_id"] == "r"
-
-
 def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """`new_generation` founds the run anew: epoch 0 of the next generation, with the checkpoint's parameters."""
     (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=tmp_path, save_every=2)

@@ -43,14 +43,6 @@ def test_a_message_survives_its_header(message: wire.NodeMessage) -> None:
     assert of_nodes(packed(message, TOKEN), TOKEN) == message
 
 
-@settings(deadline=None)  # the machine may be busy
-@given(st.binary(max_size=300))
-def test_bytes_of_strangers_are_refused(header: bytes) -> None:
-    """Whatever bytes come, nothing but a refusal comes out."""
-    with pytest.raises(Refusal):
-        of_nodes(header, TOKEN)
-
-
 MEAN = wire.OfMean(0, "c" * 32, 3, "b", "e" * 64)
 ACCUSATION = wire.Accusation(MEAN, Version(0, 0, 0, "d" * 32), b"s" * 64, 30)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,13 +74,6 @@ def test_what_status_prints_is_a_baseline(tmp_path: Path) -> None:
     assert found.baseline == 3.0
 
 
-def test_held_out_losses_are_preferred(tmp_path: Path) -> None:
-    """If both have them; else the losses that the trainers report."""
-    text = "samples,loss,held_out_loss\n0,2.0,3.0\n9,2.0,3.0\n"
-    found = [compared(tmp_path, text, seen(5, 2.0, held_out)) for held_out in (3.3, None)]
-    assert [(one.which, one.baseline) for one in found if one] == [("held_out_loss", 3.0), ("loss", 2.0)]
-
-
 def test_tokens_become_samples(tmp_path: Path) -> None:
     path = written(tmp_path, "tokens,loss\n0,4.0\n1024000,2.0\n")
     found = Baseline.read(path, tokens_per_sample=1024).beside(seen(1000, 2.0)).run.compared
@@ -138,17 +130,3 @@ def test_a_loss_above_the_bound_is_told_everywhere(tmp_path: Path, caplog: pytes
     }  # fmt: skip
     assert baseline.beside(seen(1300, 2.0)).run.events == ()
     assert baseline.beside(seen(1400, 2.3, now=200.0)).run.events[0].time == 200.0
-
-
-def test_without_a_comparison_there_are_no_metrics() -> None:
-    """Neither before the first look nor without a baseline."""
-    assert list(RunCollector(lambda: None).collect()) == list(RunCollector(lambda: seen(1, 2.0)).collect()) == []
-
-
-def test_only_training_peers_make_the_runs_loss() -> None:
-    """And the run's samples are those of the peer that has come furthest."""
-    one = PeerStatus(name="a", peer_id="a", state="training", loss=2.0, counted_samples=900)
-    others = [replace(one, peer_id="b", state="joining", loss=9.0, counted_samples=None),
-              replace(one, peer_id="c", state="waiting", loss=3.0, counted_samples=1000)]  # fmt: skip
-    run = snapshot("main", None, [one, *others], 0.0).run
-    assert (run.samples, run.loss, run.held_out_loss) == (1000, 2.5, None)

@@ -64,11 +64,6 @@ def test_enter_opens_the_chosen_peer_and_escape_closes_it() -> None:
     assert browsing.marked is None
 
 
-def test_a_chosen_peer_that_has_gone_is_not_chosen() -> None:
-    browsing = Browsing(marked="id-gone", alone=True)
-    assert browsing.chosen(PEERS) is None
-
-
 def test_q_quits() -> None:
     browsing = Browsing()
     browsing.press("q", PEERS)

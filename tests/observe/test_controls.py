@@ -72,21 +72,3 @@ def test_a_wish_that_means_nothing_is_refused(wish: object) -> None:
         assert (await swarm.there()).number == 0
 
     asyncio.run(asyncio.wait_for(life(), 20.0))
-
-
-def test_only_what_its_keys_allow_is_offered() -> None:
-    """The founder's identity allows changes, the run's key allows to put peers out."""
-
-    async def life() -> None:
-        swarm = Swarm()
-        assert controls(swarm).offered == ("set", "save", "stop", "kick")
-        assert controls(swarm, key=False).offered == ("set", "save", "stop")
-        assert controls(swarm, founder=False, key=False).offered == ()
-        with pytest.raises(UsageError, match="do=stop can't be done from here; start the dashboard with --identity-"):
-            await controls(swarm, founder=False).carry_out({"do": "stop", "save": False})
-        with pytest.raises(UsageError, match="do=kick can't be done from here; start the dashboard with --key"):
-            await controls(swarm, key=False).carry_out({"do": "kick", "name": "carol"})
-        with pytest.raises(UsageError, match="do=dance can't be done from here; ask for one of set, save, stop, kick"):
-            await controls(swarm).carry_out({"do": "dance"})
-
-    asyncio.run(life())

@@ -72,16 +72,6 @@ def test_the_baseline_is_a_curve_too() -> None:
     assert json.loads(feed.whole)["curves"]["compared"] == [[800, 2.5, 2.0], [1600, 2.25, 2.0]]
 
 
-def test_few_peers_that_are_gone_have_curves(monkeypatch: Any) -> None:
-    """The first ones are forgotten, and none that is there."""
-    monkeypatch.setattr(module, "PEERS_KEPT", 3)
-    feed = Feed()
-    for number in range(10):
-        feed.saw(seen(ALICE, replace(ALICE, peer_id=f"id-{number}")))
-    curves = json.loads(feed.whole)["curves"]
-    assert list(curves["points"]) == list(curves["rounds"]) == ["id-a", "id-8", "id-9"]
-
-
 def test_curves_are_bounded_and_keep_their_beginning(monkeypatch: Any) -> None:
     """However long the dashboard is open, its curves begin where they began, end with the newest point, and have points
     from each tenth of the time between."""
@@ -110,12 +100,3 @@ def test_a_dashboard_that_is_opened_late_has_the_earlier_losses() -> None:
             [1.0, 10, 80, 2.5, 1, 3.0, 2.75],
         ],
     }
-
-
-def test_the_curves_of_few_peers_are_taken(monkeypatch: Any) -> None:
-    """Strangers may store any number of records."""
-    monkeypatch.setattr(module, "PEERS_KEPT", 3)
-    feed = Feed()
-    feed.knew({f"id-{number}": [Point(0.25, 2.0, 16.0, 0.0, 4.5, None)] for number in range(10)})
-    feed.saw(seen(ALICE))
-    assert len(json.loads(feed.whole)["curves"]["points"]) <= 4

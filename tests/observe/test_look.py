@@ -69,23 +69,6 @@ def test_an_observer_sees_what_peers_publish() -> None:
     asyncio.run(test())
 
 
-def test_of_two_founders_the_lowest_name_is_the_run() -> None:
-    """As joiners decide it; a record that its content doesn't name, or that is none, is passed over."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        eyes = network.join("eyes", DeafInbox())
-        other = replace(RUN, config=RunConfig(sync_every=20).to_wire())
-        for record in (RUN, other):
-            await eyes.store("main/config", name_of(record.pack()), record.pack(), 30.0, owned=False)
-        await eyes.store("main/config", "0" * 32, other.pack(), 30.0, owned=False)
-        await eyes.store("main/config", name_of(b"none"), b"none", 30.0, owned=False)
-        lowest = min((RUN, other), key=lambda record: name_of(record.pack()))
-        assert (await look(eyes, "main")).run.config == lowest.config
-
-    asyncio.run(test())
-
-
 def test_in_a_private_run_the_run_key_signs_the_runs_record() -> None:
     """A member's record that it didn't sign is passed over, though its name may be lower."""
 

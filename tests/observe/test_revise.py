@@ -120,20 +120,6 @@ def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so() -
     assert third == Revision(3, 0.5, min_peers=2)
 
 
-def test_a_record_that_is_not_found_at_once_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A DHT may answer late: the run's record is asked for again."""
-    monkeypatch.setattr(module, "FOUND_S", 60.0)
-
-    async def life() -> Outcome:
-        swarm = Swarm()
-        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.7}))
-        await asyncio.sleep(0.1)
-        await swarm.begin([0, 0.7, 0.9, 0])
-        return await asking
-
-    assert not asyncio.run(asyncio.wait_for(life(), 100.0)).news
-
-
 def test_a_revision_that_the_dht_has_lost_is_waited_for() -> None:
     """A peer tells of revision 3, and its record is gone: nothing may follow it before its values are known. The peer
     stores it again, and then the next one has number 4."""
@@ -236,18 +222,6 @@ def test_of_two_at_once_one_is_told_that_the_other_won(caplog: pytest.LogCapture
 
     with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*adopts revision 1 \(outer_lr=0.6"):
         asyncio.run(asyncio.wait_for(life(), 100.0))
-
-
-def test_what_trains_badly_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """The same doubts as at the start of a peer."""
-
-    async def life() -> None:
-        swarm = Swarm(codec="topk")
-        await swarm.begin([0, 0.7, 0.9, 0])
-        await swarm.ask({"outer_lr": 0.7})
-
-    asyncio.run(life())
-    assert "codec=topk" in caplog.text
 
 
 async def founder_asks(what: Any, swarm: Swarm, told: list[dict[str, Any]]) -> tuple[Outcome, Revision]:

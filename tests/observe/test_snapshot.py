@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 from typing import Any
 
 import msgpack
@@ -30,7 +29,7 @@ from p2p_diloco.node.status import (
     Ways,
 )
 from p2p_diloco.node.wire import PROTOCOL
-from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, Snapshot
+from p2p_diloco.observe.snapshot import MAX_PEERS, Snapshot
 from p2p_diloco.observe.snapshot import snapshot as made
 
 NOW = 1_000_000.0
@@ -155,20 +154,6 @@ def test_the_end_is_as_far_as_the_steps_that_are_left(
     assert seen.run.ends_in_s == expected
 
 
-@pytest.mark.parametrize("odd", [None, [], [0.5] * 7, [0.5] * 9, [math.inf] * 8, [-1] * 8, ["x"] * 8, "spent"])
-def test_times_that_mean_nothing_are_left_out(odd: Any) -> None:
-    """A round's time is told by eight numbers or not at all."""
-    (peer,) = snapshot("main", None, [record(last_round=odd)], NOW).peers
-    assert peer.last_round is None
-
-
-@pytest.mark.parametrize("odd", [{"revision": -1}, {"revision": "1"}, {"outer_lr": float("nan")}, {"revision": None}])
-def test_a_revision_that_means_nothing_is_left_out(odd: dict[str, Any]) -> None:
-    """Then the run's rates are those of its config."""
-    seen = snapshot("main", run_with(outer_lr=0.7, outer_momentum=0.9), [record(**odd)], NOW)
-    assert (seen.run.revision, seen.run.outer_lr, seen.run.outer_momentum) == (0, 0.7, 0.9)
-
-
 def test_the_rates_are_those_of_the_revision_that_the_middle_peer_is_at() -> None:
     """Others may not be there yet, or may invent one."""
     rates = [("a", 0, 0.7, 0.9), ("b", 2**40, 0.3, 0.0), ("c", 1, 0.5, 0.9)]
@@ -194,38 +179,12 @@ def test_one_peer_does_not_say_how_far_the_run_is(others: tuple[str, ...]) -> No
     assert (seen.run.epoch, seen.run.samples) == (12, 97600)
 
 
-def test_peers_that_are_gone_do_not_set_the_run_back() -> None:
-    """Nor those that have been silent for long, though they are more."""
-    gone = [record("b", epoch=3, state="leaving"), record("c", epoch=4, time=NOW - 60), record("d", epoch=4, time=0.0)]
-    gone.append(record("f", epoch=3, state="leaving"))
-    assert snapshot("main", CONFIG, [record("e"), *gone], NOW).run.epoch == 12
-
-
 def test_submissions_are_told_in_asynchronous_mode() -> None:
     """What was counted and refused, by staleness; and how full the buffers are where the peer aggregates."""
     told = record(submissions=Submissions(9, 1, (4, 0, 5)), buffered=Buffered(1, 2), sync_every=100)
     (peer,) = snapshot("main", None, [told], NOW).peers
     assert peer.submissions == Submissions(9, 1, (4, 0, 5))
     assert (peer.buffered, peer.sync_every) == (Buffered(1, 2), 100)
-
-
-@pytest.mark.parametrize("odd", [None, [1], [-1, 0], ["x", 1], [2, True, 3], "subs", [[1], 2], [1, 2, ["x"]]])
-def test_submissions_that_mean_nothing_are_left_out(odd: Any) -> None:
-    """As all that strangers write."""
-    (peer,) = snapshot("main", None, [record(submissions=odd, buffered=odd)], NOW).peers
-    assert (peer.submissions, peer.buffered) == (None, None)
-
-
-def test_a_run_without_a_founder_is_empty() -> None:
-    """Without records there is still a snapshot, of nothing."""
-    seen = snapshot("main", None, [], NOW)
-    assert (seen.run.config, seen.run.mode, seen.run.epoch, seen.run.shards, seen.peers) == (
-        None,
-        None,
-        0,
-        None,
-        (),
-    )
 
 
 def test_peers_are_sorted_and_the_further_one_of_two_tells_the_epoch() -> None:
@@ -244,19 +203,6 @@ def test_the_round_is_the_slowest_aggregators() -> None:
         record("c", epoch=11, round=RoundProgress(0, 0, 4)),
     ]
     assert snapshot("main", CONFIG, rounds, NOW).run.round == RoundProgress(0, 1, 4)
-
-
-def test_events_are_the_newest_in_order() -> None:
-    """Events of all peers in one list, oldest first, cut to the newest."""
-    records = [record(f"p{i:02}", events=[Event(NOW - i, f"event {i}")]) for i in range(30)]
-    events = snapshot("main", None, records, NOW).run.events
-    assert [event.text for event in events] == [f"event {i}" for i in reversed(range(MAX_EVENTS))]
-    assert events[-1].peer == "p00"
-
-
-def test_a_clock_that_is_ahead_makes_no_negative_age() -> None:
-    """A peer's clock may be ahead of ours."""
-    assert '"last_seen_s": 0.0' in snapshot("main", None, [record(time=NOW + 2)], NOW).to_json()
 
 
 def test_text_of_strangers_is_tamed() -> None:
@@ -296,14 +242,6 @@ def test_a_value_of_the_wrong_kind_is_unknown(change: dict[str, Any], field: str
     (peer,) = snapshot("main", None, [record(**change)], NOW).peers
     assert getattr(peer, field) is None
     assert peer.name == "alice"
-
-
-def test_speeds_that_no_peer_has_tell_no_end() -> None:
-    """A run's end in 1e300 seconds is none."""
-    config = run_with(mode="sync", sync_every=100, stop_after_epochs=20)
-    seen = snapshot("main", config, [record("a", steps_per_second=5e-324)], NOW)
-    assert seen.run.ends_in_s is None
-    assert json.loads(seen.to_json())
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), b"bytes"])

@@ -74,15 +74,6 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     assert "…" not in text
 
 
-def test_a_silent_peer_is_no_training_one() -> None:
-    """A killed peer's record stays for half a minute, and says what it did last."""
-    dead = snapshot("main", None, [named("alice", state="training", time=NOW - 16)], NOW)
-    assert " state=silent " in lines(dead)[1]
-    assert " silent " in screen(dead)
-    left = snapshot("main", None, [named("alice", state="leaving", time=NOW - 16)], NOW)
-    assert " state=leaving " in lines(left)[1]
-
-
 def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     """Until it writes a newer record: then it lives. One that has left, or of which an older death is told, is not
     dead."""
@@ -95,13 +86,6 @@ def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
         assert snap.run.loss == (2.5 if shown == "training" else 3.0)
     unnamed = replace(alice, death=Event(NOW - 1, "12D3id_bob can't be reached any more"))
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
-
-
-def test_names_are_no_markup() -> None:
-    """What a peer calls itself is shown as it is."""
-    text = screen(seen())
-    assert "[red]bob" in text
-    assert "bob has [joined]" in text
 
 
 def test_the_first_line_says_when_the_run_ends() -> None:
@@ -166,66 +150,10 @@ def test_refused_messages_are_told_above_the_events() -> None:
     assert "refused" not in screen(seen())
 
 
-def test_where_the_last_round_went() -> None:
-    """A row of its own for each peer that tells, and the same in its line."""
-    last = LastRound(9.0, 0.2, 0.4, 0.3, 0.08, 0.02, 0.3333, 90.0)
-    alice, bob = named("alice", sync_every=40, last_round=last), named("bob")
-    snap = snapshot("main", None, [alice, bob], NOW)
-    _, below = screen(snap).split("the last round: shares of its time; hidden: of its exchange")
-    (row,) = [line for line in below.splitlines() if "alice" in line]
-    assert row.split()[1:] == ["40", "90.0%", "2.0%", "4.0%", "3.0%", "0.8%", "0.2%", "25.0%"]
-    assert "bob" not in below
-    shares = "sync_every=40 inner=90.0% encode=2.0% group=4.0% transfer=3.0% outer_step=0.8% merge=0.2% hidden=25.0%"
-    assert lines(snap)[1].endswith(f" {shares}")
-    assert "last round" not in screen(seen())
-
-
-@pytest.mark.parametrize(
-    ("ways", "told"),
-    [
-        (None, "-"),
-        (Ways(0, 0, 0), "-"),
-        (Ways(2, 0, 0), "2/2"),
-        (Ways(0, 2, 0), "0/2"),
-        (Ways(1, 2, 3), "1/6 (3 relayed)"),
-    ],
-)
-def test_ways_are_counted(ways: Ways | None, told: str) -> None:
-    """How many of all peers get their payloads directly; what a third peer passes on is named."""
-    alice = named("alice", epoch=1, reach="public", ways=ways)
-    assert lines(snapshot("main", None, [alice], NOW))[1].endswith(f" direct={told}")
-
-
-def test_a_peer_of_an_older_version_has_no_reach() -> None:
-    """A peer that doesn't tell whether it can be dialled gets a dash."""
-    alice = named("alice", epoch=1, bandwidth=1000)
-    assert " reach=- " in lines(snapshot("main", None, [alice], NOW))[1]
-
-
-@pytest.mark.parametrize(("aggregates", "told"), [((), "-"), ((0, 2), "0,2"), (tuple(range(16)), "0,1,2,3… (40)")])
-def test_shards_are_named(aggregates: tuple[int, ...], told: str) -> None:
-    """Whom one aggregates for is told by number, as long as that is short."""
-    count = 40 if len(aggregates) > 4 else len(aggregates)
-    alice = named("alice", epoch=1, aggregates=aggregates, aggregates_count=count)
-    assert lines(snapshot("main", None, [alice], NOW))[1].endswith(f" aggregates={told}")
-
-
 def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
     assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen (--run-id names another run)"]
     assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 shards"]
-
-
-def test_rates_that_were_set_since_are_shown() -> None:
-    """In place of those that the run was founded with: with the number of their revision, or as the run's own rise."""
-    run = run_with(outer_lr=0.7, outer_momentum=0.9, codec="bf16")
-    peer = named("alice", epoch=2, revision=3, outer_lr=0.25, outer_momentum=0.5)
-    _, settings, *_ = lines(snapshot("main", run, [peer], NOW))
-    assert settings == "  codec=bf16 outer_lr=0.25 outer_momentum=0.5 (revision 3)"
-    _, settings, *_ = lines(snapshot("main", run, [replace(peer, revision=0, outer_lr=1 - 0.1 / 3)], NOW))
-    assert settings == "  codec=bf16 outer_lr=0.967 outer_momentum=0.5"
-    _, settings, *_ = lines(snapshot("main", run, [replace(peer, outer_lr=None)], NOW))
-    assert settings == "  codec=bf16 outer_lr=0.7 outer_momentum=0.9"
 
 
 LONG = ("workstation-basement-1", "workstation-basement-2", "al")
@@ -265,14 +193,6 @@ def test_every_line_fits_the_screen(width: int) -> None:
     assert ("exchanges" in next(line for line in text.splitlines() if "machines" in line)) == (width == 200)
 
 
-def test_what_matters_comes_first() -> None:
-    """A low screen shows the beginning alone: the keys, the peers and the newest events come before other tables."""
-    alice = named("alice", epoch=1, events=(Event(NOW, "bob joined"),))
-    text = screen(snapshot("main", run_with(sync_every=500), [alice], NOW), browsing=Browsing())
-    places = [text.index(part) for part in ("q: quit", "sync_every=500", "steps/s", "bob joined", "machines")]
-    assert places == sorted(places)
-
-
 @pytest.mark.parametrize(("marked", "first"), [(None, 1), ("id-peer-01", 1), ("id-peer-20", 16), ("id-peer-49", 40)])
 def test_many_peers_are_shown_in_part(marked: str | None, first: int) -> None:
     """As many as there is room for, around the chosen one; the others are counted."""
@@ -281,14 +201,6 @@ def test_many_peers_are_shown_in_part(marked: str | None, first: int) -> None:
     assert f"peers {first} to {first + 10} of 50" in text
     assert (marked or "id-peer-00").removeprefix("id-") in text
     assert "peer-00, peer-01, peer-02 and 47 more: waiting for bob" in text
-
-
-def test_what_a_peer_waits_for_is_told() -> None:
-    """In a line of its own, whole."""
-    alice = named("alice", state="waiting", waits_for="waiting for the contributions of bob, carol (paused)")
-    snap = snapshot("main", None, [alice], NOW)
-    assert lines(snap)[-1] == "  alice: waiting for the contributions of bob, carol (paused)"
-    assert "alice: waiting for the contributions of bob, carol (paused)" in screen(snap)
 
 
 def test_a_peer_that_takes_its_machine_for_faulty_is_told() -> None:

@@ -188,19 +188,6 @@ def test_no_other_page_can_press_a_button(browser: Browser, headers: dict[str, s
     assert browser.wishes == []
 
 
-def test_a_dashboard_without_a_key_changes_nothing(browser: Browser) -> None:
-    browser.app = application(browser.feed, Door(browser.tokens.append))
-    status, _, told = browser.get("/change", "", "POST", b'{"do": "save"}', cookie=browser.session(), **OWN)
-    assert (status, told) == (403, "this dashboard only shows the run")
-
-
-def test_nothing_is_loaded_from_elsewhere() -> None:
-    """The page works without internet."""
-    page = Path(application.__code__.co_filename).with_name("page.html").read_text()
-    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    assert "innerHTML" not in page
-
-
 def test_a_port_in_use_is_named() -> None:
     with _listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

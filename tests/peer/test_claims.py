@@ -45,15 +45,6 @@ def test_a_model_and_its_optimizer_enter_no_second_run() -> None:
         pass
 
 
-def test_frozen_parameters_may_be_in_several_runs() -> None:
-    """Two adapters on one base are two models."""
-    base = nn.Linear(2, 2).requires_grad_(False)
-    models = [nn.Sequential(base, nn.Linear(2, 2)) for _ in range(2)]
-    first, second = (Peer(model, torch.optim.SGD(model[1].parameters(), lr=0.1)) for model in models)
-    with first, second:
-        pass
-
-
 def test_the_copy_in_a_forked_process_is_in_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = parts()
     with Peer(model, optimizer), monkeypatch.context() as forked:

@@ -16,7 +16,6 @@ from torch import Tensor, distributed, nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.slice_work import Bases
-from p2p_diloco.peer import far
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
 from p2p_diloco.peer.far import FarModel, packed, unpack
 from p2p_diloco.peer.inner import InnerState, restore
@@ -226,37 +225,6 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     assert sent.tolist() == [1.0] * layout.numel
 
 
-def test_far_values_travel_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges of any length are cut and put together so that each piece but the last is as long as may be."""
-    monkeypatch.setattr(far, "PIECE_BYTES", 16)
-    cut = list(far.pieces([(0, 3), (5, 6), (8, 17), (20, 20)], 4))
-    assert cut == [[(0, 3), (5, 6)], [(8, 12)], [(12, 16)], [(16, 17)]]
-    values, other = torch.arange(20, dtype=torch.bfloat16), torch.zeros(20, dtype=torch.bfloat16)
-    for piece in cut:
-        unpack(packed(values, piece), other, piece)
-    assert other.nonzero().flatten().tolist() == [1, 2, 5, *range(8, 17)]
-    assert torch.equal(other[8:17], values[8:17])
-
-
-def test_rank_0_writes_unsharded_parameters() -> None:
-    """Should copies of what is not sharded have drifted apart, rank 0's is offered and sent; all load the same."""
-    layout = Layout.build(specs_of(alone({"w": torch.zeros(2)})))
-    theta, old, delta = torch.zeros(2), torch.zeros(2), torch.zeros(2)
-    models = [alone({"w": torch.full((2,), float(index))}) for index in range(3)]
-    ranks = [LocalModel(model, layout, theta, old, delta, rank=Rank(index, 3)) for index, model in enumerate(models)]
-    for local in ranks:
-        local.write_theta()
-    assert theta.tolist() == [0.0, 0.0]
-    for index, (model, local) in enumerate(zip(models, ranks, strict=True)):
-        with torch.no_grad():
-            model.get_parameter("w").sub_(10.0 + index)
-        local.write_delta([0])
-    assert delta.tolist() == [10.0, 10.0]
-    for local in ranks:
-        local.merge({0: Blend.NONE})
-    assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
-
-
 def test_invalid_values_are_found_on_the_rank_that_holds_them() -> None:
     """A rank looks at its own rows alone, and a NaN among them is not missed."""
     values = {"w": torch.zeros(4, 2)}
@@ -271,20 +239,6 @@ def test_invalid_values_are_found_on_the_rank_that_holds_them() -> None:
     assert sound == [True, False]
 
 
-def test_global_values_are_sharded_as_the_parameters_are() -> None:
-    """Each rank gets its rows, as a tensor of the whole shape; also where it has none."""
-    values = {"w": torch.zeros(3, 2), "b": torch.zeros(1)}
-    layout = Layout.build(specs_of(alone(values)))
-    theta = torch.arange(7.0)
-    with as_rank(1, 2):
-        model = sharded(values, Rank(1, 2))
-        known = LocalModel(model, layout, theta, *torch.zeros(2, 7), rank=Rank(1, 2)).global_values()
-        assert {name: tuple(value.shape) for name, value in known.items()} == {"w": (3, 2), "b": (1,)}
-        assert all(value.placements == model.get_parameter(name).placements for name, value in known.items())
-        assert local_part(known["w"]).tolist() == [[4, 5]]
-        assert local_part(known["b"]).numel() == 0
-
-
 # -- what is refused
 
 
@@ -293,12 +247,6 @@ def dtensor(shape: tuple[int, ...], mesh: Any, *placements: Any) -> nn.Module:
     local = torch.zeros(shape)
     model.w = nn.Parameter(tensor.DTensor.from_local(local, mesh, placements, run_check=False))
     return model
-
-
-def test_a_plain_model_has_no_group() -> None:
-    """Nothing of torch.distributed is asked where nothing is sharded."""
-    assert group_of(None) is None
-    assert group_of(nn.Linear(2, 2)) is None
 
 
 def test_the_group_is_the_models() -> None:

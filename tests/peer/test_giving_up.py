@@ -56,19 +56,6 @@ def test_training_that_diverges_again_ends_with_a_sentence() -> None:
     assert node.contributed() == []
 
 
-def test_the_node_may_write_again_whatever_becomes_of_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge that fails lets go of θ, or the node would wait for its trainer for ever."""
-    hook, node, _ = hooked()
-
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(LocalModel, "merge", fail)
-    with pytest.raises(MemoryError):
-        hook.merge()
-    assert node.log[-1] == ("have read", {"loaded": []})
-
-
 def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pseudo-gradient is computed from θ itself; θ is then released, even if computing it fails."""
     hook, node, model = hooked()
@@ -81,31 +68,6 @@ def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.Mo
     with pytest.raises(MemoryError):
         step(hook, model, 4)
     assert node.log[-1] == ("have read", {"loaded": []})
-
-
-@pytest.mark.parametrize("overlap_steps", [0, 1])
-def test_old_values_are_kept_only_during_training(overlap_steps: int) -> None:
-    """Of a trainer that stands still nothing is kept beside θ, of another what it was trained on."""
-    hook, node, model = hooked(theta=3.0, overlap_steps=overlap_steps, merge="rebase")
-    step(hook, model, 4 + overlap_steps)
-    assert node.memory.base.tolist() == [3.0 * overlap_steps] * 4
-    assert model.u.tolist() == [7.0 + overlap_steps] * 2
-
-
-def test_what_no_commit_counts_is_carried_as_it_was_sent() -> None:
-    """Though what it was trained on is nowhere any more; and the next pseudo-gradient has all of it."""
-    hook, node, model = hooked()
-
-    def another(_: dict[str, Any]) -> None:
-        node.overwrite([100.0] * 4)
-        node.fresh = {0: KEPT}
-
-    node.commit = another  # type: ignore[method-assign]
-    step(hook, model, 4)
-    assert model.u.tolist() == [104.0, 104.0]
-    assert not node.memory.base.any()
-    step(hook, model, 4)
-    assert node.memory.delta.tolist() == [-8.0] * 4
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from p2p_diloco.core.leases import DataSet, Lease, Table
-from p2p_diloco.errors import ConfigError, GaveUpWaiting
+from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.peer.shard import Shard, data_set
-from tests.peer.scripted import GIVEN_UP, KEPT, hooked, step
+from tests.peer.scripted import KEPT, hooked, step
 
 
 def test_an_exchange_every_h_steps() -> None:
@@ -23,28 +23,6 @@ def test_an_exchange_every_h_steps() -> None:
     assert [c["samples"] for c in node.contributed()] == [4] * 3
     assert model.u.tolist() == node.memory.theta[:2].tolist() == [12.0, 12.0]
     assert hook.standing.metrics.sync_count == 3
-
-
-def test_fragments_take_turns() -> None:
-    """With N fragments one is exchanged every H/N steps, in turn; its weight counts from its own last sending."""
-    hook, node, model = hooked(fragments=2)
-    step(hook, model, 10)
-    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0, 1, 0]
-    assert [c["weight"] for c in node.contributed()] == [2.0, 4.0, 4.0, 4.0, 4.0]
-    assert node.memory.delta.tolist() == [-4.0] * 4
-    assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
-    assert hook.standing.global_step == 10
-
-
-def test_fragments_take_turns_in_any_number_of_steps() -> None:
-    """H = 5 and two fragments: one after 2 steps, the other after 3."""
-    hook, node, model = hooked(fragments=2, sync_every=5)
-    sent = []
-    for _ in range(10):
-        step(hook, model)
-        sent.append(len(node.contributed()))
-    assert sent == [0, 1, 1, 1, 2, 2, 3, 3, 3, 4]
-    assert [c["fragment"] for c in node.contributed()] == [0, 1, 0, 1]
 
 
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
@@ -113,30 +91,6 @@ def test_an_exchange_is_taken_up_again_with_what_was_sent(monkeypatch: pytest.Mo
     assert hook.standing.metrics.dropped_samples == 0
 
 
-def test_an_exchange_taken_up_again_in_vain_is_still_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it does not begin, nothing is unsent: what was sent before may be counted yet."""
-    hook, node, model = hooked()
-    with monkeypatch.context() as early:
-        early.setattr(node, "commit", lambda request: None)
-        step(hook, model, 4)
-    node.again, node.releases = True, [False, True]
-    step(hook, model, 4)
-    assert (node.memory.theta[0].item(), model.u[0].item()) == (4.0, 8.0)
-    node.again = False
-    step(hook, model, 4)
-    assert node.contributed()[-1]["weight"] == 8.0
-
-
-def test_by_default_half_of_the_progress_during_an_exchange_stays() -> None:
-    """With overlap; a result that is merged at once is taken as it is."""
-    hook, _, model = hooked(overlap_steps=2)
-    step(hook, model, 6)
-    assert model.u.tolist() == [4.0 + 0.5 * 2.0] * 2
-    hook, _, model = hooked()
-    step(hook, model, 4)
-    assert model.u.tolist() == [4.0, 4.0]
-
-
 def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     """An exchange that falls due during a flight lets the flight land first; so does one that a peer asks for, which
     is then made at once."""
@@ -200,46 +154,6 @@ def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
     assert hook.standing.global_step == (24 + 4) // 4 + 2
 
 
-def test_in_asynchronous_mode_no_peer_is_asked_to_exchange() -> None:
-    """force_sync submits each fragment once; and where others ask, nothing is done."""
-    hook, node, model = hooked(fragments=2, mode="async")
-    node.asynchronous = {"staleness": 0, "refused": 0}
-    step(hook, model)
-    hook.synchronise()
-    assert len(node.contributed()) == 2
-    assert "nudge" not in [kind for kind, _ in node.log]
-    node.memory.goal = 100
-    step(hook, model)
-    assert len(node.contributed()) == 2
-
-
-def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None:
-    """The end may come between two steps, with another peer's commit: the model has the last state after the next."""
-    hook, node, model = hooked(mode="async")
-    step(hook, model)
-    node.overwrite(7.0)
-    node.fresh[0] = GIVEN_UP
-    node.memory.changed = node.memory.changed + 1
-    node.memory.finished = 1
-    assert not hook.standing.finished
-    step(hook, model)
-    assert hook.standing.finished
-    assert model.u.tolist() == [7.0, 7.0]
-
-
-def test_the_end_may_come_after_its_last_commit() -> None:
-    """The last commit is in the model already when the run is told to have ended: what was trained since goes."""
-    hook, node, model = hooked()
-    step(hook, model, 4)
-    assert model.u.tolist() == [4.0, 4.0]
-    step(hook, model)
-    node.memory.finished = 1
-    assert not hook.standing.finished
-    step(hook, model)
-    assert hook.standing.finished
-    assert (model.u.tolist(), hook.standing.metrics.dropped_samples) == ([4.0, 4.0], 2)
-
-
 def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     """Progress that no commit counts is carried into the next contribution, but after the end there is none: neither
     what was trained since the last sending stays, nor what was trained in a part of the model that had ended before.
@@ -274,71 +188,6 @@ def test_the_end_of_the_run_merges_the_exchange_under_way(merge_alpha: float | N
     assert len(node.contributed()) == 1
 
 
-def test_an_exchange_that_never_began_is_tried_again() -> None:
-    """When the base had changed, newer state is merged and the same progress contributed at once, of full weight."""
-    hook, node, model = hooked()
-    hook.merge()
-    node.log.clear()
-    node.releases = [False, False, True]
-    step(hook, model, 4)
-    assert [c["weight"] for c in node.contributed()] == [4.0] * 3
-    assert [kind for kind, _ in node.log if kind != "have read"] == ["merge", "contribute"] * 3 + ["merge"]
-    assert hook.standing.metrics.sync_count == 1
-
-
-def test_a_lower_h_may_come_when_more_steps_are_made() -> None:
-    """The exchange is due at once, and the run's step is never ahead of what the round counts."""
-    hook, node, model = hooked()
-    step(hook, model, 3)
-    node.every, node.memory.changed = 2, 1
-    hook.merge()
-    assert (hook.standing.metrics.sync_every, hook.standing.global_step) == (2, 2)
-    step(hook, model)
-    assert len(node.contributed()) == 1
-
-
-def test_changes_are_merged_between_exchanges() -> None:
-    """When the node's counter moves, the next step merges, and carries the progress; otherwise the node isn't asked."""
-    hook, node, model = hooked()
-    hook.merge()
-    node.log.clear()
-    step(hook, model, 2)
-    assert node.log == []
-    node.overwrite(100.0)
-    node.fresh = {0: KEPT}
-    node.memory.changed = 1
-    step(hook, model)
-    assert [kind for kind, _ in node.log] == ["merge", "have read"]
-    assert model.u.tolist() == [103.0, 103.0]
-
-
-def test_a_finished_run_is_left_alone() -> None:
-    """After the end the last state is merged, and nothing is contributed any more."""
-    hook, node, model = hooked()
-    node.memory.finished = 1
-    node.overwrite(7.0)
-    node.fresh = {0: GIVEN_UP}
-    node.memory.changed = 1
-    step(hook, model, 9)
-    assert node.contributed() == []
-    assert model.u.tolist() == [15.0, 15.0]
-    assert hook.standing.finished
-
-
-def test_weights_by_samples() -> None:
-    """A contribution weighs the samples reported since the last one; none reported is an error that names the mend."""
-    hook, node, model = hooked(weighting="samples")
-    for samples in (3, 5, 0, 2):
-        hook.report(0.5, samples)
-        step(hook, model)
-    assert (node.contributed()[0]["weight"], node.contributed()[0]["samples"]) == (10.0, 10)
-    assert node.memory.loss == 0.5
-    assert node.memory.samples == 10
-    step(hook, model, 3)
-    with pytest.raises(ConfigError, match="report"):
-        step(hook, model)
-
-
 def test_a_nudge_brings_the_next_exchange_forward() -> None:
     """When a peer asks for an exchange up to so many commits, the next steps contribute until they are reached."""
     hook, node, model = hooked(fragments=2)
@@ -356,22 +205,6 @@ def test_waiting_for_the_first_peers_has_an_end() -> None:
     node.releases = [None]
     with pytest.raises(GaveUpWaiting, match="start_peers=2"):
         step(hook, model, 4)
-
-
-def test_what_is_dropped_is_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Progress that was sent, not counted and given up shows as dropped samples, by its share of the model."""
-    hook, node, model = hooked(fragments=2)
-    step(hook, model, 2)
-    node.fresh = {0: KEPT}
-    hook.merge()
-    assert hook.standing.metrics.dropped_samples == 0
-    hook.report(None, 10)
-    step(hook, model, 4)
-    hook.merger.progress._fragments[0].uncounted = 20
-    node.fresh = {0: GIVEN_UP}
-    hook.merge()
-    assert hook.standing.metrics.dropped_samples == 10
-    assert "the progress of 10 samples is dropped: it was sent or refused too often" in caplog.text
 
 
 def test_progress_is_dropped_if_its_data_belongs_to_another_peer(caplog: pytest.LogCaptureFixture) -> None:
@@ -392,17 +225,6 @@ def test_progress_is_dropped_if_its_data_belongs_to_another_peer(caplog: pytest.
     assert (model.u.tolist(), shard.stock) == ([0.0, 0.0], ())
     assert hook.standing.metrics.dropped_samples == 1
     assert "is dropped: other peers have got the data that it was made from" in caplog.text
-
-
-def test_pauses_are_no_step_time() -> None:
-    """The time of an exchange or a pause is not taken for an inner step's."""
-    hook, _, model = hooked()
-    step(hook, model, 2)
-    before = hook._rhythm.step_time_s
-    with hook.pause():
-        pass
-    step(hook, model)
-    assert hook._rhythm.step_time_s == before > 0
 
 
 def test_a_pause_lasts_as_long_as_the_outermost_block() -> None:

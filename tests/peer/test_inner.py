@@ -84,17 +84,6 @@ def test_the_last_one_before_is_taken_where_there_is_none_beside(tmp_path: Path)
     assert restore([optimizer], tmp_path / "checkpoint-3") == {}
 
 
-def test_a_lineage_of_fewer_epochs_is_saved_too(tmp_path: Path) -> None:
-    """After a switch to it what was left behind goes first, though of more epochs."""
-    _, optimizer = trained(1)
-    inner = InnerState([optimizer], tmp_path, 2)
-    for epoch in (598, 600):
-        save(inner, epoch, version=ModelVersion(0, 6000))
-    for epoch in (112, 114):
-        save(inner, epoch, version=ModelVersion(0, 400 * epoch))
-    assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114"]
-
-
 def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without a file, or for another model's optimizer, the inner optimizer starts fresh, and the log says so. The
     counters are the peer's own, so they come back."""
@@ -186,26 +175,6 @@ def test_a_state_of_another_optimizer_is_not_loaded(
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     again.step()
-
-
-def test_a_state_of_another_number_of_optimizers_is_not_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Not in part either. The counters come back all the same."""
-    first, second = (trained(2)[1] for _ in range(2))
-    save(InnerState([first, second], tmp_path, 1), 1, {"local_step": 2})
-    _, again = trained(0)
-    assert restore([again], tmp_path / "checkpoint-1") == {"local_step": 2}
-    assert not again.state
-    assert caplog.messages == ["the inner optimizers start without a saved state: there are 1, and it is of 2"]
-
-
-def test_a_load_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An optimizer of another library may raise anything."""
-    optimizer = Fails([nn.Parameter(torch.zeros(1))], lr=0.1)
-    save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 2})
-    assert restore([optimizer], tmp_path / "checkpoint-1") == {"local_step": 2}
-    assert "starts without a saved state: the saved one can't be used: no state" in caplog.text
 
 
 def test_hyperparameters_of_any_type_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,15 +43,6 @@ def test_a_normal_end_exchanges_all_uncounted_steps(
     assert warnings(caplog) == []
 
 
-def test_counted_steps_need_no_last_exchange() -> None:
-    """A peer that leaves right after an exchange contributes nothing more, and asks no other peer to exchange."""
-    hook, node, model = hooked()
-    step(hook, model, 4)
-    leaves(hook)
-    assert len(node.contributed()) == 1
-    assert "nudge" not in [kind for kind, _ in node.log]
-
-
 def test_the_last_exchange_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """No wait is longer than `exit_timeout`. Then a warning names the number of steps, the setting and the mend, and
     leaving goes on."""
@@ -149,18 +140,6 @@ def test_a_fault_of_the_node_does_not_keep_a_peer_from_leaving(
     monkeypatch.setattr(ScriptedNode, "ask", died)
     leaves(hook)
     assert "the node was killed" in warnings(caplog)[0]
-
-
-def test_the_global_parameters_stay_after_the_nodes_end() -> None:
-    """The copy is the state that was merged last, also in shards whose newer values had come but were not merged."""
-    hook, node, model = hooked()
-    step(hook, model, 4)
-    node.overwrite(9.0)
-    leaves(hook, "", on_exit="drop")
-    node.memory.theta.fill_(-1.0)
-    node.memory.base.fill_(-1.0)
-    kept = hook._local.global_values()
-    assert kept["u"].tolist() == kept["v"].tolist() == [4.0, 4.0]
 
 
 def test_which_ends_are_normal() -> None:

@@ -114,26 +114,6 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
         assert torch.equal(delta, sent)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.dtype) -> None:
-    """With nothing trained since the sending it gives exactly the new global values; the next Δ is
-    exactly 0."""
-    model = Model(dtype)
-    layout = Layout.build(specs_of(model))
-    theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-    local = LocalModel(model, layout, theta, old, delta)
-    local.write_theta()
-    local.merge({0: Blend.NONE})
-    train(model)
-    local.write_delta([0])
-    old.copy_(theta)
-    theta.copy_(torch.randn(layout.numel))
-    local.merge({0: Blend.SINCE}, kept=[0])
-    assert torch.equal(flat(model, layout), rounded(model, layout, theta))
-    local.write_delta([0])
-    assert not delta.any()
-
-
 class Odd(nn.Module):
     """Parameters longer than a piece, a scalar, transposed, channels last, with gaps."""
 
@@ -179,18 +159,6 @@ def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype)
     assert not delta.any()
 
 
-def test_rounding_is_not_progress() -> None:
-    """A bf16 model that trains nothing has no pseudo-gradient, though the global values are finer than it
-    can hold."""
-    model = Model(torch.bfloat16)
-    layout = Layout.build(specs_of(model))
-    theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
-    local = LocalModel(model, layout, theta, torch.zeros(layout.numel), delta)
-    local.merge({0: Blend.NONE})
-    local.write_delta([0])
-    assert not delta.any()
-
-
 def test_global_values_take_the_models_shape() -> None:
     """The global parameters come under every name of a tied one, in the parameters' dtypes; the rest is the
     model's."""
@@ -209,22 +177,6 @@ def test_global_values_take_the_models_shape() -> None:
     assert model.seen.item() == 3.0
     assert theta[1] == 1.0
     model.load_state_dict(state)
-
-
-def test_global_values_of_kept_shards_are_those_that_were_loaded() -> None:
-    """θ has gone on under the trainer in some shards: these are read as they were loaded, also parts of a parameter."""
-    model = Model()
-    layout = Layout.build(specs_of(model), 1, "contiguous", 4)
-    numel = layout.numel
-    theta, base = torch.arange(numel).float(), -1.0 - torch.arange(numel).float()
-    local = LocalModel(model, layout, theta, base, torch.zeros(numel))
-    expected = theta.clone()
-    place = layout.shards[1]
-    expected[place.start : place.stop] = base[place.start : place.stop]
-    values = local.global_values([1])
-    arranged = layout.arrange(values)
-    assert torch.equal(torch.cat([value.reshape(-1) for value in arranged]), expected)
-    assert torch.equal(theta, torch.arange(numel).float())
 
 
 _EXCHANGE = """
@@ -301,24 +253,3 @@ def test_an_entry_that_a_hook_has_cast_is_global_too() -> None:
     for name in ("0.weight", "1.weight"):
         assert state[name].dtype == torch.float32
         assert (state[name] == 7.0).all()
-
-
-class Versioned(nn.Linear):
-    """A layer that reads its entries by the version of its state, as quantized layers do."""
-
-    _version = 3
-
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
-        assert metadata.get("version") == 3
-        super()._load_from_state_dict(state, prefix, metadata, *rest)
-
-
-@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile])
-def test_the_versions_of_modules_are_kept(wrap: Any) -> None:
-    """In a run and without one. A compiled model's state fits into the plain one."""
-    plain = nn.Sequential(Versioned(1, 1, bias=False))
-    for state in (
-        with_global_values(wrap(plain), {"0.weight": torch.full((1, 1), 7.0)}),
-        AbsentPeer(plain, None).global_state_dict(),
-    ):
-        nn.Sequential(Versioned(1, 1, bias=False)).load_state_dict(state)

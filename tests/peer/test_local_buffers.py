@@ -71,28 +71,6 @@ def trainer(mean: float = 0.0, var: float = 1.0, seen: int = 0, dtype: torch.dty
     return Trainer(model)
 
 
-def test_values_are_sent_and_global_ones_are_loaded() -> None:
-    """In fp32, whatever the codec of pseudo-gradients; the parameter's place has nothing."""
-    one = trainer(0.5, 2.0, 3)
-    assert one.theta.tolist() == [1.0, 0.5, 2.0, 3.0]
-    one.model.has(1 / 3, 1.1, 7)
-    assert one.sends() == torch.tensor([1 / 3, 1.1, 7.0]).tolist()
-    kept = one.becomes(0.25, 1.5, 9)
-    assert one.merge(Blend.NONE, kept) == (0.25, 1.5, 9)
-
-
-def test_what_was_gained_since_the_sending_stays() -> None:
-    """With overlap: the mean and variance move on from the global ones; the counter is the greatest."""
-    one = trainer(0.0, 1.0, 0)
-    one.model.has(0.5, 2.0, 10)
-    one.sends()
-    one.model.has(0.75, 1.75, 13)
-    kept = one.becomes(0.25, 1.5, 12)
-    assert one.merge(Blend.SINCE, kept) == (0.5, 1.25, 13)
-    one.becomes(0.25, 1.5, 12)
-    assert one.sends(kept) == [0.5, 1.25, 13.0]
-
-
 def test_a_scripts_default_dtype_rounds_nothing() -> None:
     """Many scripts choose another one (`torch.set_default_dtype(torch.bfloat16)`)."""
     one = trainer(0.0, 1.0, 0)
@@ -109,24 +87,10 @@ def test_a_scripts_default_dtype_rounds_nothing() -> None:
     assert mean == pytest.approx(0.75, abs=1e-6)
 
 
-def test_progress_that_no_commit_counts_is_carried() -> None:
-    one = trainer(0.0, 1.0, 4)
-    one.model.has(0.5, 1.5, 8)
-    assert one.merge(Blend.ALL, one.becomes(0.25, 3.0, 6)) == (0.75, 3.5, 8)
-
-
 def test_a_newcomer_without_progress_takes_the_global_values() -> None:
     """Even if its own counter is higher."""
     one = trainer(0.5, 2.0, 100)
     assert one.merge(Blend.ALL, one.becomes(0.25, 1.5, 3)) == (0.25, 1.5, 3)
-
-
-def test_a_base_that_is_gone_leaves_what_was_sent() -> None:
-    one = trainer(0.0, 1.0, 0)
-    one.model.has(0.5, 1.5, 5)
-    one.sends()
-    one.becomes(0.25, 2.0, 4)
-    assert one.merge(Blend.SENT) == (0.75, 2.5, 5)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -195,25 +159,6 @@ def test_a_state_dict_has_the_global_values_in_the_models_dtypes() -> None:
         assert state["norm.num_batches_tracked"].dtype == torch.int64
         one.local.keep_values(kept)
     assert one.model.held == (0.75, 2.0, 4)
-
-
-def test_only_rank_0_sends_buffers_and_every_rank_loads_them() -> None:
-    theirs = Trainer(Normed(), Rank(1, 2))
-    assert theirs.theta.tolist() == [0.0] * 4
-    theirs.model.has(9.0, 9.0, 9)
-    assert theirs.sends() == [0.0] * 3
-    assert theirs.merge(Blend.NONE, theirs.becomes(0.25, 1.5, 5)) == (0.25, 1.5, 5)
-    ranges = theirs.local.ranges((PARAMETERS, MEANS, COUNTERS))
-    assert ranges == [(0, 1), (1, 3), (3, 4)]
-    assert theirs.local.ranges((MEANS,), spoken=True) == theirs.local.ranges((MEANS,), spoken=False) == []
-
-
-def test_a_buffer_that_is_replaced_is_still_found() -> None:
-    """As an EMA that is computed anew: the model's present tensor counts."""
-    one = trainer()
-    one.model.norm.running_mean = one.model.norm.running_mean + 0.5
-    assert one.sends()[0] == 0.5
-    assert one.merge(Blend.NONE, one.becomes(0.25, 1.5, 5))[0] == 0.25
 
 
 @pytest.mark.parametrize("now", [None, torch.zeros(2), torch.zeros(1, dtype=torch.int64)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -64,12 +63,6 @@ def test_unlike_speeds_end_together() -> None:
     assert [peer.hook.standing.metrics.sync_every for peer in peers] == [20, 10, 4]
 
 
-def test_steps_that_vary_a_little_change_no_number() -> None:
-    """Where a round is a whole number of steps, the last of them is made though it ends a little late."""
-    for step_s in (1.02, 2.04, 5.1):
-        assert Paced(step_s).round() == round(ROUND_S / step_s)
-
-
 def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
     """Another program takes the device after eight of ten steps: the peer stops when the time is up. In the next round
     the steps that are usual are still quick ones, so that the last one ends late; the one after has as many as fit."""
@@ -83,42 +76,6 @@ def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
     assert peer.round() == 2  # 16 of 20 s: for 24 the others would wait
     peer.step_s = 2.0
     assert peer.round() == 10
-
-
-def test_the_fastest_ends_in_time_as_well() -> None:
-    """If the fastest peer slows down, it makes fewer than H steps."""
-    peer = Paced(1.0)
-    peer.step(10)
-    peer.step_s = 4.0
-    assert 10 + peer.round() == 13
-
-
-def test_at_least_one_step() -> None:
-    """Even a very slow peer, or one whose link leaves no time, makes one step."""
-    assert [Paced(100.0).round() for _ in range(3)] == [1, 1, 1]
-    assert Paced(1.0, planned_s=-5.0).round() == 1
-
-
-def test_never_more_than_h() -> None:
-    """H is the maximum with more time than H steps take, and while speeds are unknown."""
-    assert Paced(1.0, planned_s=1000.0).round() == H
-    assert Paced(1.0, planned_s=math.inf).round() == H
-
-
-def test_by_steps_the_plan_is_not_looked_at() -> None:
-    """With pace=steps, the default, a round has H steps of any length."""
-    assert Paced(5.0, pace="steps").round() == H
-
-
-def test_a_new_plan_holds_at_once() -> None:
-    """The others' speeds have changed in the midst of a round: its end moves with the plan."""
-    peer = Paced(2.0)
-    peer.step(2)
-    peer.plan(8.0)
-    assert 2 + peer.round() == 4
-    peer.step(2)
-    peer.plan(30.0)
-    assert 2 + peer.round() == 15
 
 
 def test_a_pause_takes_time_of_the_round() -> None:
@@ -158,14 +115,6 @@ def test_the_first_round_begins_with_the_first_step(before_s: float) -> None:
     assert hook._rhythm.step_time_s == 2.0
 
 
-def test_an_exchange_without_steps_tells_no_number() -> None:
-    """One that was asked for right after another: what a round had before is told still."""
-    peer = Paced(2.0)
-    peer.round()
-    peer.hook.synchronise()
-    assert [sent["every"] for sent in peer.node.contributed()] == [10, 10]
-
-
 def test_fragments_are_sent_by_time_in_turn() -> None:
     """Each in its share of the time; what is told is of the whole model."""
     peer = Paced(2.0, planned_s=10.0, fragments=2)
@@ -187,15 +136,6 @@ def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
     for _ in range(3):
         peer.round()
     assert peer.clock.now == 4 * ROUND_S
-
-
-def test_with_overlap_a_waiting_peer_begins_its_round_later() -> None:
-    """A commit that is late makes the whole round late here, so that peers don't drift apart."""
-    peer = Paced(2.0, overlap_steps=5, merge="rebase")
-    peer.waiting(lambda: 6.0)
-    peer.round()
-    assert peer.round() == 10
-    assert peer.clock.now == 2 * ROUND_S + 6.0
 
 
 def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
@@ -258,14 +198,3 @@ def test_another_h_holds_from_the_merge_of_its_state() -> None:
     assert [peer.round(), peer.round()] == [4, 4]
     assert seen == sorted(seen)
     assert peer.hook.standing.metrics.sync_every == 4
-
-
-def test_by_time_another_h_is_the_fastest_peers() -> None:
-    """It is the most that a round may have; the planned time still ends a slower peer's round before."""
-    peer = Paced(1.0)
-    changes_h(peer, 10)
-    peer.step()
-    assert peer.round() <= 10
-    assert peer.round() == 10
-    peer.plan(4.0)
-    assert peer.round() == 4

@@ -159,17 +159,6 @@ def test_without_a_base_only_sent_progress_is_known(since: int, outcome: Outcome
     assert story.dropped == since / 2
 
 
-def test_an_exchange_that_never_began_holds_all_there_is_without_a_base() -> None:
-    """The trainer has stood still since: nothing is lost."""
-    story = Story()
-    story.trains(4)
-    story.sends()
-    story.record.unsend(*story.sent)
-    story.gone = {0}
-    assert story.merges(KEPT) == [SENT]
-    assert story.dropped == 0
-
-
 @pytest.mark.parametrize("outcome", [COUNTED, KEPT, *LOG.values()])
 def test_on_a_base_that_was_changed_in_memory_nothing_is_known(outcome: Outcome) -> None:
     """All since the sending is dropped, and what was sent if no state counts it; nothing is mixed."""
@@ -182,56 +171,7 @@ def test_on_a_base_that_was_changed_in_memory_nothing_is_known(outcome: Outcome)
     assert story.dropped == (1 if outcome.counted else 3)
 
 
-def test_a_lost_lineage_takes_only_what_it_counted_last() -> None:
-    """What was sent and dropped on the way is not dropped twice."""
-    story = Story()
-    story.trains(4, samples=40)
-    story.sends()
-    story.lands(COUNTED)
-    story.trains(1, samples=10)
-    story.merges(unsound=True)
-    dropped = story.reasons()[progress.UNSOUND]
-    assert dropped == 10 / 2 + 50 / 2  # of the other fragment nothing was sent
-    story.merges(LEFT)
-    assert story.reasons() == {progress.UNSOUND: dropped, carry.LEFT: 40 / 2}
-
-
-def test_what_both_lineages_count_is_not_dropped_but_with_the_second() -> None:
-    """At a change of lineage only what was trained since is dropped, until a lineage wins that doesn't count it."""
-    story = Story()
-    story.trains(4)
-    story.sends()
-    story.lands(COUNTED)
-    story.trains(2)
-    assert story.merges(BOTH) == [NONE]
-    story.trains(2)
-    story.merges(LEFT)
-    assert story.reasons() == {carry.SINCE: 2 / 2, carry.LEFT: (4 + 2) / 2}
-
-
 # -- counters
-
-
-def test_exchanges_that_are_counted() -> None:
-    """When the result is merged, and at no other merge."""
-    story = Story()
-    for outcome in (COUNTED, KEPT, BOTH, OLD):
-        story.sends()
-        story.lands(outcome)
-    story.merges(COUNTED)
-    assert story.record.counted == 2
-
-
-def test_what_never_left_is_sent_again_with_its_weight() -> None:
-    """An exchange that never began takes nothing away from the next one."""
-    story = Story()
-    story.trains(4, samples=40)
-    assert story.sends() == (4.0, 40)
-    story.record.unsend(*story.sent)
-    story.trains(1, samples=10)
-    assert story.sends() == (5.0, 50)
-    story.lands(OLD)
-    assert story.dropped == 50 / 2
 
 
 @pytest.mark.parametrize(

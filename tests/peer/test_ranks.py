@@ -117,25 +117,6 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
     assert pair.played.reports == [(1.5, 7), (2.0, 4), (None, None)]
 
 
-def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
-    """Each rank carries out the hook's operations on its parameters before the hook goes on."""
-
-    def exchange() -> None:
-        pair.led.write_theta()
-        pair.base.copy_(pair.theta)
-        pair.theta.fill_(5.0)
-        pair.led.merge({0: Blend.NONE, 1: Blend.ALL}, kept=[1])
-        assert pair.led.write_delta([0])
-        assert pair.led.write_delta([1], kept=[1])
-
-    pair.played.does = exchange
-    step = pair.other(pair.rank_n.step)
-    pair.leading.step()
-    step.result(WITHIN_S)
-    assert [model.w.tolist() for model in pair.models] == [[5.0] * 4] * 2
-    assert pair.delta.tolist() == [0.0, 0.0, -3.0, -2.0]
-
-
 def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank on another host has memory of its own. Rank 0 serves it, a piece at a time, while it waits for the rank to
     be done. Here it is the far rank that writes the parameter, and rank 0 loads what it wrote."""
@@ -163,23 +144,6 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
     pair.leading.step()
     step.result(WITHIN_S)
     assert [model.w.tolist() for model in pair.models] == [[5.0, 5.0, 2.0, 3.0]] * 2
-
-
-def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
-    """Of what is kept beside θ, and of what is gone, for which each takes what was sent."""
-
-    def exchange() -> None:
-        pair.led.write_theta()
-        pair.base.copy_(pair.theta + 1)
-        pair.theta.fill_(5.0)
-        pair.delta.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        pair.led.merge({0: Blend.SENT, 1: Blend.ALL}, kept=[1])
-
-    pair.played.does = exchange
-    step = pair.other(pair.rank_n.step)
-    pair.leading.step()
-    step.result(WITHIN_S)
-    assert [model.w.tolist() for model in pair.models] == [[4.0, 3.0, 4.0, 4.0]] * 2
 
 
 def test_one_ranks_doubt_is_enough(pair: Pair) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from p2p_diloco.core.leases import DataSet, Lease, Table
-from p2p_diloco.core.spans import Spans, joined, length, minus, taken, union
+from p2p_diloco.core.spans import Spans, joined, length, minus, union
 from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.order import Numbers, Ordered
@@ -84,15 +84,6 @@ def test_each_sample_comes_once_an_epoch(workers: int, size: int) -> None:
     assert run.shard.epoch == EPOCHS
 
 
-def test_steps_over_several_batches_use_them_all() -> None:
-    """With accumulated gradients, all batches since the last step count with it."""
-    run = Run()
-    for number, _ in enumerate(run.shard.loader(5), 1):
-        if number % 4 == 0:
-            run.shard.stepped()
-    assert length(run.used) == LENGTH * EPOCHS
-
-
 def test_a_loop_that_is_left_loses_nothing() -> None:
     """After `break`, a new loop gets what was drawn and not delivered; the batch of the broken turn is used with the
     next step."""
@@ -119,19 +110,6 @@ def test_an_unreadable_sample_is_reported_and_nothing_else_is_lost() -> None:
     run.merge()
     run.shard.begin(0)
     assert not minus(run.leased, run.shard.free)
-
-
-def test_a_recalled_batch_is_not_delivered() -> None:
-    """What the run took back while it was being read is skipped."""
-    run, seen = Run(each=20), list[Any]()
-    loader = iter(run.shard.loader(5, num_workers=1))
-    seen += next(loader).tolist()
-    run.shard.stepped()
-    run.merge()
-    run.leased = minus(run.leased, ((5, 10),))
-    run.tell()
-    seen += next(loader).tolist()
-    assert seen[5:] == run.shard.indices(((10, 15),))
 
 
 def test_a_wrapper_that_fetches_ahead() -> None:
@@ -191,17 +169,6 @@ def test_it_is_no_sampler() -> None:
         next(iter(torch.utils.data.DataLoader(Samples(), sampler=Run().shard)))  # type: ignore[arg-type]
 
 
-def test_wants_cover_two_rounds() -> None:
-    """A peer asks for what it uses in two rounds, with accumulated gradients, too."""
-    run = Run(each=100)
-    loader = iter(run.shard.loader(8))
-    next(loader)
-    assert run.shard.say(10)[1] == 160
-    next(loader)
-    run.shard.stepped()
-    assert run.shard.say(10)[1] == 320
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -237,32 +204,9 @@ def test_a_wrong_data_set_is_named(key: str, arguments: tuple[Any, ...]) -> None
         data_set(*arguments)
 
 
-def test_outside_of_a_loop_a_peer_wants_nothing() -> None:
-    """Else a peer that has left its loop, and trains on other data, would hold for ever what the others wait for."""
-    run = Run()
-    loader = run.shard.loader(8)
-    assert run.shard.say(10)[1] == 0
-    for _ in loader:
-        assert run.shard.say(10)[1] == 160
-        break
-    assert run.shard.say(10)[1] == 0
-    older, newer = iter(loader), iter(loader)
-    next(older), next(newer)
-    del older
-    assert run.shard.say(10)[1] == 160
-
-
 def test_a_shard_has_no_length() -> None:
     with pytest.raises(TypeError):
         len(Run().shard)
-
-
-def test_a_step_uses_the_lowest_positions_first() -> None:
-    """The stock is used in order, so that epochs end."""
-    run = Run(each=40)
-    run.refill(run.shard)
-    batch = next(iter(run.shard.batches(10)))
-    assert batch == run.shard.indices(taken(((0, 40),), 10)[0])
 
 
 class Turned(Ordered):

@@ -168,14 +168,6 @@ def test_a_slice_that_was_removed_before_it_was_read_is_asked_for_again(behind: 
     assert behind.stub.got == [0, 0]
 
 
-def test_each_process_keeps_two_slices_in_memory(behind: Behind) -> None:
-    samples = opened(behind).samples
-    ends = samples._ends
-    for sample in (0, ends[0], 1, ends[0], ends[1], 0):
-        assert samples[sample] == str(sample)
-    assert behind.stub.got == [0, 1, 2, 0]
-
-
 def test_a_wait_is_told_and_ends(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     """The error has the last reason; a later question is not answered with what was late."""
     slices = opened(behind, wait_s=0.3)

@@ -79,18 +79,6 @@ def test_what_goes_through_comes_back_changed(kind: str, chunks: int) -> None:
     assert vector.tolist() == [2.0 * i for i in range(4 * chunks)]
 
 
-@pytest.mark.parametrize("kind", STAGINGS)
-def test_without_store_a_device_keeps_its_values(kind: str) -> None:
-    """Values that are only read don't change on the device; values that are only written need not be fetched."""
-    vector = torch.arange(12.0)
-    listed = zip(vector.split(4), range(3), strict=True)
-    for values, number in STAGINGS[kind]().through(listed, fetch=False, store=True):
-        values.fill_(number)
-    assert vector.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
-    read = [v.clone() for v, _ in STAGINGS[kind]().through([(p, 0) for p in vector.split(4)], fetch=True, store=False)]
-    assert torch.equal(torch.cat(read), vector)
-
-
 def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> None:
     """The order of a stream's work: each chunk is fetched one turn ahead, and its buffer was emptied before."""
     copies = LateCopies()
@@ -103,15 +91,6 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
         "fetch 1", "wait 0", "work 2", "store 0",
         "wait 1", "work 3", "store 1", "end",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("fetch", "store"), [(True, False), (False, True)])
-def test_only_requested_copies_are_made(fetch: bool, store: bool) -> None:
-    """Loaded values are not fetched from the device first, and values that are only read are not written back."""
-    copies = LateCopies()
-    list(DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
-    travelled = {line.split()[0] for line in copies.log} - {"begin", "wait", "end"}
-    assert travelled == ({"fetch"} if fetch else {"store"})
 
 
 def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:

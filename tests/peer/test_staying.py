@@ -30,12 +30,6 @@ def stays(answers: Iterable[bool | BaseException], sleep: Callable[[float], None
     return float(clock.now)
 
 
-def test_a_peer_that_had_company_leaves_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Another peer has held the state, so nothing is waited for or said."""
-    assert stays([True]) == 0.0
-    assert not caplog.records
-
-
 def test_a_peer_alone_stays_until_another_has_the_state(caplog: pytest.LogCaptureFixture) -> None:
     """It says first what it waits for and how to skip it, and leaves as soon as another peer has the state."""
     assert stays([False, False, True]) == 2 * LOOK_EVERY_S

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,23 +78,6 @@ def test_each_sample_comes_once_an_epoch_in_the_streams_order(workers: int) -> N
     assert alone(Counting(100), 7, epochs=1, length=40) == whole[:40]
 
 
-def test_two_streams_at_a_time() -> None:
-    """Each has its own positions and its own end."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
-    peer, seen = AbsentPeer(None, optimizer), list[list[int]]()
-    loaders = [peer.shard(Counting(size), name=str(size), epochs=1, length=size).loader(5) for size in (30, 50)]
-    for pair in zip_longest(*loaders, fillvalue=torch.tensor([-1])):
-        seen.append([batch[0].item() for batch in pair])
-        optimizer.step()
-    assert seen == [[0, 0], [5, 5], [10, 10], [15, 15], [20, 20], [25, 25], *([-1, at] for at in (30, 35, 40, 45))]
-
-
-@pytest.mark.parametrize("source", [Counting(100), lambda: range(100), range(100).__iter__, numbers])
-def test_any_order_of_positions_gives_the_same_samples(source: Any) -> None:
-    """What a dead peer held lies behind what this one reads now."""
-    assert read(source, [3, 4, 8, 50, 51, 2, 99, 3], 100) == [3, 4, 8, 50, 51, 2, 99, 3]
-
-
 def test_a_worker_begins_anew() -> None:
     """It would share the open files of the process that forked it."""
 
@@ -107,19 +89,6 @@ def test_a_worker_begins_anew() -> None:
     one = Stream(process, 10, "train")
     assert one[0] == os.getpid()
     assert [*DataLoader(one, batch_size=None, sampler=[1], num_workers=1)] != [os.getpid()]
-
-
-def test_forward_is_one_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """What others hold is passed over; only going back, or a new epoch, begins anew, and says so."""
-    source = Counting(100)
-    with caplog.at_level(logging.INFO):
-        assert read(source, [0, 3, 4, 60, 62], 100) == [0, 3, 4, 60, 62]
-        assert (source.passes, source.read, caplog.messages) == (1, 63, [])
-        assert read(source, [3, 60, 2, 103], 100) == [3, 60, 2, 1003]
-    assert source.passes == 4
-    assert caplog.messages == [
-        f"the stream 'train' is read from its beginning to sample {sample}" for sample in (3, 2, 3)
-    ]
 
 
 def test_a_stream_that_begins_anywhere_does_so_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,17 +183,6 @@ def test_a_wrong_stream_is_named(key: str, source: Any, length: Any) -> None:
         data_set(source, "train", 1, "", length)
 
 
-def test_a_length_that_the_stream_has_needs_no_argument() -> None:
-    """As torch allows it for iterable data sets; an argument counts more."""
-
-    class Sized(Counting):
-        def __len__(self) -> int:
-            return self.size
-
-    assert data_set(Sized(9), "train", 1, "")[0].length == 9
-    assert data_set(Sized(9), "train", 1, "", 5)[0].length == 5
-
-
 def run_of(source: Any, each: int) -> Run:
     """A run that shares a stream of 100 samples, twice."""
     run = Run(each=each)
@@ -269,23 +227,3 @@ def test_what_the_run_takes_back_and_gives_later() -> None:
     assert next(loader).tolist() == [15, 16, 17, 18, 19]
     run.shard.stepped()
     assert next(loader).tolist() == [5, 6, 7, 8, 9]
-
-
-def test_positions_behind_the_end_are_used_without_a_step() -> None:
-    """No step may come after them. Batches that wait for a step stay."""
-    run = run_of(Counting(12), 100)
-    loader, seen = run.shard.loader(5, collate_fn=tuple), list[Any]()
-    for _ in range(2):
-        for batch in loader:
-            seen.append(batch)
-            if len(seen) % 2 == 0:
-                run.shard.stepped()
-    assert seen == [
-        (0, 1, 2, 3, 4),
-        (5, 6, 7, 8, 9),
-        (10, 11),
-        *((*range(1000, 1005),), (*range(1005, 1010),)),
-        (1010, 1011),
-    ]
-    run.merge()
-    assert run.used == ((0, 200),)

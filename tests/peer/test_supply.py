@@ -74,27 +74,11 @@ def test_positions_follow_the_progress(blend: Blend | None, share: float, pendin
     assert trainer.sent() == pending
 
 
-def test_only_the_ledger_tells_positions() -> None:
-    """A contribution to other shards leaves them for the next one."""
-    trainer = Trainer()
-    assert trainer.sent(OTHER) == ()
-    trainer.supply.merge(Blend.SINCE)
-    assert trainer.sent() == ((4, 8),)
-
-
 @pytest.mark.parametrize(("tables", "conflict"), [(table(), False), (table("b"), True), (table(life=6), True)])
 def test_data_that_others_have_got_is_a_conflict(tables: Tables, *, conflict: bool) -> None:
     """No commit would count it: neither what another peer holds, nor what another life of this peer does."""
     trainer = Trainer()
     assert trainer.supply.conflicts(tables) is conflict
-
-
-def test_after_the_runs_end_there_is_no_data() -> None:
-    """What is trained on then is dropped, so its samples would come again and again, and the loop would never end."""
-    trainer = Trainer()
-    trainer.supply.hear(table(), ended=True)
-    assert trainer.shard.stock == ()
-    assert trainer.shard.left == 80
 
 
 def test_another_data_set_of_the_run_is_named() -> None:

@@ -196,27 +196,6 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
     assert len(caplog.messages) == (where != "nowhere")
 
 
-def test_masters_in_the_state_are_told_at_the_first_merge(caplog: pytest.LogCaptureFixture) -> None:
-    """What the step shows and what the state shows are enough together."""
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for parameter in model.parameters():
-        optimizer.state[parameter]["master"] = parameter.detach().clone()
-    watch = Watch(model, optimizer)
-
-    def step() -> None:
-        with torch.no_grad():
-            for parameter, own in optimizer.state.items():
-                parameter.copy_(own["master"].add_(0.001))  # type: ignore[call-overload]
-        watch.step()
-
-    step()
-    with watch.merging(), torch.no_grad():
-        model.weight.add_(1.0)
-    step()
-    assert caplog.text.count("SGD undoes each merge") == 1
-
-
 def entered(monkeypatch: pytest.MonkeyPatch, watch: Watch | None, parts: tuple[Any, Any]) -> Peer:
     """A peer that has entered without a node."""
     session: Any = SimpleNamespace(peer_id="me", addresses=(), hook=None, following=None, node=None, parameters=None)
@@ -239,22 +218,6 @@ def test_training_without_a_step_is_told_once(
     assert caplog.text.count("step() of the optimizer SGD is never called") == (asked > 0)
     peer.close()
     assert caplog.text.count("step() of the optimizer SGD is never called") == 1
-
-
-def test_training_that_leaves_the_optimizer_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another optimizer is made in the midst, or a CUDA graph is replayed after the first steps."""
-    model, optimizer = parts()
-    watch = Watch(model, optimizer)
-    peer = entered(monkeypatch, watch, (model, optimizer))
-    watch.step()
-    for _ in range(5 * ASKED):
-        with torch.no_grad():
-            model[1].weight.add_(1.0)
-        assert not peer.finished
-    peer.close()
-    assert caplog.text.count("step() of the optimizer SGD is no longer called") == 1
 
 
 def test_a_change_after_the_last_step_is_no_training(

@@ -45,8 +45,9 @@ def observe(survivors: list[Member], at: float, epoch: int, what: str, bound_s: 
     assert figures["stall_s"] <= bound_s
 
 
-EVERY_TIME = [("sending", "contributor"), ("committing", "leader")]
+EVERY_TIME = [("committing", "leader")]
 NOW_AND_THEN = [
+    ("sending", "contributor"),
     ("sent", "leader"),
     ("training", "leader"),
     ("training", "contributor"),

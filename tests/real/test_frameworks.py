@@ -88,7 +88,8 @@ def cosine(step: int) -> float:
     return 5e-3 * (1 + math.cos(math.pi * (step - 20) / (STEPS - 20))) / 2
 
 
-@pytest.mark.parametrize("example", ["lora", chaos("causal_lm"), chaos("image_classifier")])
+@pytest.mark.chaos
+@pytest.mark.parametrize("example", ["lora", "causal_lm", "image_classifier"])
 def test_two_ranks_under_torchrun_are_one_peer(swarm: Swarm, example: str) -> None:
     """They found a run as one peer, make its exchanges together, and end with the same parameters; both have the
     learning rates of a peer alone. Of DistributedDataParallel Trainer shows callbacks only the model inside."""

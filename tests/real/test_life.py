@@ -3,8 +3,12 @@ the end stays the end."""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 from swarm import Member, Swarm, agree, until
+
+from p2p_diloco.history.reading import check, naming, read
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -46,10 +52,11 @@ def refused(member: Member, kind: str, status: int, *texts: str) -> None:
     assert member.status() == status
 
 
-def test_peers_come_die_and_leave(swarm: Swarm) -> None:
-    """What is trained is counted, and all stay equal to the bit, through all of it."""
+def test_peers_come_die_and_leave(swarm: Swarm, tmp_path: Path) -> None:
+    """What is trained is counted, and all stay equal to the bit, through all of it. Their histories tell it."""
     bootstrap = swarm.bootstrap()
-    a, b = [swarm.start(name, delta=1.0 + n, config=CONFIG, **TRAINING) for n, name in enumerate("ab")]
+    training = {**TRAINING, "local": {"history_path": str(tmp_path)}}
+    a, b = [swarm.start(name, delta=1.0 + n, config=CONFIG, **training) for n, name in enumerate("ab")]
     a.wait_for("in")
 
     # other settings and other shapes are named with both values
@@ -61,7 +68,7 @@ def test_peers_come_die_and_leave(swarm: Swarm) -> None:
     go_on([a, b])
 
     # a newcomer is counted
-    c = swarm.start("c", delta=3.0, **TRAINING)
+    c = swarm.start("c", delta=3.0, fresh=True, **training)
     c.wait_for("epoch", synced=True)
     go_on([a, b, c])
 
@@ -69,11 +76,11 @@ def test_peers_come_die_and_leave(swarm: Swarm) -> None:
     b.die()
     bootstrap.die()
     dead, swarm.addresses = swarm.addresses, a.wait_for("in")["addresses"]
-    d = swarm.start("d", delta=2.0, **TRAINING)
+    d = swarm.start("d", delta=2.0, **training)
     d.wait_for("epoch", synced=True)
     go_on([a, c, d])
     swarm.addresses = dead
-    e = swarm.start("e", **TRAINING)
+    e = swarm.start("e", **training)
     e.wait_for("in")
     assert "trying" in e.log()
     swarm.addresses = [NOBODY]  # not led into this run of the same name
@@ -87,19 +94,34 @@ def test_peers_come_die_and_leave(swarm: Swarm) -> None:
     go_on([a, c])
     assert not any("is dropped" in member.log() for member in (a, c))
 
-
-def test_a_second_interrupt_ends_a_slow_leaving(swarm: Swarm) -> None:
-    """The node hangs, so the first ^C waits for it. The second one ends the peer at once, its node with it."""
-    peer = swarm.start("a", fresh=True, initial_peers=[], **TRAINING)
-    peer.wait_for("epoch")
-    node = next(p for p in peer.family() if "p2p_diloco.node" in p.cmdline())
+    # a node hangs: the first ^C waits for it, the second one ends the peer at once, its node with it
+    node = next(p for p in c.family() if "p2p_diloco.node" in p.cmdline())
     node.suspend()
-    peer.signal(signal.SIGINT)
-    peer.wait_for("leaving")
-    assert peer.process.poll() is None
-    peer.signal(signal.SIGINT)
-    assert peer.status(20.0) != 0
+    c.signal(signal.SIGINT)
+    c.wait_for("leaving")
+    assert c.process.poll() is None
+    c.signal(signal.SIGINT)
+    assert c.status(20.0) != 0
     until(lambda: not psutil.pid_exists(node.pid), 20.0, "the end of the node")
+
+    # the histories tell it in order, and each of them, also the killed peers', plays again with the same effects
+    told = subprocess.run(
+        [sys.executable, "-m", "p2p_diloco", "replay", str(tmp_path / "test")],
+        capture_output=True, text=True, timeout=100, check=True, env={**os.environ, "COLUMNS": "100"},
+    ).stdout  # fmt: skip
+    order = [
+        r"\b(a|b) founds the run",
+        r"c joins at epoch \d+",
+        r"b dies: its history ends without a goodbye; \w notices within [\d.]+ s, \w within",
+        r"d joins at epoch \d+",
+    ]
+    assert re.search(".*".join(order), " ".join(told.split())), told
+    lives = read([tmp_path])
+    assert {*"abcde"} <= set(map(naming(lives), (life.peer for life in lives)))
+    for life in lives:
+        verdict = check(life)
+        assert (verdict.at, life.gap) == (None, "")
+        assert verdict.played == len(life.entries)
 
 
 def nesterov(epoch: int) -> float:

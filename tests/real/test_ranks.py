@@ -108,7 +108,7 @@ FAR = {"far": True}
 @pytest.mark.parametrize(
     ("each", "spread"),
     [
-        pytest.param(({}, {}), {}, id="fully_shard"),
+        pytest.param(({}, {}), {}, id="fully_shard", marks=pytest.mark.chaos),
         pytest.param(({}, {}), {"copied": True}, id="DistributedDataParallel", marks=pytest.mark.chaos),
         pytest.param(({}, FAR), {}, id="two hosts", marks=pytest.mark.chaos),
         pytest.param(({}, FAR), {"copied": True}, id="two hosts, DistributedDataParallel", marks=pytest.mark.chaos),

@@ -41,15 +41,25 @@ def run(lab: SimpleNamespace, length: int = 8, seed: int = 0, **setting: Any) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_runs(
-    lab: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All its settings are valid, the first and the last make a run, and it leaves JSON and a plot."""
-    experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.virtual.simulated)
+def test_every_setting_of_an_experiment_is_valid(lab: SimpleNamespace, name: str) -> None:
+    experiment = import_module(name).EXPERIMENT
     assert experiment.name == name
     bases = {experiment.base_of(each) for each in experiment.settings}
     assert {*bases, *experiment.bounds, *experiment.least} <= experiment.settings.keys()
     assert all(setting.config for setting in experiment.settings.values())
+
+
+QUICK = ("joining", "parity", "streaming")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.chaos]) for name in NAMES]
+)
+def test_an_experiment_runs(
+    lab: SimpleNamespace, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first and the last of its settings make a run, and it leaves JSON and a plot."""
+    experiment = replace(import_module(name).EXPERIMENT, task=lab.tiny, make=lab.virtual.simulated)
     last = list(experiment.settings)[-1]
     chosen = [experiment.base_of(last), last]
     lab.lab.main(experiment, ["--folder", str(tmp_path), "--seeds", "1", "--settings", *chosen])
@@ -66,8 +76,8 @@ def test_all_makes_every_experiment(lab: SimpleNamespace) -> None:
 
 
 def test_a_run_depends_on_its_arguments_alone(lab: SimpleNamespace) -> None:
-    drawn = {"peers": 4, "drop": 0.3, "kill_every_s": 20.0}
-    assert run(lab, length=16, **drawn) == run(lab, length=16, **drawn) != run(lab, length=16, seed=1, **drawn)
+    drawn = {"peers": 3, "drop": 0.3, "kill_every_s": 10.0}
+    assert run(lab, length=8, **drawn) == run(lab, length=8, **drawn) != run(lab, length=8, seed=1, **drawn)
 
 
 def test_what_is_judged_does_not_depend_on_the_order_of_the_parameters(lab: SimpleNamespace) -> None:
@@ -100,7 +110,7 @@ def test_delayed_nesterov_of_peers_that_meet_is_the_synchronous_step(lab: Simple
 
 def test_what_is_cut_or_killed_is_noticed(lab: SimpleNamespace) -> None:
     """Rounds take longer while links are cut, and more inner steps are made than counted where peers die."""
-    quiet, cut, killed = (run(lab, length=24, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
+    quiet, cut, killed = (run(lab, length=12, peers=4, **more) for more in ({}, {"drop": 0.5}, {"kill_every_s": 6.0}))
     assert len({quiet.loss, cut.loss, killed.loss}) == 3
     assert cut.time_s > quiet.time_s + lab.setting.DEAD_S
     assert killed.time_s > quiet.time_s

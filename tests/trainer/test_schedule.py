@@ -30,14 +30,6 @@ def test_a_newcomer_rises_to_the_runs_rate_in_its_own_first_steps(step: int) -> 
     assert rates == pytest.approx([others * share for share in (0.1, 0.5, 0.9, 1, 1, 1)])
 
 
-def test_without_a_horizon_the_rate_stays_at_its_peak() -> None:
-    assert [_rate(step, horizon=None) for step in (0, 9, 10, 10**6)] == pytest.approx([0.2, 2.0, 2.0, 2.0])
-
-
-def test_without_warm_up_the_first_step_has_the_peak() -> None:
-    assert _rate(0, warmup_steps=0) == 2.0
-
-
 def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
     assert _rate(10, horizon=10) == 2.0
     assert _rate(11, horizon=5) == pytest.approx(0.2)

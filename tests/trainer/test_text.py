@@ -29,15 +29,6 @@ def _names(blocks: tuple[Block, ...]) -> set[str]:
     return {block.name for block in blocks}
 
 
-def test_the_standard_library_is_split_without_overlap() -> None:
-    """Nothing is in both parts, about a sixteenth is held out, and there are megabytes to train on."""
-    text = load_text()
-    assert not _names(text.training) & _names(text.held_out)
-    sizes = [sum(len(block.content) for block in part) for part in (text.training, text.held_out)]
-    assert sizes[0] > 2_000_000
-    assert 0.02 < sizes[1] / sum(sizes) < 0.15
-
-
 def test_the_standard_library_is_neither_its_tests_nor_what_is_installed_beside_it() -> None:
     text = load_text()
     folders = {part for name in _names(text.training) | _names(text.held_out) for part in name.split("/")[:-1]}
@@ -57,19 +48,6 @@ def test_the_same_text_is_split_alike_wherever_it_lies(tmp_path: Path) -> None:
     assert b"".join(block.content for block in sorted(
         first.held_out + first.training, key=lambda block: int(block.name.split(":")[1])
     )) == content  # fmt: skip
-
-
-def test_a_block_keeps_its_place_when_text_is_added(tmp_path: Path) -> None:
-    """What was held out stays so when files come: a peer with more text trains on none of it."""
-    for number in range(60):
-        (tmp_path / f"{number}.txt").write_bytes(_prose(200, number))
-    before = load_text(tmp_path)
-    for number in range(60, 90):
-        (tmp_path / f"{number}.txt").write_bytes(_prose(200, number))
-    after = load_text(tmp_path)
-    assert before.held_out
-    assert _names(before.held_out) <= _names(after.held_out)
-    assert _names(before.training) <= _names(after.training)
 
 
 def test_a_short_text_has_a_held_out_part_too(tmp_path: Path) -> None:
@@ -102,11 +80,6 @@ def test_no_more_is_read_than_the_limit(
     text = load_text(tmp_path)
     assert sum(len(block.content) for block in text.training + text.held_out) == 1000
     assert "the rest is left out" in caplog.text
-
-
-def test_text_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data=\S+nowhere does not exist; name a file"):
-        load_text(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("content", [b"", b"too short"])
@@ -169,13 +142,6 @@ def test_targets_are_the_next_bytes_of_the_text() -> None:
         assert bytes([*row, next_row[-1]]) in content
 
 
-def test_every_byte_can_be_drawn() -> None:
-    """The window that ends with the last byte is drawn too, and none goes beyond."""
-    batches = _draw(bytes(range(18)))
-    starts = {int(row[0]) for _ in range(50) for row in next(batches)[0]}
-    assert starts == {0, 1}
-
-
 def test_peers_draw_different_text_and_each_its_own_again() -> None:
     """The key decides: other peers draw otherwise, the same peer the same."""
     content = _prose(100_000)
@@ -219,25 +185,6 @@ def test_a_peers_own_part_is_a_third_that_differs_from_every_others() -> None:
     assert sum(common) / len(common) == pytest.approx(1 / 3, abs=0.03)
     assert len(set[int]().union(*parts)) > 0.95 * 240
     assert _own_blocks(text, "peer 3") == parts[3]
-
-
-def test_a_peers_own_part_hardly_changes_when_text_is_added() -> None:
-    """It goes by the blocks' names: what a longer text takes out of it is only pushed out by new blocks."""
-    blocks = tuple(Block(f"{n}", bytes([n])) for n in range(120))
-    before, after = (_own_blocks(Text(blocks[:size], ()), "a") for size in (90, 120))
-    assert len(before & after) >= 25
-
-
-def test_two_peers_batches_come_from_different_text() -> None:
-    """Of the real text, most of the windows that a peer draws lie in blocks that another one never sees."""
-    text = load_text()
-    parts = [own_part(text, key, 64) for key in ("alice", "bob")]
-    sizes = [len(part) / len(joined(text.training)) for part in parts]
-    assert sizes == pytest.approx([1 / 3, 1 / 3], abs=0.06)
-    bobs = bytes(parts[1].tolist())
-    batches = Batches(parts[0], batch_size=8, context=64, seed=0, key="alice")
-    windows = [bytes(row.tolist()) for _ in range(25) for row in next(batches)[0]]
-    assert sum(window in bobs for window in windows) / len(windows) < 0.5
 
 
 def test_a_peers_own_part_is_never_shorter_than_a_window_if_the_text_is_not() -> None:

@@ -170,29 +170,10 @@ def test_training_stops_when_the_run_is_finished() -> None:
     assert at.progress.steps == 12
 
 
-def test_training_stops_after_its_own_steps() -> None:
-    """A peer that joins late makes the same number of its own steps."""
-    at = _train({"joined_at": 1000}, TINY.model_copy(update={"steps": 7}), sync_every=4)
-    assert at.stopped == "steps"
-    assert at.progress.steps == 7
-    assert at.peer.global_step == 1007
-
-
-def test_every_step_is_reported_before_it_is_made() -> None:
-    at = _train({"ends_at_epoch": 1}, sync_every=3)
-    assert at.peer.told == [("report", 2), ("step", 1)] * 3
-
-
 def test_a_step_is_made_with_the_gradient_of_its_own_batch() -> None:
     """Nothing is left of one step's gradient when the next begins."""
     at = _train({"ends_at_epoch": 1}, sync_every=3)
     assert all(parameter.grad is None for parameter in at.model.parameters())
-
-
-def test_the_optimizer_is_made_as_told() -> None:
-    optimizer = new_optimizer(GPT(GPTConfig(1, 16, 2, 16)), TINY.model_copy(update={"weight_decay": 0.25}))
-    assert optimizer.param_groups[0]["weight_decay"] == 0.25
-    assert len(optimizer.param_groups[0]["params"]) == len(list(GPT(GPTConfig(1, 16, 2, 16)).parameters()))
 
 
 def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
@@ -205,12 +186,6 @@ def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() ->
     assert of_run[0] < 0.7 * TINY.lr
 
 
-def test_the_text_goes_on_where_the_run_is() -> None:
-    """A restarted peer draws no batch a second time."""
-    at = _train({"ends_at_epoch": 10, "joined_at": 36}, sync_every=4)
-    assert at.batches.position == 40
-
-
 def test_what_is_judged_is_the_global_parameters() -> None:
     """Every second epoch and at the end, announced, by what the run yields and no peer's own."""
     config = TINY.model_copy(update={"eval_every_epochs": 2})
@@ -221,11 +196,6 @@ def test_what_is_judged_is_the_global_parameters() -> None:
     assert at.peer.held_out[-1] == at.progress.val_loss
     assert at.progress.val_loss == pytest.approx(mean_loss(yielded, at.judged))
     assert at.progress.val_loss != pytest.approx(mean_loss(at.model, at.judged))
-
-
-def test_the_last_state_is_not_judged_twice() -> None:
-    at = _train({"ends_at_epoch": 2}, sync_every=3)
-    assert at.peer.paused == 2
 
 
 def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -346,19 +316,6 @@ def test_a_signal_leaves_the_run(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_the_summary_has_the_runs_costs(
-    fake_network: SimpleNamespace, text_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The run's counters and last digest are in the summary, beside the number of parameters, tied ones once."""
-    config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 2})
-    assert main({}, PeerConfig(), config) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["rounds"], summary["waiting_s"], summary["digest"]) == (7, 1.5, "agreed")
-    assert (summary["bytes_sent"], summary["bytes_received"]) == (1000, 2000)
-    # embeddings of 256 bytes and 16 places, 12 W² of one block's matrices, three norms
-    assert summary["parameters"] == (256 + 16) * 16 + 12 * 16**2 + 3 * 16
-
-
 @pytest.mark.usefixtures("no_run")
 def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No run, no network: the held-out loss of the standard library's text falls well below a fair die's 5.5.
@@ -393,28 +350,6 @@ def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureF
     assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
 
 
-@pytest.mark.usefixtures("no_run")
-def test_torch_uses_as_many_threads_as_it_is_told(text_file: Path) -> None:
-    for threads in (2, 1):
-        main({}, PeerConfig(), TINY.model_copy(update={"data": text_file, "steps": 1, "threads": threads}))
-        assert torch.get_num_threads() == threads
-
-
-def test_every_peer_and_every_part_of_the_text_trains_otherwise(
-    tmp_path: Path, fake_network: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Which batches a peer draws depends on its identity, and on the part of the text that is its own."""
-    for number in range(4):
-        (tmp_path / f"{number}.txt").write_bytes(PROSE[20_000 * number :][:20_000])
-    losses = set()
-    for peer_id, shard_index in (("alice", 0), ("bob", 0), ("alice", 1), ("alice", 0)):
-        fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
-        own = {"data": tmp_path, "num_shards": 2, "shard_index": shard_index, "summary_json": True}
-        assert main({"sync_every": 2}, PeerConfig(), TINY.model_copy(update=own)) == 0
-        losses.add(json.loads(capsys.readouterr().out)["loss"])
-    assert len(losses) == 3
-
-
 def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     tmp_path: Path, fake_network: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,16 +377,6 @@ def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     assert part_of("alice") == alice
     assert part_of("bob", num_shards=1) == whole
     assert drawn["warm start"] == whole
-
-
-@pytest.mark.usefixtures("no_run")
-def test_the_same_settings_train_the_same_model(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    losses = []
-    for seed in (3, 3, 4):
-        config = TINY.model_copy(update={"data": text_file, "seed": seed, "steps": 3, "summary_json": True})
-        assert main({}, PeerConfig(), config) == 0
-        losses.append(json.loads(capsys.readouterr().out)["val_loss"])
-    assert losses[0] == losses[1] != losses[2]
 
 
 @pytest.mark.usefixtures("no_run")

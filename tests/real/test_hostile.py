@@ -1,0 +1,229 @@
+"""A hostile program beside a private run of three honest nodes over libp2p: what it sends is refused, clipped or passed
+over, with a reason in the status, and the honest members go on with equal digests.
+
+The core's stories, its worlds with a hostile member, and tests/node show each lie by itself; here are some of each kind
+over real connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
+from nodes import RUN_ID, SHARDS, Field
+
+from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.node.wire import Describe, Nudge
+from tests.net.members import invitation
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TRIES = 40
+
+
+async def until_told(member: Liar, why: str, say: Any) -> None:
+    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
+    commits without a reason, and bases change."""
+    telling = asyncio.create_task(member.field.tells(member.name, why))
+    try:
+        for _ in range(TRIES):
+            await say()
+            await asyncio.wait({telling}, timeout=0.2)
+            if telling.done():
+                break
+        await telling
+    finally:
+        telling.cancel()
+
+
+async def informed(field: Field, member: Liar) -> None:
+    """Give a stranger what only members can know: the present versions, terms and plans."""
+    async with liar(field, "informant") as known:
+        member.state = await known.look()
+
+
+def refused(answers: list[str]) -> None:
+    """Each message was turned away, or its stream is closed, because an earlier message on it was turned away."""
+    assert all("not a member of this run" in answer or "the stream was closed" in answer for answer in answers), answers
+
+
+def test_a_stranger_reads_nothing(field: Field) -> None:
+    """It is told no version, state or description, and its copies of the run's records show nothing, though it knows
+    the keys under which they lie."""
+
+    async def row() -> None:
+        async with stranger(field) as outside:
+            for message in (Describe(), Ask(), Ask(0), Ask(0, tuple(range(SHARDS)))):
+                refused(await outside.tell_all(message))
+            assert outside.came == []
+            member = field.nodes[0].access.member
+            for key in (f"{RUN_ID}/config", *(f"{RUN_ID}/peers/{bucket}" for bucket in range(4))):
+                assert await outside.transport.fetch(key) == {}
+                for value, _ in (await outside.transport.fetch(member.hidden(key))).values():
+                    assert not any(word in value for word in (b"sync_every", b"training", b"/ip4/", b"peer_id"))
+            assert any([await outside.transport.fetch(member.hidden(f"{RUN_ID}/peers/{b}")) for b in range(4)])
+
+    field.do(row())
+
+
+def test_a_stranger_says_nothing(field: Field) -> None:
+    """Whatever a hostile member could send is refused with one text before it is read, and no status names it."""
+
+    async def row() -> None:
+        async with stranger(field) as outside:
+            await informed(field, outside)
+            state, ready = outside.held, outside.contribution()
+            base, enormous = state.version, ContributionId(2**62, 1)
+            raised = replace(base, generation=base.generation + 1)
+            choice = outside.choice((field.nodes[1].id, replace(ready, id=enormous, oldest=enormous)))
+            seal = b"s" * 72
+            said: list[tuple[Any, memoryview | None]] = [
+                (Head(0, replace(state, version=raised)), None),
+                (Part(0, raised, 0), STATE_ZEROS),
+                (outside.close(outside.choice((outside.id, ready))), None),
+                (outside.commit(outside.choice((outside.id, ready))), None),
+                (outside.commit(replace(choice, by=outside.leader, seal=seal[:64]), outside.leader, seal=seal), None),
+                (ready, None),
+                (outside.part(ready, 0), ZEROS),
+                (Claim(0, base, 2**40), None),
+                (Told((raised,), (((raised.epoch, raised.digest),),)), None),
+                (Probe(outside.summary()), None),
+                (Nudge(base.epoch + 2), None),
+            ]
+            for message, payload in said:
+                refused(await outside.tell_all(message, payload))
+            await field.goes_on()
+            told = [refused.peer for status in (await field.statuses()).values() for refused in status.refused]
+            assert not any(outside.id[-6:] in peer for peer in told)
+
+    field.do(row())
+
+
+def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
+    """A state with θ = 0 and more samples than any honest one, versions of the next generation, a commit of a round
+    that another leads, and a claim of a term that no later claim could exceed. It could all be a late answer, so it
+    isn't told."""
+
+    async def row() -> None:
+        async with liar(field, "prophet") as member:
+            for _ in range(10):
+                state = await member.look()
+                version = state.version
+                forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1)
+                links = (*state.links, (forged.epoch, forged.digest))
+                await member.tell_all(Head(0, replace(state, version=forged, links=links)))
+                for number in range(SHARDS):
+                    await member.tell_all(Part(0, forged, number), STATE_ZEROS)
+                raised = replace(version, generation=version.generation + 1)
+                await member.tell_all(Told((raised,), (((raised.epoch, raised.digest),),)))
+                await member.tell_all(Claim(0, (await member.look()).version, 2**40))
+                made = member.commit(member.choice((member.id, member.ready())))
+                await member.tell_all(made)
+                assert (made.version.epoch, made.version.digest) not in (await member.look()).links
+            assert not member.got(Ask)
+            votes = member.got(Vote)
+            assert votes
+            assert all(vote.holder != member.id and vote.term < 2**20 for vote in votes)
+            await field.goes_on()
+        for node in field.nodes:
+            assert node.memory.theta.abs().min() > 0
+
+    field.do(row())
+
+
+def test_a_contribution_with_an_enormous_number_is_not_counted(field: Field) -> None:
+    """The honest peers' states don't list the member, and their samples don't grow by more than theirs."""
+
+    async def row(weight: float, samples: int) -> None:
+        async with liar(field, f"boaster-{samples}") as member:
+            member.weight, member.samples = weight, samples
+
+            async def say() -> None:
+                await member.look()
+                await member.tell(member.leader, member.contribution())
+
+            await until_told(member, "its contribution is refused: a number is out of range", say)
+            state = await member.look()
+            assert member.id not in state.roll
+            assert state.version.samples <= len(field.nodes) * state.version.epoch
+            await field.goes_on()
+
+    field.do(row(1e9, 1))
+    field.do(row(1.0, 2**40))
+
+
+def test_nudges_bring_at_most_every_other_exchange_forward(field: Field) -> None:
+    """However often they come, and from however many peers with one invitation: so H stays at half at least."""
+
+    async def row() -> None:
+        async with contextlib.AsyncExitStack() as members:
+            invited = invitation(name="hasty")
+            hasty = [await members.enter_async_context(liar(field, "hasty", invited)) for _ in range(3)]
+            began = [len(node.brought_forward) for node in field.nodes]
+            answers = list[str]()
+            while any(len(node.brought_forward) < begin + 12 for node, begin in zip(field.nodes, began, strict=True)):
+                for member in hasty:
+                    answers += await member.tell_all(Nudge(max(node.epoch for node in field.nodes) + 2))
+            await field.tells(
+                "hasty", "the last nudge with the sender's invitation came less than a round ago", nodes=3
+            )
+            assert "" in answers
+            for node, begin in zip(field.nodes, began, strict=True):
+                assert 0 < sum(node.brought_forward[begin:]) <= (len(node.brought_forward) - begin) / 2 + 3
+            await field.goes_on()
+
+    field.do(row())
+
+
+def test_a_leader_that_commits_to_a_false_version_or_invents_peers_is_passed_over(field: Field) -> None:
+    """Each peer computes the version, and counts only so many newcomers: it says why it does not take the commit. One
+    with 500 invented peers would take room in every state for ever. The next one commits, and two that were held up
+    name the leader late: then it leads and owns after all others. Meanwhile it contributes -1000 to the rounds of the
+    others: a round that closes with it and one other has no clip, but each step is limited to 1.25 of the usual
+    length."""
+
+    async def moves(epochs: int) -> float:
+        """The mean change of θ in each of this many rounds."""
+        node = field.nodes[0]
+        epoch, theta = node.epoch, float(node.memory.theta.mean())
+        await field.goes_on(epochs)
+        return (float(node.memory.theta.mean()) - theta) / (node.epoch - epoch)
+
+    async def row() -> float:
+        async with liar(field, "miscounter") as member:
+
+            async def commits() -> None:
+                first, *others = field.nodes
+                while True:  # a node that computes ignores it without a reason
+                    own = member.id, member.ready()
+                    made = member.commit(member.choice(own))
+                    await member.tell(first.id, member.commit(made.choice, version=made.base))
+                    invented = [(f"12D3KooW{number:044d}", member.ready()) for number in range(500)]
+                    for node in others:
+                        await member.tell(node.id, member.commit(member.choice(own, *invented)))
+                    await asyncio.sleep(0.5)
+
+            member.delta = -1000.0
+            await member.take_part(works=True)
+            await member.until(lambda: member.elected, "elected", 60.0)
+            committing = asyncio.create_task(commits())
+            await field.tells(member.name, "its version does not follow from what it says")
+            await field.tells(member.name, "it counts too many newcomers", nodes=2)
+            committing.cancel()
+            meanwhile = await moves(8)
+
+            def comes_last() -> bool:
+                known = member.held.roll.get(member.id)
+                return known is not None and known.behind[2] > member.held.version.epoch
+
+            await member.until(comes_last, "behind the others", 60.0)
+            assert member.held.plan.succession[-1] == member.id
+            assert member.id not in member.held.plan.owners
+            return meanwhile
+
+    assert abs(field.do(row())) < 1.3
