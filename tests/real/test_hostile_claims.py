@@ -82,17 +82,20 @@ def test_an_invented_speed_does_not_leave_the_others_one_step_a_round() -> None:
 
 
 async def tells_wonders(member: Liar) -> None:
-    """Publish a false record until cancelled, as often as an honest peer publishes its own."""
+    """Publish a false record until cancelled, as often as an honest peer publishes its own; and beside each of the
+    others' records one in that peer's name, of another life that has ended."""
     while True:
-        status = PeerStatus(peer_id=member.id, name=member.name, role="worker", state="training", time=time.time(),
-                            incarnation=member.incarnation, **FALSE)  # type: ignore[arg-type]  # fmt: skip
-        await member.transport.store(BOARD.key(RUN_ID, member.id), member.id, status.pack(), 30.0)
+        for peer in (member.id, *(node.id for node in member.field.nodes)):
+            state, life = ("training", member.incarnation) if peer == member.id else ("finished", 0)
+            status = PeerStatus(peer_id=peer, name=member.name, role="worker", state=state, time=time.time(),
+                                incarnation=life, **FALSE)  # type: ignore[arg-type]  # fmt: skip
+            await member.transport.store(BOARD.key(RUN_ID, peer), peer, status.pack(), 30.0)
         await asyncio.sleep(0.5)
 
 
 def test_the_record_of_a_member_decides_nothing(own_field: Field) -> None:
-    """Its epoch, revision, speed and loss are out of all proportion. What is shown of the run is what the others say,
-    and the run is changed and stopped as its founder asks."""
+    """Its epoch, revision, speed and loss are out of all proportion, and in the others' names it says that they have
+    finished. What is shown of the run is what they say, and the run is changed and stopped as its founder asks."""
     field = own_field
 
     async def row() -> None:
@@ -104,6 +107,8 @@ def test_the_record_of_a_member_decides_nothing(own_field: Field) -> None:
                 await asyncio.sleep(0.1)
             seen = await look(eyes, RUN_ID)
             assert lines(seen)
+            states = {peer.peer_id: peer.state for peer in seen.peers}
+            assert all(states[node.id] != "finished" for node in field.nodes)
             assert 0 < seen.run.epoch < HUGE
             assert (seen.run.revision, seen.run.outer_lr) == (0, 1.0)
             assert seen.run.samples is not None
