@@ -15,13 +15,13 @@ from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unso
 from .events import Complaint, Effect, Note, Send
 from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
-from .plan import is_behind, may_own, owner_order
+from .plan import may_own, owner_order
 from .round import Phase
 from .state import BEHIND_FOR, commit_of, key_of
 
 LEFT_OUT_TURNS, DOUBLINGS_MAX = 4, 3
-"""A leader that has waited in vain for the slices of a contribution leaves its author out in so many of its next turns;
-twice as many each further time, DOUBLINGS_MAX times at most."""
+"""A leader that has waited in vain for the slices of a newcomer's contribution leaves it out in so many of its next
+turns; twice as many each further time, DOUBLINGS_MAX times at most."""
 
 
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
@@ -63,15 +63,12 @@ def choose(log: FragmentLog, without: Collection[str] = ()) -> Choice:
 
 
 def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Ready]:
-    """Return the contributions without those of authors that lately delivered no slices, if no commit has counted the
-    author or two leaders have named it late, and of newcomers with the grant of one; all, if half of them or fewer
-    would be left: a link may be cut."""
+    """Return the contributions without those of newcomers that lately delivered no slices, or with the grant of one;
+    all, if half of them or fewer would be left. Who was counted before stays: a link may be cut."""
     kept, by_weight = dict(readys), sum(ready.weight > 0 for ready in readys.values())
-    roll, behind = log.held.roll, is_behind(log.held.roll, log.epoch)
     for peer, ready in readys.items():
-        known = peer in roll and peer not in behind
-        whose = (peer,) if peer in roll else (peer, ready.grant)
-        if not known and max(log.broken.get(one, (0, -1))[1] for one in whose) >= log.epoch:
+        until = max(log.broken.get(who, (0, -1))[1] for who in (peer, ready.grant))
+        if peer not in log.held.roll and until >= log.epoch:
             del kept[peer]
     left = sum(ready.weight > 0 for ready in kept.values())
     return kept if left >= max(closing.needed(log), 2, math.floor(by_weight / 2) + 1) else readys
@@ -251,7 +248,7 @@ def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Ef
     log.broken = {who: (times, until) for who, (times, until) in log.broken.items() if log.epoch <= until + BEHIND_FOR}
     for peer in authors:
         ready = log.round.readys.pop(peer, None)
-        if ready is not None and not log.roster.away(peer):
+        if ready is not None and peer not in log.held.roll and not log.roster.away(peer):
             for who in {peer, ready.grant or peer}:
                 _broke(log, who)
     log.round.lacks = {}

@@ -392,32 +392,29 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2
 
 
-def test_who_sends_no_slices_is_left_out_for_ever_longer() -> None:
+def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
     """X contributes to each round and sends no slice of it; each round waited for these, twice a grace."""
-    world = World("ABCX")
+    world = World("ABC")
     world.reach(3)
     world.rules_of_net.append(lambda s, t, m: LOST if s == "X" and isinstance(m, Slice) else None)
+    world.join("X")
     world.delivered.clear()
     world.reach(43, "ABC", seconds=1000)
     again = {close.base.epoch for _, sender, _, close in world.delivered
              if isinstance(close, Close) and sender != "X" and close.attempt}  # fmt: skip
-    assert 0 < len(again) < 10
+    assert 0 < len(again) < 12
     world.check()
 
 
-def test_an_author_that_lately_sent_no_slices_is_left_out_unless_too_few_are_left() -> None:
-    """Nor is a newcomer with the grant of one counted. Who was counted before, and named late by one leader at most, is
-    counted: a link may have been cut. So is everybody once the time is over."""
-    log = a_leader("A", "B", "X")
-    log.round.readys |= {"Y": a_ready(log.held, grant="g"), "B": a_ready(log.held, grant="g")}
-    log.broken = {"X": (1, log.epoch), "g": (1, log.epoch)}
-    assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "X"]
-    behind = replace(log.held.roll["X"], behind=("B", log.epoch, log.epoch + 1))
-    log.state = replace(log.held, roll={**log.held.roll, "X": behind})
+def test_a_newcomer_that_lately_sent_no_slices_is_left_out_unless_too_few_are_left() -> None:
+    """Nor is another one with its grant counted. Who was counted before is, and everybody once the time is over."""
+    log = a_leader("A", "B")
+    log.round.readys |= {"X": a_ready(log.held), "Y": a_ready(log.held, grant="g"), "B": a_ready(log.held, grant="g")}
+    log.broken = dict.fromkeys(("X", "B", "g"), (1, log.epoch))
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "X", "Y"]  # two of four are too few
     log.round.readys["C"] = a_ready(log.held)
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C"]
-    log.broken = {"X": (1, log.epoch - 1), "g": (1, log.epoch - 1)}
+    log.broken = dict.fromkeys(("X", "g"), (1, log.epoch - 1))
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C", "X", "Y"]
 
 
