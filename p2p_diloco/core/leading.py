@@ -7,7 +7,8 @@ leader chooses is in the choice; who computes which mean, and how often it tries
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 
 from . import applying, claims, closing, owning
 from .admission import countable, is_counted, may_be_gone, unfit, unsigned, unsound
@@ -16,7 +17,11 @@ from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
 from .plan import may_own, owner_order
 from .round import Phase
-from .state import commit_of, key_of
+from .state import BEHIND_FOR, commit_of, key_of
+
+LEFT_OUT_TURNS, DOUBLINGS_MAX = 4, 3
+"""A leader that has waited in vain for the slices of a newcomer's contribution leaves it out in so many of its next
+turns; twice as many each further time, DOUBLINGS_MAX times at most."""
 
 
 def collect(log: FragmentLog, sender: str, ready: Ready, now: float) -> list[Effect]:
@@ -49,12 +54,30 @@ def advance(log: FragmentLog, now: float) -> list[Effect]:
 
 def choose(log: FragmentLog, without: Collection[str] = ()) -> Choice:
     """Return this peer's choice: all contributions that may be counted, and who is gone or late."""
-    readys = {peer: ready for peer, ready in log.round.readys.items() if peer not in without}
+    readys = _delivered(log, {peer: ready for peer, ready in log.round.readys.items() if peer not in without})
     entries = countable(readys, log.held)
     names = [peer for peer, _ in entries]
     gone = tuple(sorted(peer for peer in may_be_gone(log.held, names) if _is_gone(log, peer)))
     late = tuple(sorted(peer for peer in log.late if peer in log.held.roll))
     return Choice(log.me, log.round.term, entries, gone, late, log.revision_next)
+
+
+def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Ready]:
+    """Return the contributions without those of newcomers that lately delivered no slices, or with the grant of one;
+    all, if half of them or fewer would be left. Who was counted before stays: a link may be cut."""
+    kept, by_weight = dict(readys), sum(ready.weight > 0 for ready in readys.values())
+    for peer, ready in readys.items():
+        until = max(log.broken.get(who, (0, -1))[1] for who in (peer, ready.grant))
+        if peer not in log.held.roll and until >= log.epoch:
+            del kept[peer]
+    left = sum(ready.weight > 0 for ready in kept.values())
+    return kept if left >= max(closing.needed(log), 2, math.floor(by_weight / 2) + 1) else readys
+
+
+def _broke(log: FragmentLog, who: str) -> None:
+    """Record that a contribution's slices did not come."""
+    times, turn = log.broken.get(who, (0, 0))[0], len(log.held.plan.succession)
+    log.broken[who] = times + 1, log.epoch + turn * (LEFT_OUT_TURNS << min(times, DOUBLINGS_MAX))
 
 
 def _is_gone(log: FragmentLog, peer: str) -> bool:
@@ -222,8 +245,12 @@ def failed_authors(log: FragmentLog, now: float) -> set[str]:
 def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Effect]:
     """Close again without these authors; if too few are left, collect again."""
     log.late |= {peer for peer in authors if log.roster.live(peer)}
+    log.broken = {who: (times, until) for who, (times, until) in log.broken.items() if log.epoch <= until + BEHIND_FOR}
     for peer in authors:
-        log.round.readys.pop(peer, None)
+        ready = log.round.readys.pop(peer, None)
+        if ready is not None and peer not in log.held.roll and not log.roster.away(peer):
+            for who in {peer, ready.grant or peer}:
+                _broke(log, who)
     log.round.lacks = {}
     choice = choose(log, without=authors)
     if unsound(choice, log.held, log.rules):

@@ -109,9 +109,9 @@ class Inbox(Protocol):
         """
         ...
 
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> bool | None:
         """Process a message that has arrived. When this returns, the message is accepted, and the sender's `send`
-        returns.
+        returns. True: the sender sends more than it should, and its next message is read later.
 
         The inbox may keep the payload's memory. Messages of a link are delivered one after the other, so return soon:
         the sender gives up after its `read_timeout_s`.

@@ -32,9 +32,10 @@ NEXT_PAYLOAD_S = 120.0
 """How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one stream."""
 REFUSALS_EVERY_S = 60.0
 """Seconds between two lines in the log about refused messages of one peer."""
-REFUSED_EACH_S, REFUSED_WAIT_S = 0.02, 0.5
-"""The pace at which refused messages of one grant (in an open run: of one peer) are read, and how long a stream waits
-for its turn at most. So one that sends without pause what is refused costs this peer little, however many peers it is.
+TURN_S, TURN_WAIT_S = 0.02, 0.5
+"""The pace at which the peers of one grant (in an open run: one peer) are read once a message of theirs is refused, or
+more come than honest peers send, and how long a stream waits for its turn at most. So one that sends without pause
+costs this peer little.
 """
 SLACK_BYTES = 256
 """How many bytes longer a payload's memory is than the payload. Once this memory is freed, it has room for an aligned
@@ -51,7 +52,7 @@ class Receiver:
         self._slots = Slots(streams.limits.streams_max)
         self._receiving = self._slots.free
         self._refused_at: dict[str, float] = {}
-        self._refused_until: dict[Hashable, float] = {}
+        self._turns: dict[Hashable, float] = {}
 
     async def serve(self, peer: str, pipe: Pipe, *, direct: bool = False) -> None:
         """Receive messages or payloads from a peer on a stream, until the stream ends. `direct`: the stream is a direct
@@ -206,17 +207,19 @@ class Receiver:
 
     async def _take(self, frames: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Pass a message to the inbox. Then answer the sender that the message is accepted, or refused with the inbox's
-        reason."""
+        reason. The next message waits for its turn if this one was refused, or one too many."""
+        waits: bool | None = True
         try:
-            await self._streams.inbox.deliver(frames.peer, header, payload)
+            waits = await self._streams.inbox.deliver(frames.peer, header, payload)
         except Refusal as refusal:
             self._refuse(frames, refusal.reason)
-            await asyncio.sleep(self._turn(frames.peer))
         except Exception:
             log.exception("an error while receiving a message of %s", frames.peer)
             self._refuse(frames, "the receiver failed on this message")
         else:
             frames.write(Accepted())
+        if waits:
+            await asyncio.sleep(self._turn(frames.peer))
 
     def _objection(self, peer: str, header: bytes, payload_bytes: int) -> str | None:
         """Check an announced payload; returns the reason for refusing it, or None if it may come."""
@@ -235,13 +238,13 @@ class Receiver:
         frames.write(Refused(reason))
 
     def _turn(self, peer: str) -> float:
-        """Return how long a stream waits before the next message of a peer is read, one of which was just refused."""
+        """Return how long a stream waits before the next message of a peer is read."""
         group, now = self._streams.groups(peer), asyncio.get_running_loop().time()
         group = peer if group is None else group
-        turn = min(max(now, self._refused_until.get(group, now)) + REFUSED_EACH_S, now + REFUSED_WAIT_S)
-        if len(self._refused_until) >= PEERS_COUNTED_MAX:
-            self._refused_until.clear()
-        self._refused_until[group] = turn
+        turn = min(max(now, self._turns.get(group, now)) + TURN_S, now + TURN_WAIT_S)
+        if len(self._turns) >= PEERS_COUNTED_MAX:
+            self._turns.clear()
+        self._turns[group] = turn
         return turn - now
 
     def _level_of_refusal(self, peer: str, level: int) -> int:

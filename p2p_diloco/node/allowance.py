@@ -1,4 +1,4 @@
-"""How often others may send the messages that cost this peer much: requests for states or for audits, and nudges.
+"""How often others may send messages, and those that cost this peer much: requests for states or for audits, nudges.
 
 Law: pure; time and progress are arguments. All is counted by group: all peers of one grant in a private run, because
 the holder of an invitation can start any number of peers with it; a single peer in an open run, where anyone can make
@@ -19,6 +19,9 @@ FETCH_COST_MIN = 1 / 128
 NUDGED_EXCHANGES_MAX = 2
 """The most exchanges of the whole model that one nudge brings forward. A peer asks for one exchange; the receiver may
 be one exchange behind that peer."""
+MESSAGES_AT_ONCE, MESSAGES_PER_S = 64.0, 16.0
+"""The messages without a payload that an honest peer sends to another one at most: at once, and for each commit or
+second. Five a round are usual, up to 14 on a machine that does much else."""
 GROUPS_MAX = 4096
 """The most groups that are remembered; the one that asked longest ago is forgotten first."""
 
@@ -36,7 +39,7 @@ class Budget:
         """Take `cost` from a group's budget at the time `now`, in seconds. If the budget is too low, take nothing, and
         return False."""
         left, since = self._left.pop(group, (self.at_once, now))
-        left = min(left + (now - since) / self.every_s, self.at_once)
+        left = min(left + max(now - since, 0.0) / self.every_s, self.at_once)
         allowed = left >= cost
         self._left[group] = left - cost if allowed else left, now
         if len(self._left) > GROUPS_MAX:
@@ -46,11 +49,18 @@ class Budget:
 
 @dataclass(slots=True)
 class Allowances:
-    """How many states and nudges each group may still ask for. A group that isn't remembered has its full
-    allowance."""
+    """How many messages each group may still send, and how many states and nudges it may ask for. A group that isn't
+    remembered has its full allowance."""
 
+    _messages: Budget = field(default_factory=lambda: Budget(MESSAGES_AT_ONCE, 1 / MESSAGES_PER_S))
     _states: Budget = field(default_factory=lambda: Budget(FETCHES_AT_ONCE, FETCH_EVERY_S))
     _nudged: dict[Hashable, tuple[int, int]] = field(default_factory=dict)  # by group: see `nudge`
+
+    def message(self, group: Hashable, peers: int, commits: int, now: float) -> bool:
+        """Count a message without a payload, at the time `now`; returns whether honest peers send as many. `peers`: how
+        many of the group take part in rounds. `commits`: the run's commits so far. A commit counts as a second, because
+        honest peers send more if rounds are quick."""
+        return self._messages.takes(group, 1 / max(peers, 1), now + commits)
 
     def fetch(self, group: Hashable, part: float, now: float) -> bool:
         """Count a request for a state, at the time `now`; returns whether it is allowed. `part`: the requested fraction

@@ -50,6 +50,10 @@ class Handler:
             Refusal: the message is refused, or this peer is leaving.
         """
 
+    def hurries(self, sender: str) -> bool:
+        """Count a message without a payload; returns whether the sender sends more of them than an honest peer."""
+        return False
+
     def check_sender(self, sender: str) -> None:
         """Raises Refusal if no message of this peer is taken."""
 
@@ -107,7 +111,7 @@ class Inbox:
         with self.refusals.counted(sender, but=NO_FAULT):
             return self._read(sender, header)[1]
 
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> bool:
         handler = self.handler
         with self.refusals.counted(sender, but=NO_FAULT):
             message, expected = self._read(sender, header)
@@ -115,6 +119,7 @@ class Inbox:
             if found != expected:
                 raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
             await handler.take(sender, handler.check(sender, message, payload))
+        return payload is None and handler.hurries(sender)
 
     def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         message, expected = self.handler.read(sender, header)

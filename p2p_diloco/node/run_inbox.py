@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.encoding import check_values
-from p2p_diloco.node.forms import About
+from p2p_diloco.node.forms import NOWHERE, About
 from p2p_diloco.node.headers import Folded, opened, unpack
 from p2p_diloco.node.inbox import Handler, Inbox, check_role, group_of
 from p2p_diloco.node.node import Node
@@ -38,6 +39,11 @@ from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 log = logging.getLogger(__name__)
 
 Key = tuple[str, type, int, int]
+
+
+def _named(group: Hashable) -> str:
+    """A group as contributions name it: a grant, or in an open run a peer."""
+    return group.hex() if isinstance(group, bytes) else str(group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class RunInbox(Handler):
         self._proven, self._beside, self._members = proven, beside, members
         self._allowances = Allowances()
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
+        self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant its commit has counted
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
@@ -107,9 +114,17 @@ class RunInbox(Handler):
         certificate that the sender has shown, so no peer can name another one's."""
         if (grant := self._members.grant_of(sender)) is None:
             return
-        named = grant.hex() if isinstance(grant, bytes) else str(grant)
+        named = _named(grant)
         if self._node.replica.roster.peers.get(sender, Peer()).grant != named:
             self._node.events.post(Granted(sender, named))
+
+    def hurries(self, sender: str) -> bool:
+        replica, group = self._node.replica, group_of(sender, self._members.grant_of)
+        if (state := replica.logs[0].state) is not None and state.version != self._counts[0]:
+            counted = (member.grant for member in state.roll.values() if member.epoch == state.version.epoch)
+            self._counts = state.version, Counter(counted)
+        peers, commits = self._counts[1][_named(group)], sum(replica.roster.mine.epochs)
+        return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 
     def check_sender(self, sender: str) -> None:
         self._beside.check_sender(sender)

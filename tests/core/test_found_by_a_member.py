@@ -439,6 +439,32 @@ def test_an_asynchronous_successor_that_never_confirms_holds_up_one_commit() -> 
     assert longest_wait(world, silent, 300.0) < world.rules.promises_within / 2
 
 
+def test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer() -> None:
+    """X contributes to each round and sends no slice of it; each round waited for these, twice a grace."""
+    world = World("ABC")
+    world.reach(3)
+    world.rules_of_net.append(lambda s, t, m: LOST if s == "X" and isinstance(m, Slice) else None)
+    world.join("X")
+    world.delivered.clear()
+    world.reach(43, "ABC", seconds=1000)
+    again = {close.base.epoch for _, sender, _, close in world.delivered
+             if isinstance(close, Close) and sender != "X" and close.attempt}  # fmt: skip
+    assert 0 < len(again) < 12
+    world.check()
+
+
+def test_a_newcomer_that_lately_sent_no_slices_is_left_out_unless_too_few_are_left() -> None:
+    """Nor is another one with its grant counted. Who was counted before is, and everybody once the time is over."""
+    log = a_leader("A", "B")
+    log.round.readys |= {"X": a_ready(log.held), "Y": a_ready(log.held, grant="g"), "B": a_ready(log.held, grant="g")}
+    log.broken = dict.fromkeys(("X", "B", "g"), (1, log.epoch))
+    assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "X", "Y"]  # two of four are too few
+    log.round.readys["C"] = a_ready(log.held)
+    assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C"]
+    log.broken = dict.fromkeys(("X", "g"), (1, log.epoch - 1))
+    assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C", "X", "Y"]
+
+
 def test_a_submission_of_nothing_is_refused() -> None:
     """X submits nothing, with the progress since a later submission than this one, so that no roll ever counts it. The
     leader counted it again and again, in commits of nothing that all others refused."""

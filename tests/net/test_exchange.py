@@ -27,7 +27,7 @@ from p2p_diloco.net.framing import (
 )
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.receiving import REFUSED_EACH_S
+from p2p_diloco.net.receiving import TURN_S
 from tests.net.clocks import by_hand
 from tests.net.inboxes import Quiet
 from tests.net.patience import awaited
@@ -330,17 +330,21 @@ async def test_a_payload_cut_short_is_a_broken_stream() -> None:
     await rig.exchange.close()
 
 
+@pytest.mark.parametrize("accepted", [False, True])
 @awaited
-async def test_refused_messages_of_one_grant_are_read_at_a_pace() -> None:
+async def test_messages_of_one_grant_are_read_at_a_pace_if_they_are_refused_or_too_many(accepted: bool) -> None:
     """However many of its peers send them without pause; others' messages don't wait."""
-    rig, refused, most = Rig(limits=replace(LIMITS, links_max=3)), list[str](), 10
+    rig, hasty, most = Rig(limits=replace(LIMITS, links_max=3)), list[str](), 10
     rig.exchange.streams.groups = lambda peer: peer[0]
 
-    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
-        if sender != "other":
-            refused.append(sender)
+    async def deliver(sender: str, header: bytes, payload: memoryview | None) -> bool:
+        if sender == "other":
+            rig.box.headers.append(header)
+            return False
+        hasty.append(sender)
+        if not accepted:
             raise Refusal("no")
-        rig.box.headers.append(header)
+        return True
 
     rig.box.deliver = deliver  # type: ignore[method-assign]
     with by_hand() as clock:
@@ -348,12 +352,12 @@ async def test_refused_messages_of_one_grant_are_read_at_a_pace() -> None:
             stranger = await rig.stranger(peer)
             stranger.write(most * encode(Message(b"hello")))
         await clock.until(lambda: len(rig.box.headers) == most)
-        assert sorted(refused) == ["xa", "xb"]
+        assert sorted(hasty) == ["xa", "xb"]
         for turns in range(1, 2 * most):
-            await clock.passes(REFUSED_EACH_S)
-            assert len(refused) <= turns + 2
-        await clock.passes(REFUSED_EACH_S)
-        assert len(refused) == 2 * most
+            await clock.passes(TURN_S)
+            assert len(hasty) <= turns + 2
+        await clock.passes(TURN_S)
+        assert len(hasty) == 2 * most
     await rig.exchange.close()
 
 

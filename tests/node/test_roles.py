@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,15 @@ from p2p_diloco.core import messages as m
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import headers
-from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, GROUPS_MAX, Allowances
+from p2p_diloco.node.allowance import (
+    FETCH_COST_MIN,
+    FETCH_EVERY_S,
+    FETCHES_AT_ONCE,
+    GROUPS_MAX,
+    MESSAGES_AT_ONCE,
+    MESSAGES_PER_S,
+    Allowances,
+)
 from p2p_diloco.node.forms import About
 from p2p_diloco.node.headers import pack
 from p2p_diloco.node.inbox import Inbox, check_role
@@ -116,6 +126,43 @@ def test_a_nudge_for_no_more_than_was_granted_is_no_further_one() -> None:
     assert left.nudge("grant", 12, 10, 2)
     assert left.nudge("grant", 11, 11, 2)
     assert not left.nudge("grant", 13, 11, 2)
+
+
+def test_a_group_may_send_more_messages_the_quicker_rounds_are_and_the_more_of_it_take_part() -> None:
+    """Not the more peers it invents: those that no commit counts share what one peer may send. A run that begins a new
+    generation, whose count of commits is lower, owes nobody anything."""
+    left, most = Allowances(), round(MESSAGES_AT_ONCE)
+
+    def allowed(peers: int, commits: int, now: float) -> int:
+        return sum(left.message("grant", peers, commits, now) for _ in range(20 * most))
+
+    assert allowed(0, 100, 0.0) == most
+    assert allowed(1, 100, 2.0) == 2 * MESSAGES_PER_S
+    assert allowed(1, 102, 2.0) == 2 * MESSAGES_PER_S
+    assert allowed(8, 103, 2.0) == 8 * MESSAGES_PER_S
+    assert allowed(8, 0, 2.0) == 0
+    assert allowed(8, 1, 3.0) == 8 * 2 * MESSAGES_PER_S
+
+
+@awaited
+async def test_what_a_peer_may_send_follows_from_the_last_commit(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A peer that takes part in rounds may send as much as its part in them needs."""
+    swarm = MemoryNetwork()
+    a, b = memory_peer(swarm, "a", quick), memory_peer(swarm, "b", quick)
+    await a.enter()
+    await b.enter()
+    await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
+    inbox, asked = a.inbox.handler, dict[str, tuple[int, int]]()
+
+    def message(group: str, peers: int, commits: int, now: float) -> bool:
+        asked[group] = peers, commits
+        return group == "b"
+
+    inbox._allowances = SimpleNamespace(message=message)
+    assert [inbox.hurries(peer) for peer in ("b", "stranger")] == [False, True]
+    assert asked == {"b": (1, 1), "stranger": (0, 1)}
+    await a.stop()
+    await b.stop()
 
 
 def test_allowances_take_bounded_memory() -> None:

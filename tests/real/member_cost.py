@@ -14,6 +14,9 @@ for a deadline at their beginning, so a short measurement shows these.
     fetches  three ask all nodes for the whole state, again and again
     nudges   three ask all nodes to exchange now, again and again
     probes   three tell all nodes what they do, again and again
+    readies  one sends all nodes a contribution to the present round, ever another one
+    slices   the same with a slice of it
+    describes  three ask all nodes what the model is, again and again
     litters  it stores junk where records lie, again and again
 
 Prints for each kind, as JSON: the rounds a second, their part of those of `quiet`, the processor seconds a second of
@@ -45,12 +48,12 @@ from nodes import RUN_ID, SHARDS, Field
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.core.messages import Ask, Probe
-from p2p_diloco.node.wire import Nudge
+from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.members import invitation, membership
 
-WITHOUT_PAUSE = ("fetches", "nudges", "probes", "litters")
+WITHOUT_PAUSE = ("fetches", "nudges", "probes", "readies", "slices", "describes", "litters")
 KINDS = ("quiet", "beside", "scales", "idles", "holds", "ahead", *WITHOUT_PAUSE)
-TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3, "probes": 3}
+TOGETHER = {"ahead": 2, "fetches": 3, "nudges": 3, "probes": 3, "describes": 3}
 """How many peers the hostile member has; else one."""
 NICE = 10
 AT_ONCE = 4
@@ -109,6 +112,13 @@ async def again_and_again(member: Liar, kind: str, done: list[int]) -> None:
             await member.tell_all(Nudge(member.held.version.epoch + done[0]))
         elif kind == "probes":
             await member.tell_all(Probe(member.summary(role="aggregator")))
+        elif kind == "readies":
+            await member.tell_all(member.contribution())
+        elif kind == "slices":
+            ready = member.contribution()
+            await member.tell_all(member.part(ready, 0), member.gradient())
+        elif kind == "describes":
+            await member.tell_all(Describe())
         else:
             place = f"{RUN_ID}/peers/{os.urandom(1)[0] % 4}"
             await member.transport.store(place, member.id, os.urandom(900), 60.0)

@@ -470,6 +470,22 @@ IN_STORIES: list[tuple[str, Owner, str, str, str, Callable[[], None]]] = [
         findings.test_an_author_without_slices_is_left_out,
     ),
     (
+        "a newcomer without slices is counted each time",
+        leading,
+        "_delivered",
+        ">= log.epoch",
+        "> log.epoch + 1000",
+        by_a_member.test_a_newcomer_that_sends_no_slices_is_left_out_for_ever_longer,
+    ),
+    (
+        "a newcomer without slices is left out though few are left",
+        leading,
+        "_delivered",
+        "kept if left >=",
+        "kept if 1000 >=",
+        by_a_member.test_a_newcomer_that_lately_sent_no_slices_is_left_out_unless_too_few_are_left,
+    ),
+    (
         "slices that are not counted are progress",
         owning,
         "collect",
