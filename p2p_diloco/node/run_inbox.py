@@ -36,6 +36,10 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.signatures import Signatures, hash_of
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
+LAST_ROUNDS, LAST_SUBMISSIONS = 8, 256
+"""A peer takes part if one of so many last commits has counted it. In asynchronous mode a commit counts one
+submission, or few."""
+
 log = logging.getLogger(__name__)
 
 Key = tuple[str, type, int, int]
@@ -70,7 +74,7 @@ class RunInbox(Handler):
         self._proven, self._beside, self._members = proven, beside, members
         self._allowances = Allowances()
         self._unsigned = set[str]()  # peers whose unsigned revisions were logged
-        self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant its commit has counted
+        self._counts = NOWHERE, Counter[str]()  # the newest version, and how many of each grant take part
         self._folded: dict[Key, tuple[str, Folded]] = {}  # by sender, kind, fragment and epoch
         node.settled = self.unfold
 
@@ -121,8 +125,9 @@ class RunInbox(Handler):
     def hurries(self, sender: str) -> bool:
         replica, group = self._node.replica, group_of(sender, self._members.grant_of)
         if (state := replica.logs[0].state) is not None and state.version != self._counts[0]:
-            counted = (member.grant for member in state.roll.values() if member.epoch == state.version.epoch)
-            self._counts = state.version, Counter(counted)
+            last = LAST_SUBMISSIONS if self._run.rules.asynchronous else LAST_ROUNDS
+            here = (member.grant for member in state.roll.values() if state.version.epoch - member.epoch < last)
+            self._counts = state.version, Counter(here)
         peers, commits = self._counts[1][_named(group)], sum(replica.roster.mine.epochs)
         return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 

@@ -145,7 +145,7 @@ def test_a_group_may_send_more_messages_the_quicker_rounds_are_and_the_more_of_i
 
 
 @awaited
-async def test_what_a_peer_may_send_follows_from_the_last_commit(memory_peer: Any, quick: dict[str, Any]) -> None:
+async def test_what_a_peer_may_send_follows_from_the_last_commits(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A peer that takes part in rounds may send as much as its part in them needs."""
     swarm = MemoryNetwork()
     a, b = memory_peer(swarm, "a", quick), memory_peer(swarm, "b", quick)
@@ -161,8 +161,11 @@ async def test_what_a_peer_may_send_follows_from_the_last_commit(memory_peer: An
     inbox._allowances = SimpleNamespace(message=message)
     assert [inbox.hurries(peer) for peer in ("b", "stranger")] == [False, True]
     assert asked == {"b": (1, 1), "stranger": (0, 1)}
-    await a.stop()
     await b.stop()
+    await a.exchange(1.0)
+    assert [inbox.hurries(peer) for peer in ("b", "stranger")] == [False, True]
+    assert asked == {"b": (1, 2), "stranger": (0, 2)}  # one commit without it says little
+    await a.stop()
 
 
 def test_allowances_take_bounded_memory() -> None:
