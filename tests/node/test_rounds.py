@@ -377,7 +377,7 @@ def test_requests_for_states_are_limited_for_each_peer() -> None:
             await reach([first, other], 1)
             header, inbox = first.node._packed(m.Ask(0, tuple(range(6))))[0], other.transport._inbox
             asked = (inbox.deliver("a", header, None) for _ in range(40))
-            refused = [one for one in await asyncio.gather(*asked, return_exceptions=True) if one is not None]
+            refused = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Refusal)]
             assert 20 <= len(refused) <= 40 - FETCHES_AT_ONCE
             assert all("too many states" in str(one) for one in refused)
             await inbox.deliver("c", header, None)
