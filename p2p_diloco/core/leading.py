@@ -7,7 +7,6 @@ leader chooses is in the choice; who computes which mean, and how often it tries
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from . import applying, claims, closing, owning
@@ -71,7 +70,7 @@ def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Re
         if peer not in log.held.roll and until >= log.epoch:
             del kept[peer]
     left = sum(ready.weight > 0 for ready in kept.values())
-    return kept if left >= max(closing.needed(log), 2, math.floor(by_weight / 2) + 1) else readys
+    return kept if left >= max(closing.needed(log), 2, by_weight // 2 + 1) else readys
 
 
 def _broke(log: FragmentLog, who: str) -> None:

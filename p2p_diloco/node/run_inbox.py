@@ -129,6 +129,8 @@ class RunInbox(Handler):
             here = (member.grant for member in state.roll.values() if state.version.epoch - member.epoch < last)
             self._counts = state.version, Counter(here)
         peers, commits = self._counts[1][_named(group)], sum(replica.roster.mine.epochs)
+        if not commits:  # nobody can have been counted, however many wait for the first round
+            return False
         return not self._allowances.message(group, peers, commits, asyncio.get_running_loop().time())
 
     def check_sender(self, sender: str) -> None:

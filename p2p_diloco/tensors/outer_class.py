@@ -126,10 +126,8 @@ def _wrong_with(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any])
         again = _lived(kind, arguments, theta, grads)
         halves = [_lived(kind, arguments, theta[half], [g[half] for g in grads]) for half in (slice(3), slice(3, None))]
         outer = _made(kind, arguments)
-        renewed, state = (
-            theta,
-            {name: torch.zeros_like(theta if long else theta[:1]) for name, long in outer.kept.items()},
-        )
+        renewed = theta
+        state = {name: torch.zeros_like(theta if long else theta[:1]) for name, long in outer.kept.items()}
         for grad in grads:
             renewed, state = outer.step(renewed, state, grad.clone())
     except Exception as error:
@@ -161,10 +159,9 @@ def _made(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> Ou
     Raises:
         ValueError: the state is none that a shard can have.
     """
-    param = torch.nn.Parameter(
-        torch.zeros(3, dtype=torch.float32, device="cpu")
-    )  # not 1: then both kinds would be as long
-    param.grad = torch.ones(3, dtype=torch.float32, device="cpu")
+    zeros = torch.zeros(3, dtype=torch.float32, device="cpu")  # not 1: then both kinds would be as long
+    param = torch.nn.Parameter(zeros)
+    param.grad = torch.ones_like(zeros)
     optimizer = kind([param], **arguments)
     optimizer.step()
     kept = optimizer.state[param]

@@ -151,8 +151,9 @@ async def test_what_a_peer_may_send_follows_from_the_last_commits(memory_peer: A
     a, b = memory_peer(swarm, "a", quick), memory_peer(swarm, "b", quick)
     await a.enter()
     await b.enter()
-    await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
     inbox, asked = a.inbox.handler, dict[str, tuple[int, int]]()
+    assert not any(inbox.hurries("b") for _ in range(2 * round(MESSAGES_AT_ONCE)))  # there was no round yet
+    await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
 
     def message(group: str, peers: int, commits: int, now: float) -> bool:
         asked[group] = peers, commits
