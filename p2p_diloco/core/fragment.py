@@ -48,7 +48,7 @@ class FragmentLog:
         self.usual: tuple[deque[float], deque[float]] = (deque(maxlen=USUAL_OF), deque(maxlen=USUAL_OF))
         self.late: set[str] = set()  # members that did not do their part, to be named in this peer's next choice
         # by newcomer and by grant: how many contributions came without slices, and until which epoch none is counted
-        self.broken: dict[str, tuple[int, int]] = {}
+        self.undelivered: dict[str, tuple[int, int]] = {}
         self.digests: dict[int, tuple[str, ...]] = {}  # by epoch: of the slices' tensors here
         self.fresh = False  # restored from disk, and nothing was applied since
         self.assigned: float | None = None  # asynchronous: since when this peer leads

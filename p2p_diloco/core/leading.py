@@ -66,17 +66,17 @@ def _delivered(log: FragmentLog, readys: Mapping[str, Ready]) -> Mapping[str, Re
     all, if half of them or fewer would be left. Who was counted before stays: a link may be cut."""
     kept, by_weight = dict(readys), sum(ready.weight > 0 for ready in readys.values())
     for peer, ready in readys.items():
-        until = max(log.broken.get(who, (0, -1))[1] for who in (peer, ready.grant))
+        until = max(log.undelivered.get(who, (0, -1))[1] for who in (peer, ready.grant))
         if peer not in log.held.roll and until >= log.epoch:
             del kept[peer]
     left = sum(ready.weight > 0 for ready in kept.values())
     return kept if left >= max(closing.needed(log), 2, by_weight // 2 + 1) else readys
 
 
-def _broke(log: FragmentLog, who: str) -> None:
+def _did_not_deliver(log: FragmentLog, who: str) -> None:
     """Record that a contribution's slices did not come."""
-    times, turn = log.broken.get(who, (0, 0))[0], len(log.held.plan.succession)
-    log.broken[who] = times + 1, log.epoch + turn * (LEFT_OUT_TURNS << min(times, DOUBLINGS_MAX))
+    times, turn = log.undelivered.get(who, (0, 0))[0], len(log.held.plan.succession)
+    log.undelivered[who] = times + 1, log.epoch + turn * (LEFT_OUT_TURNS << min(times, DOUBLINGS_MAX))
 
 
 def _is_gone(log: FragmentLog, peer: str) -> bool:
@@ -244,12 +244,14 @@ def failed_authors(log: FragmentLog, now: float) -> set[str]:
 def leave_out(log: FragmentLog, authors: Collection[str], now: float) -> list[Effect]:
     """Close again without these authors; if too few are left, collect again."""
     log.late |= {peer for peer in authors if log.roster.live(peer)}
-    log.broken = {who: (times, until) for who, (times, until) in log.broken.items() if log.epoch <= until + BEHIND_FOR}
+    log.undelivered = {
+        who: (times, until) for who, (times, until) in log.undelivered.items() if log.epoch <= until + BEHIND_FOR
+    }
     for peer in authors:
         ready = log.round.readys.pop(peer, None)
         if ready is not None and peer not in log.held.roll and not log.roster.away(peer):
             for who in {peer, ready.grant or peer}:
-                _broke(log, who)
+                _did_not_deliver(log, who)
     log.round.lacks = {}
     choice = choose(log, without=authors)
     if unsound(choice, log.held, log.rules):

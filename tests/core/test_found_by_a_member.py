@@ -457,11 +457,11 @@ def test_a_newcomer_that_lately_sent_no_slices_is_left_out_unless_too_few_are_le
     """Nor is another one with its grant counted. Who was counted before is, and everybody once the time is over."""
     log = a_leader("A", "B")
     log.round.readys |= {"X": a_ready(log.held), "Y": a_ready(log.held, grant="g"), "B": a_ready(log.held, grant="g")}
-    log.broken = dict.fromkeys(("X", "B", "g"), (1, log.epoch))
+    log.undelivered = dict.fromkeys(("X", "B", "g"), (1, log.epoch))
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "X", "Y"]  # two of four are too few
     log.round.readys["C"] = a_ready(log.held)
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C"]
-    log.broken = dict.fromkeys(("X", "g"), (1, log.epoch - 1))
+    log.undelivered = dict.fromkeys(("X", "g"), (1, log.epoch - 1))
     assert [peer for peer, _ in leading.choose(log).entries] == ["A", "B", "C", "X", "Y"]
 
 

@@ -355,3 +355,21 @@ ZEROS = memoryview(bytes(4 * PART))
 """The payload of a mean or a contribution, all zeros."""
 STATE_ZEROS = memoryview(bytes(8 * PART + 4 * LENGTHS_MAX))
 """The payload of a slice's state: θ, the outer momentum, and the lengths of the last means."""
+
+
+TRIES = 40
+
+
+async def until_told(member: Liar, why: str, say: Any) -> None:
+    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
+    commits without a reason, and bases change."""
+    telling = asyncio.create_task(member.field.tells(member.name, why))
+    try:
+        for _ in range(TRIES):
+            await say()
+            await asyncio.wait({telling}, timeout=0.2)
+            if telling.done():
+                break
+        await telling
+    finally:
+        telling.cancel()

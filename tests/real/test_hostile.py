@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger
+from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger, until_told
 from nodes import RUN_ID, SHARDS, Field
 
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
@@ -22,23 +22,6 @@ from p2p_diloco.node.wire import Describe, Nudge
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
-
-TRIES = 40
-
-
-async def until_told(member: Liar, why: str, say: Any) -> None:
-    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
-    commits without a reason, and bases change."""
-    telling = asyncio.create_task(member.field.tells(member.name, why))
-    try:
-        for _ in range(TRIES):
-            await say()
-            await asyncio.wait({telling}, timeout=0.2)
-            if telling.done():
-                break
-        await telling
-    finally:
-        telling.cancel()
 
 
 async def informed(field: Field, member: Liar) -> None:

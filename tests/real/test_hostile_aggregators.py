@@ -60,30 +60,6 @@ def test_a_contribution_times_a_thousand_is_clipped(aggregation: str, step_limit
     assert (-1.2 < moved < -0.3) if aggregation == "clip" else (moved > 50), moved
 
 
-def test_a_member_that_leads_and_never_commits_is_passed_over(field: Field) -> None:
-    """The next one commits, and two that were held up name it late: then it leads and owns after all others. Meanwhile
-    it contributes -1000 to the rounds of the others: a round that closes with it and one other has no clip, but each
-    step is limited to 1.25 of the usual length."""
-
-    async def row() -> float:
-        async with liar(field, "holder") as member:
-            member.delta = -1000.0
-            await member.take_part(works=True)
-            await member.until(lambda: member.elected, "elected", 60.0)
-            meanwhile = await moves(field, 8)
-
-            def comes_last() -> bool:
-                known = member.held.roll.get(member.id)
-                return known is not None and known.behind[2] > member.held.version.epoch
-
-            await member.until(comes_last, "behind the others", 60.0)
-            assert member.held.plan.succession[-1] == member.id
-            assert member.id not in member.held.plan.owners
-            return meanwhile
-
-    assert abs(field.do(row())) < 1.3
-
-
 def test_a_member_that_works_and_contributes_nothing_holds_up_few_rounds(
     field: Field, caplog: pytest.LogCaptureFixture
 ) -> None:

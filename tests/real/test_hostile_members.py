@@ -9,11 +9,10 @@ import os
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import msgpack
 import pytest
-from liar import ZEROS, Liar, liar
+from liar import TRIES, ZEROS, liar, until_told
 from nodes import RUN_ID, SHARDS, Field, RealNode
 
 from p2p_diloco.config import RunConfig
@@ -32,23 +31,6 @@ from p2p_diloco.node.wire import Audit, Copy, OfMean
 from tests.net.members import invitation
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
-
-TRIES = 40
-
-
-async def until_told(member: Liar, why: str, say: Any) -> None:
-    """Say something again and again until an honest node's status has this reason: while a node computes, it ignores
-    commits without a reason, and bases change."""
-    telling = asyncio.create_task(member.field.tells(member.name, why))
-    try:
-        for _ in range(TRIES):
-            await say()
-            await asyncio.wait({telling}, timeout=0.2)
-            if telling.done():
-                break
-        await telling
-    finally:
-        telling.cancel()
 
 
 def test_a_member_that_signs_two_choices_of_one_attempt_is_expelled(field: Field) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from liar import Liar, liar, stranger
+from liar import stranger
 from nodes import RUN_ID, Field
 
 from p2p_diloco.net.framing import VERSION, Bulk, Message
@@ -24,17 +24,6 @@ FLOODS = [
     (STREAMS,),
 ]
 """The protocol and the frames of each connection's flood."""
-
-
-async def informed(field: Field, member: Liar) -> None:
-    """Give a stranger what only members can know: the present versions, terms and plans."""
-    async with liar(field, "informant") as known:
-        member.state = await known.look()
-
-
-def refused(answers: list[str]) -> None:
-    """Each message was turned away, or its stream is closed, because an earlier message on it was turned away."""
-    assert all("not a member of this run" in answer or "the stream was closed" in answer for answer in answers), answers
 
 
 def test_a_stranger_s_records_are_left_out(field: Field) -> None:
