@@ -263,7 +263,7 @@ def demo(
     """Watch peers on this machine train together, while one of them is killed and another joins.
 
     A bootstrap and three peers, each in processes of its own, train a small GPT.
-    The peer that is to average the next round gets a SIGKILL, and a new one joins.
+    One that is to average a part of the next round gets a SIGKILL, and a new one joins.
     Takes about three minutes on two cores. The exit code is 1 if anything fails.
     """
     from p2p_diloco.cli.demo import demo as show
