@@ -146,7 +146,7 @@ def dashboard(
     baseline_bound: float = BASELINE_BOUND,
     tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
     key: Path | None = Option(
-        None, help="File of the run's key; with it the page can do that and put peers out.", metavar="PATH"
+        None, help="File of the run's key; with it the page can set, save, stop and put peers out.", metavar="PATH"
     ),
     metrics_port: int | None = METRICS_PORT,
     metrics_host: str = METRICS_HOST,
