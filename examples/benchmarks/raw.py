@@ -42,7 +42,8 @@ class Contender(Member):
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         self._out, self._in = (memoryview(bytearray(sent_bytes)) for _ in range(2))
-        self._done(self._meet(everyone[(self.asked["rank"] + 1) % len(everyone)]))
+        last = self.asked["rank"] == len(everyone) - 1
+        self._done(self._meet(everyone[(self.asked["rank"] + 1) % len(everyone)], last))
         return {}
 
     def round(self) -> Line:
@@ -55,8 +56,10 @@ class Contender(Member):
         """Run the coroutine `work` in this process's event loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _meet(self, after: Line) -> None:
+    async def _meet(self, after: Line, last: bool) -> None:
         within_s = self.plan.round_s_max
+        if last:  # of two peers that dial each other at once, over a long way, libp2p connects neither
+            await asyncio.wait_for(asyncio.shield(self._before), within_s)
         self._daemon.introduce(after["peer_id"], after["addresses"])
         self._next, _ = await self._daemon.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
         self._next.write(b"!")  # the other end only sees the stream once a byte arrives

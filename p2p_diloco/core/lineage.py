@@ -123,7 +123,9 @@ class Lineage:
             return None
         self.inquiry = None
         empty = any(log.state is None for log in self.logs)
-        judged = [self._judged(peer, inquiry.told, now, empty=empty) for peer in sorted(inquiry.told)]
+        # a busy peer that answers late is no reason to believe the only one that was quick
+        late = [] if empty else [peer for peer in waiting if self._is_kin(peer)]
+        judged = [self._judged(peer, inquiry.told, late, now, empty=empty) for peer in sorted(inquiry.told)]
         belief = max((b for b in judged if b is not None), key=_strength, default=(0, NO_MODEL, None))[2]
         if not empty:
             self._note(inquiry.told, believed=belief is not None)
@@ -140,9 +142,10 @@ class Lineage:
                 self.roster.elsewhere.discard(peer)
 
     def _judged(
-        self, teller: str, told: dict[str, Told], now: float, *, empty: bool
+        self, teller: str, told: dict[str, Told], late: list[str], now: float, *, empty: bool
     ) -> tuple[int, ModelVersion, Belief | None] | None:
-        """Return (how many are for it, its version, the belief) if what the teller tells is to be believed."""
+        """Return (how many are for it, its version, the belief) if what the teller tells is to be believed. ``late``:
+        who has not answered, and holds this peer's lineage by its Summary."""
         this = told[teller]
         kin = [peer for peer, other in told.items() if _are_kin(this, other)]
         model, alone = model_of(this.versions), len(told) == 1
@@ -159,7 +162,7 @@ class Lineage:
         if how[teller] == "ahead" and witnesses >= (1 if self.rules.asynchronous else WITNESSES):
             against = 0  # others are behind, this peer too: nobody tells anything else
         else:
-            against = len(others) + (not any(log.fresh for log in self.logs))
+            against = len(others) + len(late) + (not any(log.fresh for log in self.logs))
         mine = model_of([log.held.version for log in self.logs])
         if for_it < against or (for_it == against and model <= mine):
             return None

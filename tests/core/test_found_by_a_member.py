@@ -12,6 +12,7 @@ from p2p_diloco.core import events as e
 from p2p_diloco.core.fetching import Fetch, Fetching
 from p2p_diloco.core.fragment import FragmentLog
 from p2p_diloco.core.messages import (
+    Ask,
     Choice,
     Claim,
     Close,
@@ -379,6 +380,30 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
     assert world.peers["A"].epoch > before + 100
     told = {one.peer for one in world.peers["A"].seen if isinstance(one, e.Complaint) and "ahead" in one.why}
     assert told == set(silent)  # each that was asked, not only the last one
+
+
+def test_one_that_says_that_it_is_ahead_is_not_believed_because_the_others_are_slow_to_answer() -> None:
+    """A asks B, C and X. B and C are busy, so X's answer is the only one in time. Their Summaries have told where they
+    are, so A stays with them."""
+    world = World("ABCX", rules(round_timeout=600.0))
+    world.reach(3)
+    heads = {log.fragment: log.held.version for log in world.peers["A"].replica.logs}
+    lie = replace(heads[0], samples=heads[0].samples + 500, epoch=heads[0].epoch + 5, digest="lie")
+
+    def ahead(sender: str, _to: str, message: Message) -> Message:
+        if sender == "X" and isinstance(message, Probe | ProbeAck):
+            return replace(message, summary=replace(message.summary, heads=((lie.epoch, lie.digest),)))
+        if sender == "X" and isinstance(message, Told):
+            return replace(message, versions=(lie,), links=((*message.links[0], (lie.epoch, lie.digest)),))
+        return message
+
+    world.lies.append(ahead)
+    slow = 2 * world.rules.settle
+    world.rules_of_net.append(lambda sender, to, m: slow if isinstance(m, Told) and sender in "BC" else None)
+    silence(world, "X")
+    world.run(60.0)
+    assert world.sent(Told, by="X"), "nobody asked it"
+    assert not [ask for ask in world.sent(Ask, to="X") if ask.fragment is not None], "its state was asked for"
 
 
 def test_a_lineage_of_which_one_fragment_does_not_come_is_given_up_whole() -> None:

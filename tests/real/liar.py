@@ -57,9 +57,11 @@ class Liar:
         """Whether it says that others can dial it, so that it leads and owns slices."""
         self.delta, self.weight, self.samples = 1.0, 1.0, 1
         self.speed = 1.0
+        """The inner steps a second that it tells."""
         self.ahead = 0
         """How many epochs further than the others it says that it is."""
-        """The inner steps a second that it tells."""
+        self.forks = False
+        """Whether what it says it holds has nothing in common with the run's history."""
         self.incarnation = incarnation(int(time.time() * 1000), 7)
         self.leads: Callable[[], Coroutine[Any, Any, None]] = self._nothing
         """Awaited once: when it leads for the first time."""
@@ -129,7 +131,7 @@ class Liar:
             case m.Probe() if self.present:
                 self._soon(sender, m.ProbeAck(self.summary()))
             case m.Ask(numbers=()) if self.ahead:
-                versions, links = (self.version(),), ((*self.held.links, self.heads()[0]),)
+                versions, links = (self.version(),), ((*(() if self.forks else self.held.links), self.heads()[0]),)
                 self._soon(sender, m.Told(versions, links, fresh=False))
             case m.Claim(fragment, base, term) if self.present:
                 self._soon(sender, m.Vote(fragment, base, term, sender))

@@ -56,8 +56,10 @@ class _Later:
 class RealNode(MemoryPeer):
     """A node of a private run over a real transport. It trains by adding one number to each parameter."""
 
-    def __init__(self, name: str, invited: Invitation, config: dict[str, Any], *, founds: bool = False) -> None:
-        super().__init__(_Later(), name, config, (NUMEL,))  # type: ignore[arg-type]
+    def __init__(
+        self, name: str, invited: Invitation, config: dict[str, Any], *, founds: bool = False, **local: Any
+    ) -> None:
+        super().__init__(_Later(), name, config, (NUMEL,), **local)  # type: ignore[arg-type]
         self.invited, self.founds = invited, founds
         self.digests: dict[int, str] = {}
         """Of the whole model, by epoch, as this node has merged them."""

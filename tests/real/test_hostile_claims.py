@@ -6,18 +6,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from liar import Liar, liar
-from nodes import RUN_ID, Field
+from nodes import RUN_ID, Field, RealNode
 
 from p2p_diloco.core.credit import SAMPLES_TIMES
+from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.net.invitation import Invitation
+from p2p_diloco.node import ends
 from p2p_diloco.node.records import BOARD
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run_record import BOARD as RUN_BOARD
+from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise
 from p2p_diloco.observe.look import look
 from p2p_diloco.observe.view import lines
-from tests.net.members import KEY
+from tests.net.members import KEY, invitation
+from tests.net.swarm import join
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -128,5 +136,39 @@ def test_the_record_of_a_member_decides_nothing(own_field: Field) -> None:
             while {peer for peer, told in (await field.statuses()).items() if told.state == "finished"} != honest:
                 await asyncio.sleep(0.1)
             telling.cancel()
+
+    field.do(row())
+
+
+@pytest.mark.chaos
+def test_a_false_record_of_the_end_keeps_no_killed_run_from_starting_again(own_field: Field, tmp_path: Path) -> None:
+    """All peers are gone, and have checkpoints. A member that was not in the last round stores that the run has ended.
+    They start again, and go on."""
+    field = own_field
+
+    def node(name: str, invited: Invitation, founds: bool) -> RealNode:
+        disk = {"checkpoint_dir": tmp_path / name, "save_every": 1, "restart_wait": 20.0}
+        return RealNode(name, invited, field.config, founds=founds, **disk)
+
+    async def row() -> None:
+        invited = {name: invitation(name=name) for name in "ab"}
+        field.config |= {"stop_after_epochs": HUGE, "start_peers": 2}
+        boot = await join()
+        first = [node(name, one, name == "a") for name, one in invited.items()]
+        await asyncio.gather(*(one.begin(boot.addresses()) for one in first))
+        await field.until(lambda: min(one.epoch for one in first) >= 3, 60.0, "epoch 3")
+        for one in first:
+            await one.end()
+        async with liar(field, "herald") as member:
+            (value,) = (await RUN_BOARD.fetch(member.transport, RUN_ID)).values()
+            founding, model = Founding.of(RUN_ID, RunRecord.unpack(value)), ModelVersion(0, HUGE, HUGE, "d" * 32)
+            assert await ends.store(member.transport, founding, ends.signed(member.transport, founding, model, 1, 5.0))
+            again = [node(name, one, name == "a") for name, one in invited.items()]
+            await asyncio.gather(*(one.begin(boot.addresses()) for one in again))
+            goal = max(one.epoch for one in again) + 3
+            await field.until(lambda: min(one.epoch for one in again) >= goal, 60.0, "commits")
+            for one in again:
+                await one.end()
+        await boot.close()
 
     field.do(row())

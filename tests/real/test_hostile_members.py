@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 from liar import TRIES, ZEROS, liar, until_told
-from nodes import RUN_ID, SHARDS, Field, RealNode
+from nodes import RUN_ID, SHARDS, STEP_S, Field, RealNode
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Ask, Claim, Vote
@@ -125,6 +125,29 @@ def test_who_says_that_it_is_ahead_and_sends_nothing_stops_the_others_only_for_a
         field.do(row())
     finally:
         field.end()
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_greater_model_that_one_member_tells_is_not_taken(field: Field, forks: bool) -> None:
+    """It says that it is a thousand epochs ahead, on the run's lineage or on one of its own, and would hand over zeros
+    as parameters. Nobody asks for them, and rounds go on as before."""
+
+    async def row() -> None:
+        for node in field.nodes:
+            node.step_s = 1.0  # else no peer seems to be behind for long enough
+        async with liar(field, "usurper") as member:
+            member.ahead, member.forks = 1000, forks
+            await member.take_part()
+            await member.until(lambda: [ask for ask in member.got(Ask) if ask.fragment is None], "asked what it holds")
+            await field.goes_on(8)
+            assert not [ask for ask in member.got(Ask) if ask.fragment is not None]
+            assert field.epoch < member.version().epoch
+
+    try:
+        field.do(row())
+    finally:
+        for node in field.nodes:
+            node.step_s = STEP_S
 
 
 def test_few_means_are_audited_at_a_members_request(field: Field) -> None:
