@@ -64,8 +64,10 @@ def take(log: FragmentLog, commit: Commit, now: float) -> list[Effect]:
 
 def retake(log: FragmentLog, now: float) -> list[Effect]:
     """Look again at the commits that were not accepted: their authors' rivals may be gone."""
+    if log.phase not in claims.FREE or log.round.commit is not None:
+        return []
     for commit in list(log.round.commits.values()):
-        if log.phase in claims.FREE and accepts(log, commit.leader, commit, now) and log.round.commit is None:
+        if commit.version.digest not in log.round.void and accepts(log, commit.leader, commit, now):
             return take(log, commit, now)
     return []
 

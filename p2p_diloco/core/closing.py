@@ -68,9 +68,11 @@ def _reached(log: FragmentLog, peer: str) -> int:
 
 
 def all_hold(log: FragmentLog) -> bool:
-    """Whether all whom the last commit counts, and all live holders of a state, hold what it has led to."""
+    """Whether all whom the last commit counts, and all that are known to be in the run, hold what it has led to. A peer
+    that was found dead may be back soon, and then asks for the commit's means."""
     counted = {peer for commit, _ in log.last[-1:] for peer, _ in commit.choice.entries}
-    return all(_reached(log, peer) >= log.epoch for peer in {*counted, *log.roster.holders()} - {log.me})
+    known = {peer for peer, record in log.roster.peers.items() if record.left is None and not record.expelled}
+    return all(_reached(log, peer) >= log.epoch for peer in {*counted, *known} - {log.me})
 
 
 def _workers(log: FragmentLog) -> list[str]:

@@ -741,6 +741,21 @@ def test_a_peer_that_comes_back_to_a_version_claims_a_later_term_there(attempt: 
     assert claims.target(log)[0] > 3
 
 
+def test_a_commit_whose_means_nobody_has_is_not_taken_again() -> None:
+    """A leads, has waited in vain for the means of B's commit, and closes anew. B's word for its own one is still
+    there: A would take it again and again, and never make another."""
+    log = a_log("A", "A", "B")
+    choice = choice_of(log.held, "B", "A", "B")
+    close = Close(0, log.held.version, 0, "B", 0, key_of(0, log.held.version, choice), choice, ("B",) * log.slices)
+    commit = commit_of(log.held, close, ("x", "y", "z"), close.owners, log.rules)
+    log.round.term, log.round.holder, log.round.commits = 2, "A", {"B": commit}
+    assert applying.retake(log, 0.0)
+    assert log.phase is Phase.LACKING
+    applying._anew(log, 1.0)
+    assert log.phase is Phase.COLLECTING
+    assert not applying.retake(log, 2.0)
+
+
 def test_a_fetching_peer_follows_the_commits_that_others_make_meanwhile() -> None:
     """In asynchronous mode A is not told them. A slice may take as long as many commits, and nobody keeps their means
     for so long: A would never have all slices at one version."""
