@@ -96,7 +96,7 @@ def founding_in(network: MemoryNetwork) -> Founding:
 
 
 def signed_end(
-    model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, shards: int = RULES.shards
+    model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, shards: int = RULES.slices
 ) -> End:
     proof = signed(signer, ends.KIND, ends.statement(founding, model, shards, 5.0))
     return End(model, 5.0, signer, proof, founding.founder, founding.time, shards)
