@@ -22,7 +22,7 @@ LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "zeros": lambda honest, _: torch.zeros_like(honest),
     "noise, × 10": lambda honest, drawn: _as_long(torch.randn(len(honest), generator=drawn), 10 * honest.norm()),
 }
-"""What a liar makes of its pseudo-gradient, [elements of a shard]."""
+"""What a liar makes of its pseudo-gradient, [elements of a slice]."""
 
 
 def _as_long(values: Tensor, length: Tensor) -> Tensor:

@@ -145,9 +145,9 @@ class Audits:
                 self._begin(case)
 
     def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
-        shard = self._rules.fragments[mean.fragment][mean.number]
+        index = self._rules.fragments[mean.fragment][mean.number]
         weighted = sum(ready.weight > 0 for _, ready in choice.entries)
-        return Case(mean, base, seal, choice, weighted * self._work.nbytes_of_contribution(shard))
+        return Case(mean, base, seal, choice, weighted * self._work.nbytes_of_contribution(index))
 
     # -- what others ask and answer
 

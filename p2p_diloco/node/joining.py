@@ -99,7 +99,7 @@ class Joining:
         Raises:
             GaveUpWaiting: no peer founded the run, or described its model, in time.
             ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
-            ConfigError: the run's shards are too large or too many to be sent.
+            ConfigError: the run's slices are too large or too many to be sent.
         """
         own: bytes | None = None
         told = self._setup.is_told_to_found(founding)

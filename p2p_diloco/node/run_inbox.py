@@ -190,7 +190,7 @@ class RunInbox(Handler):
         """Raises Refusal if the values in a message's payload can't be used."""
         if not isinstance(message, m.Slice | m.Mean | m.Part):
             return
-        place = self._run.layout.shards_of(message.fragment)[message.number]
+        place = self._run.layout.slices_of(message.fragment)[message.number]
         codec, reply = self._run.codecs(place.index)
         match message:
             case m.Slice(payload=payload):

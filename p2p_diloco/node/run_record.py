@@ -53,7 +53,7 @@ class RunRecord:
     def founding(cls, run: Run, founder: str, time: float, frozen: str = "") -> RunRecord:
         """Make the record of a run that is being founded."""
         layout = run.layout
-        shards, params = len(layout.shards), len(layout.params)
+        shards, params = len(layout.slices), len(layout.params)
         return cls(
             run.config.to_wire(),
             layout.fingerprint(),

@@ -71,7 +71,7 @@ class SliceWork:
         self.state = OuterState(run.layout, run.outer, theta, run.config.step_limit, threads)
         self.versions: dict[int, Version] = {}
         """The version of each fragment's present tensors; a fragment without a state is missing."""
-        self._places = [[place.index for place in run.layout.shards_of(f)] for f in range(len(run.layout.fragments))]
+        self._places = [[place.index for place in run.layout.slices_of(f)] for f in range(len(run.layout.fragments))]
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
@@ -95,7 +95,7 @@ class SliceWork:
 
     def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
         """Compute the encoded mean of these contributions to a slice. Raises ValueError if they can't be averaged."""
-        place, aggregation = self._run.layout.shards[index], self._run.config.aggregation
+        place, aggregation = self._run.layout.slices[index], self._run.config.aggregation
         codec, reply = self._run.codecs(index)
         if place.kind == PARAMETER:
             dtype = codecs.written_in(reply, "nearest")
@@ -121,7 +121,7 @@ class SliceWork:
     def _step(self, index: int, held: SliceState, of: Apply | Roll, mean: Mean, submissions: int) -> None:
         run, commit = self._run, of.commit
         try:
-            if run.layout.shards[index].kind == PARAMETER:
+            if run.layout.slices[index].kind == PARAMETER:
                 rates = run.rates_at(commit.choice.revision, commit.base.epoch)
                 codec = run.codecs(index)[1]
                 self.state.step(index, held, mean.payload, codec, submissions, of.buffered, rates)
@@ -134,7 +134,7 @@ class SliceWork:
 
     def _neutral(self, index: int) -> Tensor:
         """A contribution without progress: zeros, or the present values of buffers."""
-        place = self._run.layout.shards[index]
+        place = self._run.layout.slices[index]
         theta = self.state.slices[index].theta
         return torch.zeros(place.numel, device="cpu") if place.kind == PARAMETER else theta.clone()
 
@@ -216,9 +216,9 @@ class SliceWork:
         progress, which was made from what they were."""
         self._changes[effect.fragment] += 1
         self._digests.pop(effect.fragment, None)
-        shards = [self._places[effect.fragment][number] for number in effect.numbers]
-        self.bases.lost |= self.bases.read & set(shards)
-        log.warning("shards %s were corrupted in memory, and no peer can repair them: going on with them", shards)
+        slices = [self._places[effect.fragment][number] for number in effect.numbers]
+        self.bases.lost |= self.bases.read & set(slices)
+        log.warning("slices %s were corrupted in memory, and no peer can repair them: going on with them", slices)
 
     # -- payloads
 
@@ -231,11 +231,11 @@ class SliceWork:
             return self.state.nbytes(index)
         sent, reply = self._run.codecs(index)
         codec = sent if isinstance(message, Slice) else reply
-        return codecs.nbytes(codec, self._run.layout.shards[index].numel)
+        return codecs.nbytes(codec, self._run.layout.slices[index].numel)
 
     def nbytes_of_contribution(self, index: int) -> int:
         """The length in bytes of an encoded contribution to the slice with this index in the layout."""
-        return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.shards[index].numel)
+        return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.slices[index].numel)
 
     def part(self, fragment: int, number: int) -> Part:
         """The present tensors of one slice, with the version that they have now."""
@@ -252,7 +252,7 @@ def submissions_of(commit: Commit) -> int:
 
 
 class Bases:
-    """Keeps the base of each shard: its global values as the trainer has loaded them. The base is θ itself (`theta`),
+    """Keeps the base of each slice: its global values as the trainer has loaded them. The base is θ itself (`theta`),
     or a copy in `base`. Both tensors have `layout.numel` values, in fp32. Before its first load the trainer has no
     progress, so no base is kept.
 
@@ -263,39 +263,39 @@ class Bases:
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
         self.kept: set[int] = set()
-        """Shards whose base was copied to `base`."""
-        self.gone = set(range(len(layout.shards)))
-        """Shards without a base, because θ changed while all of their progress had been sent."""
+        """Slices whose base was copied to `base`."""
+        self.gone = set(range(len(layout.slices)))
+        """Slices without a base, because θ changed while all of their progress had been sent."""
         self.lost: set[int] = set()
-        """Shards without a base, because it was corrupted in memory: their progress is unknown."""
+        """Slices without a base, because it was corrupted in memory: their progress is unknown."""
         self._sent: frozenset[int] = frozenset()
 
     @property
     def read(self) -> set[int]:
-        """The shards whose base is θ itself."""
-        return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
+        """The slices whose base is θ itself."""
+        return set(range(len(self._layout.slices))) - self.kept - self.gone - self.lost
 
-    def stand(self, shards: Collection[int]) -> None:
-        """Record that these shards' pseudo-gradients were sent, and that training stands still until the result is
+    def stand(self, slices: Collection[int]) -> None:
+        """Record that these slices' pseudo-gradients were sent, and that training stands still until the result is
         loaded."""
-        self._sent = frozenset(shards)
+        self._sent = frozenset(slices)
 
-    def keep(self, shard: int, *, damaged: bool = False) -> None:
-        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `damaged`: θ has
+    def keep(self, index: int, *, damaged: bool = False) -> None:
+        """Copy a slice's base if the trainer still needs it. Called before the slice's θ changes. `damaged`: θ has
         changed in memory since it was accepted."""
-        if shard not in self.read:
+        if index not in self.read:
             return
-        if shard in self._sent:
-            self.gone.add(shard)
+        if index in self._sent:
+            self.gone.add(index)
         elif damaged:
-            self.lost.add(shard)
+            self.lost.add(index)
         else:
-            place = self._layout.shards[shard]
+            place = self._layout.slices[index]
             self._base[place.start : place.stop] = self._theta[place.start : place.stop]
-            self.kept.add(shard)
+            self.kept.add(index)
 
-    def loaded(self, shards: Collection[int]) -> None:
-        """Record that the trainer has loaded the θ of these shards, and goes on training."""
+    def loaded(self, slices: Collection[int]) -> None:
+        """Record that the trainer has loaded the θ of these slices, and goes on training."""
         for those in (self.kept, self.gone, self.lost):
-            those.difference_update(shards)
+            those.difference_update(slices)
         self._sent = frozenset()

@@ -149,8 +149,8 @@ def lies(audits: Audits) -> None:
 def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryview]:
     """A mean whose last bit is another one."""
 
-    def mean(shard: int, parts: Any) -> memoryview:
-        computed = bytearray(honest(shard, parts))
+    def mean(index: int, parts: Any) -> memoryview:
+        computed = bytearray(honest(index, parts))
         computed[-1] ^= 1
         return memoryview(computed)
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_of_a_version_without_lengths_is_read_with_none(
     assert path is not None
     tensors, manifest = checkpoint.load(path)
     own: dict[str, Any] = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
-    assert set(tensors["outer"]) == {f"{shard}.m" for shard in range(3)}
+    assert set(tensors["outer"]) == {f"{index}.m" for index in range(3)}
     del own["config"]["step_limit"]
     checkpoint.save(tmp_path, 2, tensors, own, keep=1)
     assert after_each(memory_peer, deltas[2:], {}, checkpoint_dir=tmp_path) == whole[2:]

@@ -27,13 +27,13 @@ from tests.node.conftest import MemoryPeer, specs
 
 T = TypeVar("T")
 RUN_ID = "r"
-NUMEL, SHARDS = 64, 4
+NUMEL, SLICES = 64, 4
 SETTINGS: dict[str, Any] = {
     "codec": "fp32",
     "sync_every": 1,
     "outer_lr": 1.0,
     "outer_momentum": 0.0,
-    "shard_elements": NUMEL // SHARDS,
+    "shard_elements": NUMEL // SLICES,
     "heartbeat_interval": 0.25,
     "heartbeat_timeout": 2.0,
     "round_timeout": 1.0,

@@ -1,7 +1,7 @@
 """Ten rounds of the GPT on three real peers against a plain reference, computed here in the documented order.
 
 From the swarm the reference only takes θ₀ and each peer's parameters just before each exchange; it computes all else by
-itself, on whole parameters, in one process, without shards.
+itself, on whole parameters, in one process, without slices.
 """
 
 from __future__ import annotations

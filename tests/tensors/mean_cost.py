@@ -1,6 +1,6 @@
 """Measures what limits add to the time of a mean: `python tests/tensors/mean_cost.py`.
 
-One shard in bf16 of as many elements as given (2²⁰ unless told otherwise), on one thread, by number of contributions:
+One slice in bf16 of as many elements as given (2²⁰ unless told otherwise), on one thread, by number of contributions:
 processor time in ms of the plain mean, of each aggregation, and of the plain mean with its encoding and the
 outer step. Medians of several turns. One object of JSON by number.
 """
