@@ -13,7 +13,7 @@ from p2p_diloco import RunConfig
 
 HEARTBEAT_S, DEAD_S = 0.5, 2.0
 """`heartbeat_interval` and `heartbeat_timeout`, short so that a death delays a round by less than a few inner steps."""
-SHARD_ELEMENTS = 16384
+SLICE_ELEMENTS = 16384
 
 LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "sign flipped": lambda honest, _: -honest,
@@ -63,7 +63,7 @@ class Setting:
     def config(self) -> RunConfig:
         """The run's settings."""
         fixed = {"sync_every": 20, "outer": "fixed", "heartbeat_interval": HEARTBEAT_S, "heartbeat_timeout": DEAD_S}
-        return RunConfig(**{**fixed, "shard_elements": SHARD_ELEMENTS, "start_peers": self.peers, **self.run})
+        return RunConfig(**{**fixed, "slice_elements": SLICE_ELEMENTS, "start_peers": self.peers, **self.run})
 
 
 @dataclass(frozen=True, slots=True)

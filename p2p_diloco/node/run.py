@@ -129,13 +129,13 @@ class Run:
         Raises:
             ConfigError: one of them doesn't fit.
         """
-        slices, value = self.layout.slices, self.config.shard_elements
+        slices, value = self.layout.slices, self.config.slice_elements
         if (longest := self._state_nbytes) > limits.payload_bytes_max:
             wrong = f"makes a slice's state {longest} bytes long; a message has at most {limits.payload_bytes_max}"
-            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a smaller one")
+            raise ConfigError(wrong, key="slice_elements", value=value, mend="choose a smaller one")
         if VERSION_BYTES * (len(slices) + 2) > limits.header_bytes_max:
             wrong = f"makes {len(slices)} slices, more than one message can list"
-            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a larger one")
+            raise ConfigError(wrong, key="slice_elements", value=value, mend="choose a larger one")
 
     @cached_property
     def round_nbytes(self) -> int:
@@ -153,7 +153,7 @@ class Run:
 
 def layout_of(config: RunConfig, specs: Sequence[ParamSpec], buffers: Sequence[ParamSpec] = ()) -> Layout:
     """The layout of a model's parameters and buffers by these settings."""
-    cut = config.num_fragments, config.fragment_layout, config.shard_elements
+    cut = config.num_fragments, config.fragment_layout, config.slice_elements
     return Layout.build(specs, *cut, buffers if config.buffers == "average" else ())
 
 

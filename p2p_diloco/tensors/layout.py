@@ -146,16 +146,16 @@ class Layout:
         specs: Sequence[ParamSpec],
         num_fragments: int = 1,
         fragment_layout: FragmentLayout = "contiguous",
-        shard_elements: int | None = None,
+        slice_elements: int | None = None,
         buffers: Sequence[ParamSpec] = (),
     ) -> Layout:
         """Cut `specs` into fragments and slices. Raises `ConfigError` for numbers that don't fit the model.
 
-        shard_elements: the most elements of a slice; None: chosen for each fragment (`partition.spread`). buffers: each
+        slice_elements: the most elements of a slice; None: chosen for each fragment (`partition.spread`). buffers: each
         goes to the fragment of the parameter that is nearest to it in the model (`partition.nearest`), into as few
         slices as possible.
         """
-        for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
+        for key, value in (("num_fragments", num_fragments), ("slice_elements", slice_elements)):
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
         names, sizes = [spec.name for spec in specs], [spec.numel for spec in specs]
@@ -178,8 +178,8 @@ class Layout:
         start = 0
         for number, kind, members in _blocks(specs, fragments, buffers, homes):
             stop = start + sum(spec.numel for spec in members)
-            if shard_elements is not None:
-                count = -(-(stop - start) // shard_elements)
+            if slice_elements is not None:
+                count = -(-(stop - start) // slice_elements)
             elif kind == PARAMETER:
                 limit = 1 + max(0, partition.SLICES_MAX - num_fragments) * (stop - start) // sum(sizes)
                 count = partition.spread(stop - start, limit)
@@ -244,7 +244,7 @@ class Layout:
         return {
             "params": [[spec.name, list(spec.shape), spec.dtype] for spec in self.params],
             "fragments": [list(fragment) for fragment in self.fragments],
-            "shards": [[place.fragment, place.start, place.stop, KINDS.index(place.kind)] for place in self.slices],
+            "slices": [[place.fragment, place.start, place.stop, KINDS.index(place.kind)] for place in self.slices],
             "buffers": [[spec.name, list(spec.shape), spec.dtype] for spec in self.buffers],
             "homes": list(self.homes),
         }
@@ -257,7 +257,7 @@ class Layout:
             params, buffers = _specs(wire["params"]), _specs(wire.get("buffers", ()))
             fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
             homes = tuple(_size(home) for home in _items(wire.get("homes", ())))
-            slices = tuple(_slice_spec(index, _items(value)) for index, value in enumerate(_items(wire["shards"])))
+            slices = tuple(_slice_spec(index, _items(value)) for index, value in enumerate(_items(wire["slices"])))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a layout: {error}") from error
         specs = (*params, *buffers)

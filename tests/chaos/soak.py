@@ -76,7 +76,7 @@ class Load:
             "sync_every": self.sync_every,
             "outer_lr": 0.5,
             "codec": "bf16",
-            "shard_elements": -(-self.numel // self.slices),
+            "slice_elements": -(-self.numel // self.slices),
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
             "pace": self.pace,

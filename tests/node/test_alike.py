@@ -20,7 +20,7 @@ from p2p_diloco.tensors.mean import WEIGHT_MIN
 def alike_in(numel: int = 8, named: Callable[[str], str] = str) -> Alike:
     """For a run of two slices of so many values."""
     model = torch.nn.Linear(2 * numel, 1, bias=False)
-    run = Run("test", RunConfig(codec="fp32"), Layout.build(specs_of(model), shard_elements=numel))
+    run = Run("test", RunConfig(codec="fp32"), Layout.build(specs_of(model), slice_elements=numel))
     return Alike(named, run)
 
 

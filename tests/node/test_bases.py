@@ -15,7 +15,7 @@ from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
-FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
+FOUR = Layout.build([ParamSpec("w", (4,), "float32")], slice_elements=2)
 
 
 def bases() -> Bases:

@@ -232,7 +232,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_with_local_buffers(
     assert isinstance(config, dict)
     assert isinstance(layout, dict)
     del config["buffers"], layout["buffers"], layout["homes"]
-    layout["shards"] = [place[:3] for place in layout["shards"]]
+    layout["slices"] = [place[:3] for place in layout["slices"]]
     ours = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
     checkpoint.save(new, 1, tensors, ours, keep=1)
     played(second, memory_peer, {})

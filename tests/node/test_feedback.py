@@ -14,7 +14,7 @@ from tests.net.memory import MemoryNetwork
 
 ROUNDS, NUMEL = 12, 300
 SLICES = {
-    "shard_elements": 150,
+    "slice_elements": 150,
     "outer_momentum": 0.0,
     "start_peers": 3,
     "aggregation": "mean",

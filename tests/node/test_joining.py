@@ -432,10 +432,10 @@ async def test_slices_that_cant_be_sent_are_a_config_error(
 ) -> None:
     """A cut whose states or whose list of slices no message carries is refused before anything is founded."""
     network = MemoryNetwork()
-    peer = memory_peer(network, "a", {**quick, "shard_elements": 4}, sizes=(8,))
+    peer = memory_peer(network, "a", {**quick, "slice_elements": 4}, sizes=(8,))
     peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
     await peer.start()
-    with pytest.raises(ConfigError, match=f"shard_elements=4 .*{mend}"):
+    with pytest.raises(ConfigError, match=f"slice_elements=4 .*{mend}"):
         await peer.hear("run")
     assert "r/config" not in network.records
     await peer.stop()

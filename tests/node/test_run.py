@@ -15,7 +15,7 @@ STATE_WIDTH = 8
 
 def run_of(numel: int, **values: object) -> Run:
     config = RunConfig(**values)
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=config.shard_elements)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=config.slice_elements)
     return Run("r", config, layout)
 
 

@@ -172,7 +172,7 @@ def test_a_buffer_may_not_change_its_shape_or_kind(now: Tensor | None) -> None:
 def test_buffers_that_are_not_contiguous_and_span_slices() -> None:
     model = Normed()
     model.register_buffer("table", torch.arange(12.0).view(3, 4).t())
-    layout = Layout.build(specs_of(model), shard_elements=5, buffers=buffers.specs_of(model))
+    layout = Layout.build(specs_of(model), slice_elements=5, buffers=buffers.specs_of(model))
     theta, base, values = torch.zeros(3, layout.numel)
     local = LocalModel(model, layout, theta, base, torch.zeros(layout.numel), values=values)
     local.write_theta()

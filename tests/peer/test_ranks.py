@@ -59,7 +59,7 @@ class Pair:
         self.leading = Rank0Hook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
         self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
-        self.layout = Layout.build(specs_of(self.models[0]), shard_elements=2)
+        self.layout = Layout.build(specs_of(self.models[0]), slice_elements=2)
         self.locals = [
             LocalModel(model, self.layout, self.theta, self.base, self.delta, rank=Rank(index, 2))
             for index, model in enumerate(self.models)

@@ -123,7 +123,7 @@ def test_staged_parameters_come_out_like_those_in_place(
     def told(made: Any) -> tuple[list[Tensor], Tensor, Tensor]:
         monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: made())
         model = Model(dtype)
-        layout = Layout.build(specs_of(model), shard_elements=9)
+        layout = Layout.build(specs_of(model), slice_elements=9)
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
         local = LocalModel(model, layout, theta, old, delta, share=0.25)
         local.write_theta()

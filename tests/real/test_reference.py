@@ -34,7 +34,7 @@ def config(codec: str, fragments: int, layout: str, every: int) -> dict[str, Any
         "sync_every": every,
         "num_fragments": fragments,
         "fragment_layout": layout,
-        "shard_elements": 2000,
+        "slice_elements": 2000,
         "codec": codec,
         "outer_lr": ETA,
         "outer_momentum": MU,

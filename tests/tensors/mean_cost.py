@@ -60,7 +60,7 @@ def main() -> None:
     """Measure, tell."""
     torch.set_num_threads(1)
     numel = int(sys.argv[1]) if sys.argv[1:] else 2**20
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
     for count in (3, 4, 8, 16):
         print(json.dumps({count: measured(count, numel, layout)}), flush=True)
 

@@ -28,7 +28,7 @@ TURNS = 101
 
 def applying(numel: int, step_limit: float) -> Callable[[], None]:
     """What a peer computes for another peer's commit."""
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
     held = OuterState(layout, OuterOptimizer(), torch.zeros(numel), step_limit)
     payload = memoryview(bytes(codecs.encode(torch.randn(numel, generator=torch.Generator().manual_seed(0)), "bf16")))
 

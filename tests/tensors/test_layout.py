@@ -36,12 +36,12 @@ class Blocks(nn.Module):
 
 @settings(max_examples=80, deadline=None)
 @given(sizes_lists, st.data(), st.sampled_from(["contiguous", "strided"]), st.integers(1, 40))
-def test_every_element_lies_in_one_parameter_one_fragment_and_one_slice(sizes, data, how, shard_elements):
+def test_every_element_lies_in_one_parameter_one_fragment_and_one_slice(sizes, data, how, slice_elements):
     """Parameters tile fragments, slices tile fragments, fragments tile the flat vector; no slice is too
     large.
     """
     count = data.draw(st.integers(1, len(sizes)))
-    layout = Layout.build(specs(sizes), count, how, shard_elements)
+    layout = Layout.build(specs(sizes), count, how, slice_elements)
     owner = [-1] * layout.numel
     for fragment, members in enumerate(layout.fragments):
         start, stop = layout.slices_of(fragment)[0].start, layout.slices_of(fragment)[-1].stop
@@ -54,7 +54,7 @@ def test_every_element_lies_in_one_parameter_one_fragment_and_one_slice(sizes, d
         slices = layout.slices_of(fragment)
         assert [s.start for s in slices] == [start, *(s.stop for s in slices[:-1])]
         assert slices[-1].stop == stop
-        assert len(slices) == -(-(stop - start) // shard_elements)
+        assert len(slices) == -(-(stop - start) // slice_elements)
         assert max(s.numel for s in slices) - min(s.numel for s in slices) <= 1
     assert -1 not in owner
     assert [s.index for s in layout.slices] == list(range(len(layout.slices)))
@@ -103,12 +103,12 @@ def test_many_fragments_are_not_spread_over_too_many_slices(fragments):
     assert len(Layout.build(specs([10] * 1000), 1000).slices) == 1000
 
 
-def test_given_shard_elements_replace_the_choice():
+def test_given_slice_elements_replace_the_choice():
     """Then a fragment is cut into the fewest slices of at most so many elements."""
     model = specs([100_000])
     assert len(Layout.build(model).slices) == 12
-    assert len(Layout.build(model, shard_elements=100_000).slices) == 1
-    assert len(Layout.build(model, shard_elements=99_999).slices) == 2
+    assert len(Layout.build(model, slice_elements=100_000).slices) == 1
+    assert len(Layout.build(model, slice_elements=99_999).slices) == 2
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,7 +191,7 @@ def test_more_fragments_than_there_is_to_send_are_refused(how):
     ("arguments", "sentence"),
     [
         ({"num_fragments": 0}, "num_fragments=0 must be at least 1"),
-        ({"shard_elements": 0}, "shard_elements=0 must be at least 1"),
+        ({"slice_elements": 0}, "slice_elements=0 must be at least 1"),
         ({"fragment_layout": "zigzag"}, "fragment_layout=zigzag is unknown; use contiguous or strided"),
     ],
 )
@@ -244,7 +244,7 @@ BUFFERS = (
 
 def test_buffers_come_last_each_with_the_fragment_of_its_module():
     """A slice of buffers has one kind; what lies in no module with parameters is with the first one."""
-    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, shard_elements=4, buffers=BUFFERS)
+    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, slice_elements=4, buffers=BUFFERS)
     assert layout.homes == (1, 1, 0, 0)
     flat = [(spec.name, start) for spec, start in layout.places]
     assert flat == [("0.weight", 0), ("1.0.weight", 5), ("0.mean", 11), ("ema", 13), ("1.1.mean", 17), ("1.1.seen", 20)]
@@ -287,9 +287,9 @@ def test_another_shape_or_kind_of_a_buffer_is_another_model():
 
 @settings(max_examples=40, deadline=None)
 @given(sizes_lists, st.data(), st.integers(1, 40), st.sampled_from([(), BUFFERS]))
-def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
+def test_a_layout_survives_the_wire(sizes, data, slice_elements, buffers):
     count = data.draw(st.integers(1, len(sizes)))
-    layout = Layout.build(specs(sizes), count, "strided", shard_elements, buffers)
+    layout = Layout.build(specs(sizes), count, "strided", slice_elements, buffers)
     again = Layout.from_wire(layout.to_wire())
     assert again == layout
     assert again.slices_of(0) == layout.slices_of(0)
@@ -307,23 +307,23 @@ def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
         {"fragments": [[0, 0], [1]]},
         {"fragments": [[0, 1], []]},
         {"fragments": [[0], [2]]},
-        {"shards": [[0, 0, 2]]},
-        {"shards": []},
-        {"shards": [[0, 0, 2], [1, 2, 6]]},
-        {"shards": [[0, 0, 3], [1, 3, 5]]},
-        {"shards": [[0, 0, 2], [7, 2, 5]]},
-        {"shards": [[0, 0, 2], [1, 2]]},
-        {"shards": [[0, 0, 2], [1, 2, 2], [1, 2, 5]]},
-        {"shards": [[0, 0, 2], [1, 2, -1]]},
-        {"shards": [[0, 0, 2, 1], [1, 2, 5, 0]]},
-        {"shards": [[0, 0, 2, 3], [1, 2, 5, 0]]},
-        {"shards": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
-        {"shards": [reduce(lambda inner, _: [inner], range(3000), [])]},
+        {"slices": [[0, 0, 2]]},
+        {"slices": []},
+        {"slices": [[0, 0, 2], [1, 2, 6]]},
+        {"slices": [[0, 0, 3], [1, 3, 5]]},
+        {"slices": [[0, 0, 2], [7, 2, 5]]},
+        {"slices": [[0, 0, 2], [1, 2]]},
+        {"slices": [[0, 0, 2], [1, 2, 2], [1, 2, 5]]},
+        {"slices": [[0, 0, 2], [1, 2, -1]]},
+        {"slices": [[0, 0, 2, 1], [1, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 3], [1, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
+        {"slices": [reduce(lambda inner, _: [inner], range(3000), [])]},
         {"homes": [0]},
         {"buffers": [["b", [1], "float32"]]},
         {"buffers": [["b", [1], "float32"]], "homes": [0]},
-        {"buffers": [["b", [1], "float32"]], "homes": [2], "shards": [[0, 0, 2], [1, 2, 5], [2, 5, 6, 1]]},
-        {"buffers": [["p0", [1], "float32"]], "homes": [0], "shards": [[0, 0, 2], [1, 2, 5], [0, 5, 6, 1]]},
+        {"buffers": [["b", [1], "float32"]], "homes": [2], "slices": [[0, 0, 2], [1, 2, 5], [2, 5, 6, 1]]},
+        {"buffers": [["p0", [1], "float32"]], "homes": [0], "slices": [[0, 0, 2], [1, 2, 5], [0, 5, 6, 1]]},
     ],
 )
 def test_what_is_no_layout_is_refused(change):

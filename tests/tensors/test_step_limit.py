@@ -30,7 +30,7 @@ lengths_of_honest_means = st.lists(st.floats(1.0, 2.0), min_size=LENGTHS_MIN, ma
 
 
 def layout(numel: int = NUMEL) -> Layout:
-    return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
 
 
 def store(outer: OuterOptimizer | DelayedNesterov = PLAIN, limit: float = TIMES, numel: int = NUMEL) -> OuterState:
@@ -183,7 +183,7 @@ def test_with_delayed_nesterov_the_mean_of_each_commit_is_limited_before_it_ente
 def test_each_slice_has_lengths_of_its_own():
     """The mean of one slice says nothing of another's: fragments and slices may have means of unlike length."""
     held = OuterState(
-        Layout.build((ParamSpec("p", (8,), "float32"),), 1, shard_elements=4), PLAIN, torch.zeros(8), TIMES
+        Layout.build((ParamSpec("p", (8,), "float32"),), 1, slice_elements=4), PLAIN, torch.zeros(8), TIMES
     )
     for _ in range(4):
         for index, length in enumerate((1.0, 100.0)):

@@ -37,7 +37,7 @@ def main(options: dict[str, Any]) -> None:
         param.grad = torch.zeros(numel)
     optimizer = torch.optim.SGD(params, lr=1.0)
     config = {"mode": "async", "sync_every": 1, "codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0}
-    config |= {"step_limit": 0.0, "shard_elements": numel, **options["config"]}
+    config |= {"step_limit": 0.0, "slice_elements": numel, **options["config"]}
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
     local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
