@@ -42,8 +42,6 @@ from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 
-_CONFIG_BEFORE = {"buffers": "local"}
-"""Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""
 Wrong = tuple[int, Damaged]
 """A damaged slice, and the event that tells the replica of it."""
 
@@ -285,7 +283,7 @@ class Checkpoint:
         tensors, content = checkpoint.load(path)
         try:
             told = msgspec.convert(content, Manifest)
-            self.run_id, self.generation, self.config = told.run_id, told.generation, {**_CONFIG_BEFORE, **told.config}
+            self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
             self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
             self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])

@@ -251,12 +251,11 @@ class Layout:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
-        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else. A layout from an older version,
-        in a checkpoint, has no buffers and no kinds."""
+        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else."""
         try:
-            params, buffers = _specs(wire["params"]), _specs(wire.get("buffers", ()))
+            params, buffers = _specs(wire["params"]), _specs(wire["buffers"])
             fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
-            homes = tuple(_size(home) for home in _items(wire.get("homes", ())))
+            homes = tuple(_size(home) for home in _items(wire["homes"]))
             slices = tuple(_slice_spec(index, _items(value)) for index, value in enumerate(_items(wire["slices"])))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a layout: {error}") from error
@@ -353,10 +352,10 @@ def _specs(value: object) -> tuple[ParamSpec, ...]:
 
 
 def _slice_spec(index: int, value: Sequence[object]) -> SliceSpec:
-    fragment, start, stop, *kind = (_size(n) for n in value)
-    if any(number >= len(KINDS) for number in kind):
+    fragment, start, stop, kind = (_size(n) for n in value)
+    if kind >= len(KINDS):
         raise ValueError(f"slice {index} is of an unknown kind")
-    return SliceSpec(index, fragment, start, stop, *(KINDS[number] for number in kind))
+    return SliceSpec(index, fragment, start, stop, KINDS[kind])
 
 
 def _items(value: object) -> Sequence[object]:
