@@ -169,9 +169,9 @@ class Snapshot:
         """The slices whose memory has changed since their last step."""
         wrong = []
         for state, known in zip(self.states, self.known, strict=True):
-            for number, place in enumerate(self.run.layout.slices_of(state.fragment)):
-                if known and self.digests[place.index] != known[number]:
-                    wrong.append((place.index, Damaged(state.fragment, state.version, (number,))))
+            for number, index in enumerate(self.run.rules.fragments[state.fragment]):
+                if known and self.digests[index] != known[number]:
+                    wrong.append((index, Damaged(state.fragment, state.version, (number,))))
         return wrong
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:

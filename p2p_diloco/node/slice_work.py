@@ -71,11 +71,11 @@ class SliceWork:
         self.state = OuterState(run.layout, run.outer, theta, run.config.step_limit, threads)
         self.versions: dict[int, Version] = {}
         """The version of each fragment's present tensors; a fragment without a state is missing."""
-        self._places = [[place.index for place in run.layout.slices_of(f)] for f in range(len(run.layout.fragments))]
+        self._indices = run.rules.fragments  # by fragment and number: a slice's index in the layout
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
-        self._changes = [0] * len(self._places)  # how often each fragment's tensors were changed
+        self._changes = [0] * len(self._indices)  # how often each fragment's tensors were changed
         encoding = Encoding(run, self._neutral)
         self.encode, self.merge = encoding.encode, encoding.merge
 
@@ -83,7 +83,7 @@ class SliceWork:
 
     def average(self, effect: Average) -> Averaged:
         """Compute, encode, hash and sign the mean of one slice."""
-        index = self._places[effect.fragment][effect.number]
+        index = self._indices[effect.fragment][effect.number]
         given = [(part.author, weight, part.payload) for weight, part in effect.slices]
         try:
             payload = self.mean_of(index, given)
@@ -112,7 +112,7 @@ class SliceWork:
         assert self.versions.get(fragment) == commit.base, "the tensors are not those of the commit's base"
         if submissions := submissions_of(commit):
             self._changes[fragment] += 1
-            for number, (index, mean) in enumerate(zip(self._places[fragment], effect.means, strict=True)):
+            for number, (index, mean) in enumerate(zip(self._indices[fragment], effect.means, strict=True)):
                 self.bases.keep(index, damaged=number in damaged)
                 self._step(index, self.state.slices[index], effect, mean, submissions)
         self.versions[fragment] = commit.version
@@ -142,7 +142,7 @@ class SliceWork:
 
     def fill(self, effect: Fill) -> Filled:
         """Stage a fetched slice. A replica that holds no state of the fragment needs no second memory for it."""
-        index = self._places[effect.fragment][effect.number]
+        index = self._indices[effect.fragment][effect.number]
         staged = self.state.stage(index, effect.payload, in_place=effect.fragment not in self.versions)
         self._staged[effect.fragment, effect.number] = staged
         return Filled(effect.fragment, effect.version, effect.number, staged.digest())
@@ -151,7 +151,7 @@ class SliceWork:
         """Make the outer step of a commit in a staged slice."""
         commit, number = effect.commit, effect.mean.number
         if submissions := submissions_of(commit):
-            index, staged = self._places[commit.fragment][number], self._staged[commit.fragment, number]
+            index, staged = self._indices[commit.fragment][number], self._staged[commit.fragment, number]
             self._step(index, staged, effect, effect.mean, submissions)
         return Rolled(commit.fragment, commit.version, number)
 
@@ -161,8 +161,8 @@ class SliceWork:
             if effect.numbers is None and self.versions.get(fragment) == version:
                 continue
             self._changes[fragment] += 1
-            for number in range(len(self._places[fragment])) if effect.numbers is None else effect.numbers:
-                index = self._places[fragment][number]
+            for number in range(len(self._indices[fragment])) if effect.numbers is None else effect.numbers:
+                index = self._indices[fragment][number]
                 if effect.numbers is None:
                     self.bases.keep(index)
                 self.state.adopt(index, self._staged.pop((fragment, number)))
@@ -180,7 +180,7 @@ class SliceWork:
         """Compute the digests of a fragment's tensors. A thread may call this while all else goes on: if the tensors
         change meanwhile, nothing is returned."""
         version, changes, found = self.versions[fragment], self._changes[fragment], list[str]()
-        for index in self._places[fragment]:
+        for index in self._indices[fragment]:
             found.append(self.state.slices[index].digest())
             if self._changes[fragment] != changes:
                 return None
@@ -194,16 +194,16 @@ class SliceWork:
         (known, digests), version = self._digests.get(fragment, (None, ())), self.versions[fragment]
         if known != version:
             return None
-        places = self._places[fragment]
-        looked = range(len(places)) if numbers is None else numbers
-        wrong = tuple(n for n in looked if self.state.slices[places[n]].digest() != digests[n])
+        indices = self._indices[fragment]
+        looked = range(len(indices)) if numbers is None else numbers
+        wrong = tuple(n for n in looked if self.state.slices[indices[n]].digest() != digests[n])
         for number in set(looked) - set(wrong):
             self._looked[fragment][number] = time.monotonic()
         return Damaged(fragment, version, wrong) if wrong else None
 
     def unseen(self, fragment: int) -> list[int]:
         """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""
-        looked = self._looked.get(fragment) or [-math.inf] * len(self._places[fragment])
+        looked = self._looked.get(fragment) or [-math.inf] * len(self._indices[fragment])
         return [number for number, at in enumerate(looked) if time.monotonic() - at >= LOOK_AGAIN_S]
 
     def known_digests(self, fragment: int) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ class SliceWork:
         progress, which was made from what they were."""
         self._changes[effect.fragment] += 1
         self._digests.pop(effect.fragment, None)
-        slices = [self._places[effect.fragment][number] for number in effect.numbers]
+        slices = [self._indices[effect.fragment][number] for number in effect.numbers]
         self.bases.lost |= self.bases.read & set(slices)
         log.warning("slices %s were corrupted in memory, and no peer can repair them: going on with them", slices)
 
@@ -226,7 +226,7 @@ class SliceWork:
         """The length in bytes that the payload of this message must have; 0 if the message has none."""
         if not isinstance(message, Slice | Mean | Part):
             return 0
-        index = self._places[message.fragment][message.number]
+        index = self._indices[message.fragment][message.number]
         if isinstance(message, Part):
             return self.state.nbytes(index)
         sent, reply = self._run.codecs(index)
@@ -239,7 +239,7 @@ class SliceWork:
 
     def part(self, fragment: int, number: int) -> Part:
         """The present tensors of one slice, with the version that they have now."""
-        held = self.state.slices[self._places[fragment][number]]
+        held = self.state.slices[self._indices[fragment][number]]
         return Part(fragment, self.versions[fragment], number, joined(held.export()))
 
 

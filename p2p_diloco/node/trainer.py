@@ -130,9 +130,9 @@ class TrainerSide:
         replica, due = self._replica, self._replica.own.due()
         if due is None:
             return
-        places, found = self._run.rules.fragments[due], list[int]()
+        indices, found = self._run.rules.fragments[due], list[int]()
         read = self._bases.read
-        for number in (number for number in self._work.unseen(due) if places[number] in read):
+        for number in (number for number in self._work.unseen(due) if indices[number] in read):
             if (damaged := self._work.damaged(due, (number,))) is not None:
                 found.append(number)
                 await self._events.feed(damaged)
@@ -142,7 +142,7 @@ class TrainerSide:
         while (left := set(found) & set(replica.fetching.repaired(due))) and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
         if left:
-            slices = ", ".join(str(places[number]) for number in sorted(left))
+            slices = ", ".join(str(indices[number]) for number in sorted(left))
             what = "slices %s were corrupted in memory, and not repaired within %g s: going on with them"
             log.warning(what, slices, within_s)
 
