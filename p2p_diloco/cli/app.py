@@ -146,7 +146,7 @@ def dashboard(
     baseline_bound: float = BASELINE_BOUND,
     tokens_per_sample: float | None = TOKENS_PER_SAMPLE,
     key: Path | None = Option(
-        None, help="File of the run's key; with it the page can do that and put peers out.", metavar="PATH"
+        None, help="File of the run's key; with it the page can set, save, stop and put peers out.", metavar="PATH"
     ),
     metrics_port: int | None = METRICS_PORT,
     metrics_host: str = METRICS_HOST,
@@ -263,7 +263,7 @@ def demo(
     """Watch peers on this machine train together, while one of them is killed and another joins.
 
     A bootstrap and three peers, each in processes of its own, train a small GPT.
-    The peer that is to average the next round gets a SIGKILL, and a new one joins.
+    One that is to average a part of the next round gets a SIGKILL, and a new one joins.
     Takes about three minutes on two cores. The exit code is 1 if anything fails.
     """
     from p2p_diloco.cli.demo import demo as show

@@ -49,7 +49,7 @@ def data(
 ) -> None:
     """Serve files to those peers of a run that don't have them ([bold]peer.slices[/bold]). Takes no part in the run.
 
-    Text, .safetensors or .tar files are cut into slices, each with a hash, and are read anew at each start.
+    Text and .tar files are cut into slices, a .safetensors file is one slice. All are read at each start, and hashed.
     Several data nodes may serve the same files. Prints one line of JSON once peers find it.
     """
     from p2p_diloco.cli.join import settings_of

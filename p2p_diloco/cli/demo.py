@@ -133,7 +133,7 @@ class Stage:
         self._snapshots = Lines(self.folder / "status.out")
 
     def play(self) -> dict[str, Any]:
-        """Play the whole demo. Returns its outcome, still without a plot; docs/cli.md describes every field."""
+        """Play the whole demo. Returns its outcome, still without a plot."""
         bootstrap = self._start("bootstrap")
         (printed,) = self.until(lambda: bootstrap.printed.new() or None, "the bootstrap's address")
         address = str(printed["maddrs"][0])
@@ -158,13 +158,13 @@ class Stage:
         return self._outcome(alone, kill, newcomer)
 
     def _kill(self) -> dict[str, Any]:
-        """Kill the peer that is to average the next round, when all peers have made half of the round's steps.
+        """Kill a peer that is to average a part of the next round, when all peers have made half of the round's steps.
         Then wait until the survivors have made that round's commit."""
-        victim = self.until(self._doomed, f"outer step {self.script.kill_at} and the name of the next aggregator")
+        victim = self.until(self._doomed, f"outer step {self.script.kill_at} and the name of an aggregator")
         epoch, survivors = self.epoch, [peer for peer in self.peers if peer is not victim]
         killed_at = victim.child.kill()
         self.moments.append(Moment(victim.rows[-1]["global_step"], f"{victim.name} killed"))
-        self.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead, due to average round {epoch + 1}")
+        self.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead, due to average in round {epoch + 1}")
         rows_of, times = [peer.rows for peer in survivors], list(commit_times(survivors[0].rows).values())
         usual_s = round(median(later - earlier for earlier, later in pairwise(times)), 2)
         took_s = self.until(lambda: next_commit_s(rows_of, epoch, killed_at), "the survivors' next commit")
@@ -173,7 +173,7 @@ class Stage:
         return {"peer": victim.name, "epoch": epoch, "next_commit_s": took_s, "usual_round_s": usual_s}
 
     def _doomed(self) -> Player | None:
-        """The peer to kill, if the kill is due: the one whose status says that it averages the model."""
+        """The peer to kill, if the kill is due: one whose status says that it averages a part of the model."""
         half_way = SYNC_EVERY * (max(self.epoch, self.script.kill_at) + 0.5)
         if any(peer.rows[-1]["global_step"] < half_way for peer in self.peers):
             return None
@@ -354,7 +354,7 @@ def _findings(outcome: Mapping[str, Any]) -> dict[str, str]:
     return {
         "held-out loss": f"the run {outcome['swarm_loss']:.3f}, one peer alone {outcome['alone_loss']:.3f}: {gain}",
         "rounds": f"{outcome['epochs']}, of {outcome['sync_every']} inner steps each",
-        "kill -9": f"{kill['peer']}, elected to average the next round, half-way from outer step {kill['epoch']}",
+        "kill -9": f"{kill['peer']}, due to average a part of the next round, half-way from outer step {kill['epoch']}",
         "next commit": f"{kill['next_commit_s']} s after the kill; usual round: {kill['usual_round_s']} s",
         "newcomer": f"{late['peer']}: {'came too late: the run was over' if late['epoch'] is None else came}",
         "digests equal": equal if outcome["digests_equal"] else f"NO: {ended}",

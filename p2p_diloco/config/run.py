@@ -53,7 +53,7 @@ class RunConfig(Settings):
 
     mode: Literal["sync", "async"] = Field(
         default="sync",
-        description="sync: an outer step waits for its averaging group; async: every submission is an outer step.",
+        description="sync: an outer step waits for the peers that train; async: every submission is an outer step.",
     )
     sync_every: int = Field(default=500, ge=1, description="H: inner steps between two exchanges of the whole model.")
     pace: Literal["steps", "time"] = Field(
@@ -150,7 +150,7 @@ class RunConfig(Settings):
         default=1,
         ge=1,
         description="Contributions that an outer step needs at least. It always needs those of half of the peers "
-        "that take part, and two.",
+        "that take part, and of two if there are two.",
     )
     start_peers: int = Field(
         default=1, ge=1, description="Contributions that the first outer step of a run needs at least."
@@ -316,8 +316,8 @@ class RunConfig(Settings):
             rounds = self.stop_after_epochs
         if rounds is not None and rounds < ROUNDS_FEW:
             found.append(
-                f"only {rounds:.0f} outer steps are to be made with sync_every={self.sync_every}: of {ROUNDS_FEW} and "
-                "more the gain was measured to be whole, of 8 half; use a smaller sync_every, or train for longer"
+                f"only {rounds:.0f} outer steps are to be made with sync_every={self.sync_every}: with 6 two peers "
+                "were measured to gain 2 %, with 100 5 %; use a smaller sync_every, or train for longer"
             )
         if rounds is not None and self.outer == "fixed" and self.momentum and rounds < self.rounds_wanted:
             found.append(

@@ -55,10 +55,22 @@ def works(log: FragmentLog, peer: str, summary: Summary) -> bool:
 
 
 def evidence(log: FragmentLog, peer: str) -> int:
-    """Return the highest epoch that the peer is known to have reached; -1: none."""
-    summary, member = log.roster.summary(peer), None if log.state is None else log.state.roll.get(peer)
+    """Return the highest epoch that the peer has reached, or has contributed to; -1: none is known."""
+    member = None if log.state is None else log.state.roll.get(peer)
+    return max(_reached(log, peer), -1 if member is None else member.epoch)
+
+
+def _reached(log: FragmentLog, peer: str) -> int:
+    """Return the highest epoch that the peer is known to hold."""
+    summary = log.roster.summary(peer)
     said = summary.epochs[log.fragment] if summary is not None and summary.heads else -1
-    return max(said, log.shown.get(peer, -1), -1 if member is None else member.epoch)
+    return max(said, log.shown.get(peer, -1))
+
+
+def all_hold(log: FragmentLog) -> bool:
+    """Whether all whom the last commit counts, and all live holders of a state, hold what it has led to."""
+    counted = {peer for commit, _ in log.last[-1:] for peer, _ in commit.choice.entries}
+    return all(_reached(log, peer) >= log.epoch for peer in {*counted, *log.roster.holders()} - {log.me})
 
 
 def _workers(log: FragmentLog) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import applying, claims, holding, leading, owning, waits
+from . import applying, claims, closing, holding, leading, owning, waits
 from .events import Applied, Averaged, Complaint, Effect, Send
 from .exchange import Exchange
 from .fragment import FragmentLog
@@ -152,6 +152,8 @@ class Rounds:
         again = sorted(peer for peer in log.lacking if log.roster.live(peer))
         log.lacking = set()
         effects += [Send(peer, commit) for peer in again for commit, _ in log.last[-1:]]
+        if not log.rules.asynchronous and closing.all_hold(log):  # means are as long as what is sent: free the memory
+            log.last = [(commit, ()) for commit, _ in log.last]
         if log.phase is Phase.FINAL:
             return effects
         effects += claims.announce(log)

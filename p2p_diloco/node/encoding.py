@@ -1,7 +1,7 @@
 """Encodes the trainer's pseudo-gradients, and the values of buffers, as payloads; and checks the values in payloads.
 
-Law: changes no outer state. If every peer would refuse the values, no progress is sent, because a refused contribution
-would be sent again for ever.
+Law: changes no outer state. If every peer would refuse the values that a codec makes, no progress is sent, because a
+refused contribution would be sent again for ever.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Encoding:
         """
         place, (codec, _) = self._run.layout.slices[index], self._run.codecs(index)
         values, feedback = delta[place.start : place.stop], None
+        if codecs.shares(values, codec):  # sent as the trainer has written it, which has checked it
+            return memoryview(bytes(codecs.encode(values, codec)))
         if codecs.feeds_back(codec):
             feedback = self._feedback[index] = self._feedback.get(index) or Feedback(place.numel)
             values = feedback.added(values) if weighs else values
@@ -82,7 +84,6 @@ class Encoding:
         rounding."""
         codec, _ = self._run.codecs(index)
         if self._run.config.rounding == "nearest" or codec == running.CODEC:
-            payload = codecs.encode(values, codec)
-            return memoryview(bytes(payload)) if codecs.shares(values, codec) else payload
+            return codecs.encode(values, codec)
         drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
         return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))

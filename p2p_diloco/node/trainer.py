@@ -350,12 +350,11 @@ async def contribution(
     values of buffers. An exchange that is taken up again has the slices that it had: other peers may have some of
     them."""
     own = replica.own
-    payloads = tuple(part.payload for part in own.parts.values())
-    if not own.is_out(fragment):
-        id = ContributionId(own.incarnation, own.sequence + 1)
-        payloads = ()
-        for index in run.rules.fragments[fragment]:
-            payloads = *payloads, work.encode(index, values(index), id, weighs=weight > WEIGHT_MIN)
-            await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
-    hashes = tuple(map(hash_of, payloads))
+    parts = [(part.hash, part.payload) for part in own.parts.values()] if own.is_out(fragment) else []
+    id = ContributionId(own.incarnation, own.sequence + 1)
+    for index in run.rules.fragments[fragment] if not parts else ():
+        payload = work.encode(index, values(index), id, weighs=weight > WEIGHT_MIN)
+        parts.append((hash_of(payload), payload))
+        await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
+    hashes, payloads = zip(*parts, strict=True)
     return e.Contribute(fragment, weight, samples, hashes, payloads, uses)

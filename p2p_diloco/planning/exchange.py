@@ -7,18 +7,19 @@ have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each d
 as `fragments.plan` divides it, in whole slices. Each slice's aggregator gets K − 1 contributions and sends as
 many commits, so peer i
     sends     (1 − s_i) P + (K − 1) s_i R,       receives  (1 − s_i) R + (K − 1) s_i P
-and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The exchange ends when the last of these
-has happened for every peer, with r_i the round trip time to the most distant other peer:
+and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The means are there when the last of
+these has happened for every peer, with r_i the round trip time to the most distant other peer:
     its link is done         busy_i · u + r_i / 2
-    its last commit comes    (1 − s_i) P / b_i · u + r_i + the last slice of each other aggregator, received at b_i
+    its last mean comes      (1 − s_i) P / b_i · u + r_i + the last slice of each other aggregator, received at b_i
     its node is done         NODE_S bytes sent + encoding + r_i / 2
-Commits of early slices travel while later contributions do, so half of the round trip is hidden, unless a peer
+Means of early slices travel while later contributions do, so half of the round trip is hidden, unless a peer
 aggregates nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
 for the slowest of them. `net.pacing` evens them out once it has measured the link, which takes some seconds.
 
-SLICE_S for each slice, and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands still)
-are added. Not modelled: lost packets, processors that several peers share, TCP's start on new connections, copies to
-and from a GPU.
+r_i, for what the leader says (which contributions count, and the commit), SLICE_S for each slice, STEP_S for each
+parameter (the outer step) and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands
+still) are added. Not modelled: lost packets, processors that several peers share, TCP's start on new connections,
+copies to and from a GPU.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ NODE_S = 5.0e-9
 """The node's processor seconds for each byte that it sends: 4.7 to 5.7 s a GB were measured."""
 SLICE_S = 1e-3
 """Seconds for each slice: 1 to 2 ms of processor time were measured, a part of which is hidden."""
-OWN_S = 2.3e-9
-"""Seconds for each parameter: for 25 million parameters the pseudo-gradient took 0.030 s, and the merge 0.027 s."""
+STEP_S = 5.2e-9
+"""Seconds for each parameter of the outer step: for 25 million parameters 0.13 s were measured."""
+OWN_S = 3.2e-9
+"""Seconds for each parameter: for 25 million parameters the pseudo-gradient took 0.045 s, and the merge 0.035 s."""
 UNEVEN, PACED = 0.3, 0.015
 """u is 1 + UNEVEN (1 − 2 / K) while the links are not measured, and 1 + PACED (K − 2) afterwards. Both numbers are
 fitted to measured rounds."""
@@ -137,8 +140,9 @@ def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: C
         to_send_s = HEADERS * (1 - part[number]) * contributions / machine.link
         node_s = NODE_S * sent[number] + ENCODE_S.get(codecs.codec, 0.0) * numel
         link_s = busy[number] * uneven
-        ends.append(max(link_s + rtt_s / 2, to_send_s * uneven + rtt_s + last_s, node_s + rtt_s / 2))
-    hideable_s = max(ends) + SLICE_S * slices
+        means_s = max(link_s + rtt_s / 2, to_send_s * uneven + rtt_s + last_s, node_s + rtt_s / 2)
+        ends.append(means_s + rtt_s)
+    hideable_s = max(ends) + SLICE_S * slices + STEP_S * numel
     return Exchange(codecs, slices, part, sent, received, mean_sent, tuple(ends), hideable_s, OWN_S * numel)
 
 

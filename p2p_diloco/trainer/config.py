@@ -63,7 +63,9 @@ class TrainerConfig(Settings):
         default=0.0, ge=0, allow_inf_nan=False, description="Seconds to sleep in each step, to imitate a slow machine."
     )
     log_path: Path | None = Field(
-        default=None, description="File that gets one JSON object per step: time, step, epoch, loss, val_loss."
+        default=None,
+        description="File that gets a JSON object for each step and each evaluation: time, step, global_step, epoch, "
+        "loss, val_loss.",
     )
     summary_json: bool = Field(default=False, description="Print the summary as one JSON object on stdout.")
 

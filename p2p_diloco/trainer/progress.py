@@ -33,7 +33,7 @@ class Progress:
     """Keeps the latest figures of the training, and logs them every few seconds. It is a context manager, which closes
     the file of rows at its end.
 
-    `rows_path` gets one JSON object per step.
+    `rows_path` gets one JSON object per step, and one per evaluation.
 
     Raises:
         ConfigError: the file can't be written.

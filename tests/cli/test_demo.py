@@ -207,7 +207,7 @@ def test_the_report_says_what_was_measured() -> None:
     text = text_of(OUTCOME)
     for part in (
         "the run 2.040, one peer alone 2.170: 0.130 nats a byte better",
-        "bob, elected to average the next round, half-way from outer step 5",
+        "bob, due to average a part of the next round, half-way from outer step 5",
         "1.5 s after the kill; usual round: 1.2 s",
         "in the run 9.5 s after its start, at outer step 12; contributed to 20 rounds",
         "yes, on alice: abc",

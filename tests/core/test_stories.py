@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Vote
+from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Told, Vote
 from p2p_diloco.core.round import Phase
 from tests.core.world import LOST, World, rules
 
@@ -137,6 +137,25 @@ def test_a_missed_commit_is_fetched_as_a_commit() -> None:
     world.reach(6)
     world.reach(8)
     world.check()
+
+
+def test_means_are_kept_until_all_hold_their_commit() -> None:
+    """While C lacks the commit, A and B keep its means, which are as long as what a peer sends in a round. Once C has
+    it, they let go of them, though the next round has not begun."""
+    world = World("ABC", trains_s=30.0)
+    world.reach(1)
+    world.rules_of_net.append(lambda s, t, m: LOST if t == "C" and isinstance(m, Commit | Mean | Told) else None)
+    world.reach(2, "AB")
+    last = {name: world.peers[name].replica.logs[0].last[-1] for name in "AB"}
+    world.run(10.0)
+    assert world.peers["C"].epoch == 1
+    assert all(world.peers[name].replica.logs[0].last[-1] == last[name] for name in "AB")
+    assert all(last[name][1] for name in "AB")
+    world.rules_of_net.clear()
+    world.reach(2)
+    world.run(5.0)
+    assert [peer.epoch for peer in world.peers.values()] == [2, 2, 2]
+    assert [world.peers[name].replica.logs[0].last for name in "AB"] == [[(last[name][0], ())] for name in "AB"]
 
 
 def test_the_whole_swarm_restarts_from_disk() -> None:

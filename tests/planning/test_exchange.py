@@ -23,16 +23,15 @@ from p2p_diloco.tensors.layout import Layout, ParamSpec
 M = 10**6
 ON_LINKS = [
     # peers, parameters, Mbit/s, round trip in s, measured round in s (docs/performance.md, quiet machine)
-    (2, 25 * M, (100,), 0, 4.28),
-    (3, 25 * M, (100,), 0, 5.74),
-    (4, 25 * M, (100,), 0, 6.63),
-    (3, 25 * M, (100, 100, 20), 0, 22.6),
-    (3, M, (20,), 0, 1.327),
-    (8, 4 * M, (20,), 0, 7.445),
-    (2, 25 * M, (500,), 0.1, 1.034),
-    (2, M, (100,), 0.1, 0.229),
-    (3, M, (20,), 0.2, 1.337),
-    (4, 10 * M, (100,), 0.05, 3.058),
+    (2, 25 * M, (100,), 0, 4.585),
+    (3, 25 * M, (100,), 0, 6.556),
+    (4, 25 * M, (100,), 0, 7.240),
+    (3, M, (20,), 0, 1.345),
+    (8, 4 * M, (20,), 0, 7.774),
+    (2, 25 * M, (500,), 0.1, 1.351),
+    (2, M, (100,), 0.1, 0.386),
+    (3, M, (20,), 0.2, 1.523),
+    (4, 10 * M, (100,), 0.05, 3.419),
 ]
 
 
@@ -108,17 +107,18 @@ def test_a_slow_link_aggregates_nothing_and_ends_last() -> None:
 
 
 def test_a_peer_that_aggregates_nothing_waits_for_its_last_means() -> None:
-    """Its contributions take P / b; then a round trip, and one slice of each of the two aggregators at b."""
+    """Its contributions take P / b; then a round trip, and one slice of each of the two aggregators at b. Another round
+    trip is for what the leader says."""
     near, far = exchange(3, 24 * M, (100, 100, 10)), exchange(3, 24 * M, (100, 100, 10), 0.1)
-    assert far.ends[2] - near.ends[2] == pytest.approx(0.1)
+    assert far.ends[2] - near.ends[2] == pytest.approx(0.2)
     contributions_s = 2 * 24 * M * HEADERS / (10 * M / 8)
     assert near.ends[2] == pytest.approx(contributions_s * 1.015 + contributions_s * 2 / 24)
 
 
 def test_the_node_limits_a_round_where_the_link_is_fast() -> None:
-    """5 s of the node's processor for each GB sent."""
+    """5 s of the node's processor for each GB sent, 5.2 ns for each parameter's outer step."""
     found = exchange(2, 100 * M, (1e6,))
-    assert found.hideable_s == pytest.approx(5 * 0.2, rel=0.2)
+    assert found.hideable_s == pytest.approx(5 * 0.2 + 0.52, rel=0.1)
 
 
 def test_distances_are_of_pairs() -> None:

@@ -293,7 +293,8 @@ def account(world: World) -> Counter[str]:
         process.blocked = process.blocked and not process.released
         if not process.blocked:
             world.feed(process, Merge())
-    blocked = {id(p.trainer) for p in world.alive.values() if p.blocked}
+    # these have not merged yet what their contribution led to: an exchange goes on, or a state is fetched first
+    blocked = {id(p.trainer) for p in world.alive.values() if p.blocked or p.replica.merging}
     living = {id(p.trainer) for p in world.alive.values()}
     present = [newest(world, unit).replica.holds(unit) for unit in world.units]
     steps: Counter[str] = Counter()

@@ -223,8 +223,8 @@ def advices(question: Question, advice: Advice) -> Iterator[str]:
         yield f"{enough}. A longer H learns less from a token{costs}."
         yield (
             f"Or let training go on meanwhile: --sync-every {how.sync_every} --num-fragments {how.num_fragments} "
-            f"--overlap-steps {how.overlap_steps} ({how.utilisation:.1%}). An overlap of a quarter of H cost 0.3 % of "
-            "the loss where it was measured."
+            f"--overlap-steps {how.overlap_steps} ({how.utilisation:.1%}). An overlap of a quarter of H cost 0.3 to "
+            "1.1 % of the loss where it was measured."
         )
     if (most := advice.sync_every_most) is not None:
         yield f"These tokens allow H={most:,} at most, for {run.rounds_wanted:.0f} outer steps or more."
