@@ -182,11 +182,12 @@ class Exchange:
             effects += leading.collect(log, self.me, ready, now)
         _, holder = claims.target(log)
         effects += self._send(log, -1, ready, holder)
+        told = not log.founding or log.round.attempt >= 0  # who the owners are
         for number, part in self.parts.items():
             owner = log.round.owners[number]
             if (number, self.me) not in log.round.slices:
                 effects += owning.collect(log, self.me, part, now)
-            effects += self._send(log, number, part, owner)
+            effects += self._send(log, number, part, owner) if told else []
         return effects
 
     def _counts(self, log: FragmentLog, base: Version) -> bool:

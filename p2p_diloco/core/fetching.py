@@ -97,18 +97,21 @@ class Fetching:
 
     def repair(self, log: FragmentLog, numbers: Sequence[int], donors: Sequence[str], now: float) -> list[Effect]:
         """Begin to fetch slices of the present version that are damaged here, beside the rounds; unless the whole
-        fragment is on its way."""
-        if log.fragment in self.damaged or log.state is None or not numbers:
+        fragment is on its way. More of them may be found while some are fetched."""
+        known = self.repaired(log.fragment)
+        found = tuple(number for number in numbers if number not in known)
+        if log.state is None or not found:
             return []
-        self.damaged[log.fragment] = tuple(numbers)
-        if log.fragment in self.fetches:
+        self.damaged[log.fragment] = (*known, *found)
+        fetch = self.fetches.get(log.fragment)
+        if fetch is None:
+            fetch = Fetch(log.fragment, tuple(donors), (), now, now, repair=True, head=log.state)
+            self.fetches[log.fragment] = fetch
+        elif not fetch.repair:
             return []
-        fetch = Fetch(log.fragment, tuple(donors), tuple(numbers), now, now, repair=True, head=log.state)
-        self.fetches[log.fragment] = fetch
-        return [
-            Note("repair", f"{len(numbers)} slices of fragment {log.fragment} are fetched again"),
-            *self._ask(fetch, now),
-        ]
+        fetch.numbers = (*fetch.numbers, *found)
+        text = f"{len(found)} slices of fragment {log.fragment} are fetched again"
+        return [Note("repair", text), *self._ask(fetch, now)]
 
     # -- asking
 

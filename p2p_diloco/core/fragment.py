@@ -90,6 +90,12 @@ class FragmentLog:
         return max(self.roster.mine.revision, FOUNDED if self.state is None else self.state.revision)
 
     @property
+    def founding(self) -> bool:
+        """Whether this is the run's first round, whose plan knows the founder alone. Slices wait for its Close, which
+        gives them to all that contribute: else the founder would need memory and a link for all of them."""
+        return not self.epoch
+
+    @property
     def leads(self) -> bool:
         """Whether this peer holds the term, with or without all promises."""
         return self.state is not None and self.round.holder == self.me
@@ -151,7 +157,7 @@ class FragmentLog:
         """Make this the present state, and begin an empty round on it. If the version stays, as where a fetch is given
         up, what this peer has signed on it still binds: it numbers its Closes on, and makes no second commit."""
         again = self.round if state.version == self.version else None
-        if self.round.attempt and self.round.holder == self.me and self.state is not None:
+        if self.round.attempt >= 0 and self.round.holder == self.me and self.state is not None:
             self.signed[self.state.version] = self.round.term
             for old in list(self.signed)[:-SIGNED_KEPT]:
                 del self.signed[old]

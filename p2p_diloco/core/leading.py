@@ -16,7 +16,7 @@ from .fragment import FragmentLog
 from .messages import Choice, Close, Lack, Ready, Slice, Want, What
 from .plan import may_own, owner_order
 from .round import Phase
-from .state import BEHIND_FOR, commit_of, key_of
+from .state import BEHIND_FOR, append, commit_of, key_of
 
 LEFT_OUT_TURNS, DOUBLINGS_MAX = 4, 3
 """A leader that has waited in vain for the slices of a newcomer's contribution leaves it out in so many of its next
@@ -88,7 +88,10 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     round = log.round
     if why := unsound(choice, log.held, log.rules):
         return [Note("choice", f"this peer can't close its round: {why}")]
-    key, owners = key_of(log.fragment, log.held.version, choice), _owners(log)
+    key = key_of(log.fragment, log.held.version, choice)
+    if log.founding and round.attempt < 0:
+        round.owners = append(log.held, choice, key, (), log.rules).plan.owners
+    owners = _owners(log)
     again = round.close is not None and round.close.key == key
     round.attempt += 1
     held = log.fragment, log.held.version, round.term, log.me, round.attempt, key
@@ -97,7 +100,7 @@ def close(log: FragmentLog, choice: Choice, now: float) -> list[Effect]:
     round.lacks = round.lacks if again else {}
     round.moved_at, round.half_at = now, None
     effects: list[Effect] = [Send(peer, round.close) for peer in sorted(set(owners) - {log.me})]
-    if owners != log.held.plan.owners:
+    if owners != log.held.plan.owners or log.founding:
         authors = {peer for peer, _ in choice.entries} | set(round.readys)
         short = Close(*held, None, owners)
         effects += [Send(peer, short) for peer in sorted(authors - set(owners) - {log.me})]

@@ -35,10 +35,10 @@ def closed(log: FragmentLog, sender: str, close: Close, now: float) -> list[Effe
         claims.yields(log, close.term, sender)
     if log.phase is Phase.APPLYING or (round.close is not None and close.rank < round.close.rank):
         return [claims.vote(log, sender)] if log.phase is Phase.APPLYING else []
-    round.owners = close.owners
+    round.owners, round.attempt = close.owners, close.attempt
     if close.choice is None:
         return []
-    round.close, round.attempt = close, close.attempt
+    round.close = close
     return compute(log)
 
 

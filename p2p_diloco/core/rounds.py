@@ -142,7 +142,9 @@ class Rounds:
         effects += self.exchange.deliver(log, now)
         if log.rules.asynchronous:
             return effects + holding.advance(log, now)
-        return [*effects, *applying.retake(log, now), *leading.advance(log, now), *leading.commit(log, now)]
+        effects += [*applying.retake(log, now), *leading.advance(log, now)]
+        effects += self.exchange.deliver(log, now) if log.founding else []  # the Close has told who the owners are
+        return [*effects, *leading.commit(log, now)]
 
     def tick(self, log: FragmentLog, now: float) -> list[Effect]:
         """Do the periodic work of a fragment."""

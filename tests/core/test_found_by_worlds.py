@@ -400,6 +400,22 @@ def test_a_repair_outlives_a_question_that_did_not_arrive() -> None:
     assert not [one for one in later if isinstance(one, e.Keep)]
 
 
+def test_damage_that_is_found_during_a_repair_is_repaired_too() -> None:
+    """Else its digests, computed anew after the repair, would be those of the damage."""
+    world = World("AB")
+    world.reach(2)
+    replica, now = world.peers["A"].replica, world.now
+    version = replica.logs[0].held.version
+    replica.handle(e.Damaged(0, version, (1,)), now)
+    effects = replica.handle(e.Damaged(0, version, (1, 2)), now)
+    assert sent(effects, Ask) == [("B", Ask(0, (2,)))]
+    fetch = replica.fetching.fetches[0]
+    fetch.staged[1] = version, now
+    assert not fetch.done
+    fetch.staged[2] = version, now
+    assert fetch.done
+
+
 def test_slices_under_repair_are_sent_afterwards() -> None:
     """Else damage would spread, and the damaged peer get it back."""
     world = World("AB")
@@ -710,12 +726,13 @@ def test_a_leader_that_gives_up_a_fetch_signs_nothing_that_contradicts_it(phase:
     world.check()
 
 
-def test_a_peer_that_comes_back_to_a_version_claims_a_later_term_there() -> None:
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_peer_that_comes_back_to_a_version_claims_a_later_term_there(attempt: int) -> None:
     """It has led a round on it, goes over to the others' lineage, and is to make another commit on the same version:
     two of one term would expel it."""
     log = a_log("A", "A", "B")
     state, choice = log.held, choice_of(log.held, "A", "B")
-    log.round.attempt, log.round.term, log.round.holder = 1, 3, "A"
+    log.round.attempt, log.round.term, log.round.holder = attempt, 3, "A"
     log.begin(append(state, choice, key_of(0, state.version, choice), ("x", "y", "z"), log.rules), 1.0)
     assert (log.round.term, log.epoch) == (0, 4)
     log.begin(state, 2.0)

@@ -52,6 +52,16 @@ def die_when(world: World, name: str, kind: type, seen: int = 1, epoch: int = 3)
     world.rules_of_net.append(rule)
 
 
+def test_the_founder_does_not_compute_the_first_round_alone() -> None:
+    """The founding names A alone. B and C hold their slices back until A's Close says who owns them: A would need
+    memory for all slices of all."""
+    world = World("ABC", rules(slices=6, start_peers=3))
+    world.reach(1)
+    means, slices = world.sent(Mean), [part for part in world.sent(Slice, to="A") if part.base.epoch == 0]
+    assert {mean.owner for mean in means if mean.base.epoch == 0} == set("ABC")
+    assert len(slices) == 2 * 2  # of B and C each, those that A owns
+
+
 def test_the_leader_dies_after_one_peer_got_its_commit() -> None:
     """B makes the commit, sends it to C, and dies; C lacks a mean that only A has. A claims, C tells the commit, and
     both reach the version that B made."""
