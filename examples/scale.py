@@ -122,7 +122,7 @@ class Swarm:
 
     def _state(self, lives: dict[str, int]) -> State:
         """The state after a first round of all peers."""
-        names, slices = sorted(lives), self.rules.shards
+        names, slices = sorted(lives), self.rules.slices
         first = founding(0, Version(0, 0, 0, digest(b"theta0")), names[0], slices)
         ids = {name: ContributionId(life, 0) for name, life in lives.items()}
         hashes = (digest(b"slice"),) * slices
@@ -281,7 +281,7 @@ class Peer:
                 told(events.Rolled(commit.fragment, commit.version, mean.number))
             case events.Accept(((fragment, version),)):
                 swarm.newest = max(swarm.newest, version.epoch)
-                sums = tuple(hash_of(version, number) for number in range(swarm.rules.shards))
+                sums = tuple(hash_of(version, number) for number in range(swarm.rules.slices))
                 told(events.Digested(fragment, version, sums))
             case events.Start() | events.Release():
                 self._trained = False
@@ -289,7 +289,7 @@ class Peer:
             case events.Load() if not self._trained:
                 self._train(swarm.now + STEPS * STEP_S * swarm.rng.uniform(0.95, 1.0))
             case events.Load(_, int(due)):
-                hashes = tuple(hash_of(self.name, swarm.now, number) for number in range(swarm.rules.shards))
+                hashes = tuple(hash_of(self.name, swarm.now, number) for number in range(swarm.rules.slices))
                 told(events.Contribute(due, float(STEPS), STEPS, hashes, (None,) * len(hashes)))
 
     def _train(self, until: float) -> None:

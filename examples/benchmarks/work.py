@@ -1,7 +1,7 @@
 """The computations of a round that need no other process: inner steps, a synthetic pseudo-gradient, the outer step and
 the merge.
 
-Law: uses the same functions and shards (`tensors`) as a run, so that the other methods differ from a run only in how
+Law: uses the same functions and slices (`tensors`) as a run, so that the other methods differ from a run only in how
 bytes travel.
 """
 
@@ -97,7 +97,7 @@ class Replica:
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
-        self._places = [slice(s.start, s.stop) for s in Layout.build(specs_of(self.model), plan.fragments).shards]
+        self._places = [slice(s.start, s.stop) for s in Layout.build(specs_of(self.model), plan.fragments).slices]
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
@@ -107,7 +107,7 @@ class Replica:
                 pseudo_gradient(base, param, part)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
-        """Take the outer step on `mean` (None: on this replica's own `mean`), shard by shard as in a run. Then copy the
+        """Take the outer step on `mean` (None: on this replica's own `mean`), slice by slice as in a run. Then copy the
         new θ into the model."""
         mean = self.mean if mean is None else mean
         with clock.part(OUTER_STEP):

@@ -46,7 +46,7 @@ class LyingWork(SliceWork):
 
     def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
         _, codec = self._run.codecs(index)
-        mean = codecs.decode(super().mean_of(index, given), codec, self._run.layout.shards[index].numel)
+        mean = codecs.decode(super().mean_of(index, given), codec, self._run.layout.slices[index].numel)
         return codecs.encode(mean * self.times, codec)
 
 
@@ -160,14 +160,14 @@ class Member:
             (self._steps, self.learner.samples),
             landed=self._sent if self._landing else None,
             due=load.due,
-            gone=[number for number, shards in enumerate(fragments) if bases.gone.intersection(shards)],
+            gone=[number for number, slices in enumerate(fragments) if bases.gone.intersection(slices)],
             again=self._again and self._landing,
             ended=self.over,
         )
-        by_shard = {shard: blend for number, blend in blends.items() for shard in fragments[number]}
+        by_slice = {index: blend for number, blend in blends.items() for index in fragments[number]}
         self._again = load.due is not None and self.replica.own.is_out(load.due)
-        self.local.merge(by_shard, bases.kept)
-        bases.loaded(by_shard)
+        self.local.merge(by_slice, bases.kept)
+        bases.loaded(by_slice)
         if load.due is not None:
             self._weight, self._sent_samples = self.progress.weigh(load.due)
             measures = self._measures and not self._again
@@ -211,7 +211,7 @@ class Member:
         await self._merged()
 
     async def _merged(self, *, measures: bool = False, landing: bool = False) -> events.Load:
-        """Merge all changed shards; return which are due next."""
+        """Merge all changed fragments; return which are due next."""
         self._loaded.clear()
         self._measures, self._landing, self._changed = measures, landing, False
         self.feed(events.Merge())
@@ -244,14 +244,14 @@ class Member:
             if not swarm.run.config.overlap_steps and not swarm.run.rules.asynchronous:
                 self.work.bases.stand(swarm.run.rules.fragments[due])
             if self.lies and swarm.setting.lie:
-                for place in swarm.run.layout.shards_of(due):
+                for place in swarm.run.layout.slices_of(due):
                     honest = self.delta[place.start : place.stop]
                     honest.copy_(LIES[swarm.setting.lie](honest.float(), swarm.noise))
                 weight = min(weight * swarm.setting.lie_weight, swarm.run.rules.weight_max)
         self.rhythm.planned()
         self._flight = self.rhythm.sent(), self._steps
         swarm.may_cut(self)
-        of = swarm.run, self.replica, self.work, due, lambda shard: self.delta
+        of = swarm.run, self.replica, self.work, due, lambda index: self.delta
         self.feed(await contribution(*of, weight, self._sent_samples))
 
     async def _land(self) -> bool:

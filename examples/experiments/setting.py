@@ -13,7 +13,7 @@ from p2p_diloco import RunConfig
 
 HEARTBEAT_S, DEAD_S = 0.5, 2.0
 """`heartbeat_interval` and `heartbeat_timeout`, short so that a death delays a round by less than a few inner steps."""
-SHARD_ELEMENTS = 16384
+SLICE_ELEMENTS = 16384
 
 LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "sign flipped": lambda honest, _: -honest,
@@ -22,7 +22,7 @@ LIES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "zeros": lambda honest, _: torch.zeros_like(honest),
     "noise, × 10": lambda honest, drawn: _as_long(torch.randn(len(honest), generator=drawn), 10 * honest.norm()),
 }
-"""What a liar makes of its pseudo-gradient, [elements of a shard]."""
+"""What a liar makes of its pseudo-gradient, [elements of a slice]."""
 
 
 def _as_long(values: Tensor, length: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Setting:
     def config(self) -> RunConfig:
         """The run's settings."""
         fixed = {"sync_every": 20, "outer": "fixed", "heartbeat_interval": HEARTBEAT_S, "heartbeat_timeout": DEAD_S}
-        return RunConfig(**{**fixed, "shard_elements": SHARD_ELEMENTS, "start_peers": self.peers, **self.run})
+        return RunConfig(**{**fixed, "slice_elements": SLICE_ELEMENTS, "start_peers": self.peers, **self.run})
 
 
 @dataclass(frozen=True, slots=True)

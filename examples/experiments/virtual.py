@@ -195,7 +195,7 @@ class Swarm:
 
     def _loss(self, peer: Member, windows: int) -> float:
         judge = LocalModel(self._judge, self.run.layout, peer.theta, peer.theta, peer.delta)
-        judge.merge(dict.fromkeys(range(len(self.run.layout.shards)), Blend.NONE))
+        judge.merge(dict.fromkeys(range(len(self.run.layout.slices)), Blend.NONE))
         return self.task.loss(self._judge, windows)
 
 

@@ -57,7 +57,7 @@ JOIN = {
         "weighting", "aggregation", "step_limit", "audit_rate", "buffers", "stop_after_samples",
     ),
     "All peers agree: exchanges": (
-        "num_fragments", "fragment_layout", "shard_elements", "overlap_steps", "merge", "merge_alpha", "codec",
+        "num_fragments", "fragment_layout", "slice_elements", "overlap_steps", "merge", "merge_alpha", "codec",
         "reply_codec", "rounding",
     ),
     "All peers agree: waiting for each other": (

@@ -67,10 +67,10 @@ class RunConfig(Settings):
     fragment_layout: Literal["contiguous", "strided"] = Field(
         default="contiguous", description="How fragments lie over the layers: one after another, or interleaved."
     )
-    shard_elements: int | None = Field(
+    slice_elements: int | None = Field(
         default=None,
         ge=1,
-        description="The most elements of a shard, the unit of aggregation; unset: chosen when the run is founded, so "
+        description="The most elements of a slice, the unit of aggregation; unset: chosen when the run is founded, so "
         "that 2 to 16 peers share the aggregation evenly.",
     )
     overlap_steps: int = Field(

@@ -1,4 +1,5 @@
-"""Which peer should aggregate which shard: balanced rendezvous hashing. The result is a proposal; a commit decides."""
+"""Which peer should lead which fragment in asynchronous mode: balanced rendezvous hashing. The result is a proposal; a
+commit decides."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ def rank(key: str, members: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=32)  # each fragment asks with the same arguments
-def assign(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, Sequence[str]]:
-    """Return, for each shard, the members in their order of succession. No member is first in more shards than its
-    equal part of all shards, rounded up."""
-    room = dict.fromkeys(members, math.ceil(len(shards) / max(1, len(members))))
+def assign(run: str, fragments: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, Sequence[str]]:
+    """Return, for each fragment, the members in their order of succession. No member is first in more fragments than
+    its equal part of all, rounded up."""
+    room = dict.fromkeys(members, math.ceil(len(fragments) / max(1, len(members))))
     plan = {}
-    for shard in shards:
-        order = rank(f"{run}/0/{shard}", members)
+    for fragment in fragments:
+        order = rank(f"{run}/0/{fragment}", members)
         first = [peer for peer in order if room[peer] > 0][:1]
         room |= {peer: room[peer] - 1 for peer in first}
-        plan[shard] = [*first, *(peer for peer in order if peer not in first)]
+        plan[fragment] = [*first, *(peer for peer in order if peer not in first)]
     return plan
 
 

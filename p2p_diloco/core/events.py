@@ -98,7 +98,7 @@ class Wakeup:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The trainer is between two inner steps and asks for a Load of all shards that changed since its last merge."""
+    """The trainer is between two inner steps and asks for a Load of all fragments that changed since its last merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Tell the trainer that a shard's present state has changed, so that it asks for a merge at its next inner step."""
+    """Tell the trainer that a fragment's present state has changed, so that it asks for a merge at its next inner
+    step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Tell the trainer that every shard has reached the end of the run."""
+    """Tell the trainer that every fragment has reached the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Tell the trainer that it may start, because this peer holds all shards."""
+    """Tell the trainer that it may start, because this peer holds all fragments."""
 
 
 # -- messages and rounds

@@ -99,10 +99,10 @@ class Replica:
         """The revision whose stop the run has reached."""
         return outlook.ended_by(self)
 
-    def state(self, slice: int) -> State:
+    def state(self, index: int) -> State:
         """Return the replicated state of the fragment of this slice, given by its index in the whole model. This
         replica must hold one."""
-        return self.logs[self.rules.fragment_of(slice)].held
+        return self.logs[self.rules.fragment_of(index)].held
 
     def workers(self) -> int:
         """Return the number of live peers that train, this peer included."""

@@ -56,9 +56,9 @@ class Rules:
         return RECALL_ASYNC if self.asynchronous else self.carry_rounds + RECALL
 
     @property
-    def shards(self) -> int:
-        """The number of shards of the whole model."""
-        return sum(len(shards) for shards in self.fragments)
+    def slices(self) -> int:
+        """The number of slices of the whole model."""
+        return sum(map(len, self.fragments))
 
     def fits(self, weight: float, samples: int, revision: Revision = FOUNDED) -> bool:
         """Whether a contribution may have this weight and this many samples. The limits grow with H."""
@@ -79,9 +79,9 @@ class Rules:
         """The inner steps from the exchange before to that of this fragment, by the H of this revision."""
         return fragment_interval(revision.sync_every or self.sync_every, len(self.fragments), fragment)
 
-    def fragment_of(self, shard: int) -> int:
-        """The fragment that a shard belongs to."""
-        return next(number for number, shards in enumerate(self.fragments) if shard in shards)
+    def fragment_of(self, index: int) -> int:
+        """The fragment of a slice, which is given by its index in the whole model."""
+        return next(number for number, slices in enumerate(self.fragments) if index in slices)
 
     def ended(self, model: ModelVersion, revision: Revision) -> bool:
         """Whether the run has ended, judging by this version of the whole model and the revision of its fragments."""

@@ -2,7 +2,7 @@
 
 Law: exact arithmetic on the bandwidths that peers report; every peer gets the same result to the last digit.
 
-N peers take part, with P bytes of contributions each; peer i aggregates the share s_i of the shards, Σ s_i = 1. It
+N peers take part, with P bytes of contributions each; peer i aggregates the share s_i of the slices, Σ s_i = 1. It
 sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
 receives as much. So its link of b_i bytes a second, each way, is busy for
     t_i = P · (1 + (N − 2) s_i) / b_i

@@ -45,7 +45,7 @@ class Limits:
     header_bytes_max: int = 64 * 1024
     """The longest header, with or without a payload."""
     payload_bytes_max: int = 256 * 1024 * 1024
-    """The longest payload, even if `Inbox.admit` allows more. A peer can't join a run whose shards need longer ones."""
+    """The longest payload, even if `Inbox.admit` allows more. A peer can't join a run whose slices need longer ones."""
     connect_timeout_s: float = 5.0
     """Deadline for dialling a peer and opening a stream."""
     read_timeout_s: float = 10.0

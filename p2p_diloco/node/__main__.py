@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory, so that the tensor work on one shard can use the memory that the shard before has
+    """Make glibc keep freed memory, so that the tensor work on one slice can use the memory that the slice before has
     freed.
 
     By default glibc returns large pieces of memory to the kernel and gets them back page by page, which takes longer

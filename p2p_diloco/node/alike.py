@@ -32,7 +32,7 @@ fp32."""
 ROUNDS = 3
 """Two peers' contributions must point the same way in this many rounds in a row."""
 SAMPLE = 4096
-"""The cosine is computed from this many values or more, spread over a shard. Shorter shards are not compared: few
+"""The cosine is computed from this many values or more, spread over a slice. Shorter slices are not compared: few
 values may be nearly proportional by chance."""
 
 log = logging.getLogger(__name__)
@@ -46,21 +46,21 @@ class Alike:
 
     def __init__(self, named: Callable[[str], str], run: Run) -> None:
         self._named, self._codec = named, run.config.codec
-        self._shards = run.layout.shards
-        self._shard = -1  # the shard whose contributions' directions are compared
+        self._slices = run.layout.slices
+        self._compared = -1  # the slice whose contributions' directions are compared
         self._rounds: dict[tuple[str, str], int] = {}  # by pair: rounds in a row with the same way
         self._warned = False
 
-    def look(self, shard: int, contributions: Iterable[tuple[str, float, Buffer]]) -> None:
-        """Compare the contributions to a shard of which the mean is made, each given as (peer, weight, payload), except
+    def look(self, index: int, contributions: Iterable[tuple[str, float, Buffer]]) -> None:
+        """Compare the contributions to a slice of which the mean is made, each given as (peer, weight, payload), except
         those without progress, whose weight is `WEIGHT_MIN`. Those to buffers are not compared: counters are equal on
         all peers, and so are buffers that never change."""
-        if self._warned or self._shards[shard].kind != PARAMETER:
+        if self._warned or self._slices[index].kind != PARAMETER:
             return
         made = [(peer, memoryview(payload)) for peer, weight, payload in contributions if weight > WEIGHT_MIN]
         if pair := _same_bytes(made):
             self._warn(pair, "the same bytes")
-        elif pair := self._same_way(shard, made):
+        elif pair := self._same_way(index, made):
             self._warn(pair, f"nearly the same in {ROUNDS} rounds")
 
     def _warn(self, pair: tuple[str, str], what: str) -> None:
@@ -72,12 +72,12 @@ class Alike:
             what,
         )
 
-    def _same_way(self, shard: int, made: Sequence[Given]) -> tuple[str, str] | None:
+    def _same_way(self, index: int, made: Sequence[Given]) -> tuple[str, str] | None:
         """Two peers whose contributions have pointed the same way in the last `ROUNDS` rounds; None if there are none.
-        Only one shard is compared: the first that this peer has averaged."""
-        self._shard = shard if self._shard < 0 else self._shard
-        numel = self._shards[shard].numel
-        if shard != self._shard or numel < SAMPLE or len(made) < 2:
+        Only one slice is compared: the first that this peer has averaged."""
+        self._compared = index if self._compared < 0 else self._compared
+        numel = self._slices[index].numel
+        if index != self._compared or numel < SAMPLE or len(made) < 2:
             return None
         samples = [_sample(codecs.decode_blocks(payload, self._codec, numel), numel // SAMPLE) for _, payload in made]
         rows = torch.nn.functional.normalize(torch.stack(samples))

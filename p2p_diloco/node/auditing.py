@@ -86,7 +86,7 @@ class Audits:
         self._rules, config = common.run.rules, common.run.config
         fewest = min(map(len, self._rules.fragments))
         self._me, self._rate = common.transport.peer_id, config.audit_rate * max(1.0, USUAL / fewest)
-        longest = max(map(self._work.nbytes_of_contribution, range(self._rules.shards)))
+        longest = max(map(self._work.nbytes_of_contribution, range(self._rules.slices)))
         self._wait_s = SILENT * config.heartbeat_timeout + common.transport.limits.transfer_timeout_s(longest)
         self._cases = Cases(self._me, KEEP * self._wait_s)
         self._examiner = Examiner(common, self._cases, self._wait_s)
@@ -145,9 +145,9 @@ class Audits:
                 self._begin(case)
 
     def _case_of(self, mean: OfMean, base: Version, seal: bytes, choice: Choice) -> Case:
-        shard = self._rules.fragments[mean.fragment][mean.number]
+        index = self._rules.fragments[mean.fragment][mean.number]
         weighted = sum(ready.weight > 0 for _, ready in choice.entries)
-        return Case(mean, base, seal, choice, weighted * self._work.nbytes_of_contribution(shard))
+        return Case(mean, base, seal, choice, weighted * self._work.nbytes_of_contribution(index))
 
     # -- what others ask and answer
 

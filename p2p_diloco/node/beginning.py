@@ -167,8 +167,8 @@ def counted_last(state: State) -> Sequence[str]:
 def founding_hashes(record: bytes, fragments: Sequence[Sequence[int]], state: OuterState) -> tuple[str, ...]:
     """By fragment, the hash of the run's record and of θ₀."""
     found = []
-    for shards in fragments:
-        theta = "".join(state.slices[shard].digest() for shard in shards)
+    for slices in fragments:
+        theta = "".join(state.slices[index].digest() for index in slices)
         found.append(blake2b(record + theta.encode(), digest_size=16).hexdigest())
     return tuple(found)
 

@@ -22,7 +22,7 @@ from p2p_diloco.tensors.layout import Layout
 DESCRIPTION_BYTES_MAX = 16 * 2**20
 """The longest description of a model that is accepted of any run."""
 BYTES_OF_ONE = 1024
-"""The most bytes of one parameter, buffer or shard in a description."""
+"""The most bytes of one parameter, buffer or slice in a description."""
 DESCRIBE_S = 3.0
 """Deadline for one peer's description of the run's model."""
 
@@ -65,7 +65,7 @@ class Describing:
 
 class DescriptionInbox(Handler):
     """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
-    messages, and descriptions that are too long for a model of `count` parameters, buffers and shards: decoded, a
+    messages, and descriptions that are too long for a model of `count` parameters, buffers and slices: decoded, a
     hostile one takes a hundred times its bytes."""
 
     def __init__(self, token: bytes, peer: str, count: int) -> None:
@@ -93,7 +93,7 @@ class DescriptionInbox(Handler):
 
 async def ask_to_describe(transport: Transport, inbox: Inbox, token: bytes, peer: str, count: int) -> Described | None:
     """Ask a peer to describe the run's model; returns None if no description came in time. `count`: about how many
-    parameters, buffers and shards the model has; a description that is much longer is refused."""
+    parameters, buffers and slices the model has; a description that is much longer is refused."""
     before, waiting = inbox.handler, DescriptionInbox(token, peer, count)
     inbox.handler = waiting
     try:

@@ -38,32 +38,32 @@ def check_values(payload: memoryview, codec: str, numel: int, magnitude_max: flo
 
 
 class Encoding:
-    """Encodes one peer's contributions, shard by shard, and keeps the error feedback of each."""
+    """Encodes one peer's contributions, slice by slice, and keeps the error feedback of each."""
 
     def __init__(self, run: Run, neutral: Callable[[int], Tensor]) -> None:
-        """`neutral`: the values of a contribution to a shard without progress."""
+        """`neutral`: the values of a contribution to a slice without progress."""
         self._run, self._neutral = run, neutral
-        self._feedback: dict[int, Feedback] = {}  # by shard; made when a contribution first needs it
+        self._feedback: dict[int, Feedback] = {}  # by slice; made when a contribution first needs it
 
-    def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """Encode a shard's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
+    def encode(self, index: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
+        """Encode a slice's pseudo-gradient, or the values of buffers, from `delta` [numel], for the contribution `id`.
         The result shares no memory with `delta`, which is written again for the next exchange.
 
         With error feedback the rounding error is added to the next contribution, unless `weighs` is False.
         """
-        place, (codec, _) = self._run.layout.shards[shard], self._run.codecs(shard)
+        place, (codec, _) = self._run.layout.slices[index], self._run.codecs(index)
         values, feedback = delta[place.start : place.stop], None
         if codecs.shares(values, codec):  # sent as the trainer has written it, which has checked it
             return memoryview(bytes(codecs.encode(values, codec)))
         if codecs.feeds_back(codec):
-            feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(place.numel)
+            feedback = self._feedback[index] = self._feedback.get(index) or Feedback(place.numel)
             values = feedback.added(values) if weighs else values
-        payload = self._encoded(values, shard, id)
+        payload = self._encoded(values, index, id)
         try:
             check_values(payload, codec, place.numel, MAGNITUDE_MAX)
         except Refusal as refusal:
-            log.error("this peer's contribution to shard %d is sent without progress: %s", shard, refusal.reason)
-            payload = memoryview(bytearray(codecs.encode(self._neutral(shard), codec)))
+            log.error("this peer's contribution to slice %d is sent without progress: %s", index, refusal.reason)
+            payload = memoryview(bytearray(codecs.encode(self._neutral(index), codec)))
             if feedback is not None:
                 feedback.sent_nothing(id)
         else:
@@ -75,15 +75,15 @@ class Encoding:
 
     def merge(self, loaded: Loaded) -> None:
         """Update the error feedback of a fragment that the trainer merges."""
-        for shard in self._run.rules.fragments[loaded.fragment]:
-            if (feedback := self._feedback.get(shard)) is not None:
+        for index in self._run.rules.fragments[loaded.fragment]:
+            if (feedback := self._feedback.get(index)) is not None:
                 feedback.merge(loaded.outcome, loaded.counted)
 
-    def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
+    def _encoded(self, values: Tensor, index: int, id: ContributionId) -> memoryview:
         """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
         rounding."""
-        codec, _ = self._run.codecs(shard)
+        codec, _ = self._run.codecs(index)
         if self._run.config.rounding == "nearest" or codec == running.CODEC:
             return codecs.encode(values, codec)
-        drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
+        drawn = blake2b(repr((id.incarnation, id.sequence, index)).encode(), digest_size=8).digest()
         return codecs.encode_stochastically(values, codec, int.from_bytes(drawn, "little", signed=True))

@@ -50,22 +50,22 @@ class End:
     founder: str
     founded: float
     """The time of the run's founding, in seconds since 1970."""
-    shards: int
+    fragments: int
     revision: Revision = FOUNDED
 
     @property
     def epoch(self) -> int:
         """The last epoch of the run."""
-        return self.model.epochs // max(1, self.shards)
+        return self.model.epochs // max(1, self.fragments)
 
     def __str__(self) -> str:
         return f"epoch {self.epoch} (digest {self.model.digest}, signed by {self.signer})"
 
 
-def statement(founding: Founding, model: ModelVersion, shards: int, time: float) -> bytes:
+def statement(founding: Founding, model: ModelVersion, fragments: int, time: float) -> bytes:
     """The bytes that the signer signs. They identify the run's founding, so a signature is invalid in another run with
     the same `run_id`."""
-    said = [model.generation, model.samples, model.epochs, model.digest, shards, time]
+    said = [model.generation, model.samples, model.epochs, model.digest, fragments, time]
     return pack(founding.run_id, founding.founder, float(founding.time), *said)
 
 
@@ -73,14 +73,14 @@ def signed(
     transport: Transport,
     founding: Founding,
     model: ModelVersion,
-    shards: int,
+    fragments: int,
     time: float,
     revision: Revision = FOUNDED,
 ) -> End:
-    """Sign that the run, which has this many `shards`, has ended with this version at this revision; returns the
+    """Sign that the run, which has this many `fragments`, has ended with this version at this revision; returns the
     record."""
-    proof = transport.sign(KIND, statement(founding, model, shards, time))
-    return End(model, time, transport.peer_id, proof, founding.founder, founding.time, shards, revision)
+    proof = transport.sign(KIND, statement(founding, model, fragments, time))
+    return End(model, time, transport.peer_id, proof, founding.founder, founding.time, fragments, revision)
 
 
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
@@ -89,7 +89,7 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
-    this_run = (end.founder, end.founded, end.shards) == (founding.founder, founding.time, len(rules.fragments))
+    this_run = (end.founder, end.founded, end.fragments) == (founding.founder, founding.time, len(rules.fragments))
     ended = this_run and rules.ended(end.model, end.revision)
     return ended and founding.proven(transport, end.revision) and _proven(end, transport, founding.run_id)
 
@@ -97,7 +97,7 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 def _proven(end: End, transport: Transport, run_id: str) -> bool:
     """Whether the signature of an end of some run with this name is right."""
     founding = Founding(run_id, end.founder, end.founded)
-    said = statement(founding, end.model, end.shards, end.time)
+    said = statement(founding, end.model, end.fragments, end.time)
     sound = end.model.generation >= 0 and max(end.model.samples, end.model.epochs) <= COUNT_MAX
     return sound and transport.signed_by(end.signer, end.proof, KIND, said)
 

@@ -79,7 +79,7 @@ class Examiner:
             hides = same and in_time and self._cases.must_be_kept(case)  # a peer that restarts loses what it kept
             return f"it doesn't show the contributions to its mean of {case.place}" if hides else ""
         self.examined += 1
-        place = self._run.layout.shards_of(case.mean.fragment)[case.mean.number]
+        place = self._run.layout.slices_of(case.mean.fragment)[case.mean.number]
         for peer, _ in case.counted:
             try:
                 check_values(case.copies[peer], self._run.codecs(place.index)[0], place.numel, MAGNITUDE_MAX)

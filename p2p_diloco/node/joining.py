@@ -99,7 +99,7 @@ class Joining:
         Raises:
             GaveUpWaiting: no peer founded the run, or described its model, in time.
             ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
-            ConfigError: the run's shards are too large or too many to be sent.
+            ConfigError: the run's slices are too large or too many to be sent.
         """
         own: bytes | None = None
         told = self._setup.is_told_to_found(founding)
@@ -238,7 +238,7 @@ class Joining:
             return Run(run_id, config, own, self._salt)
         run_token = token(run_id, config.fingerprint(), record.model, self._salt)
         while True:
-            count = 4 * record.params + record.shards  # a BatchNorm has three buffers for two parameters
+            count = 4 * record.params + record.slices  # a BatchNorm has three buffers for two parameters
             described = await self._described(run_token, count)
             layout = None if described is None else described.layout
             if own is not None and own.fingerprint() != record.model:

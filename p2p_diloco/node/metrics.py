@@ -48,7 +48,7 @@ class Told:
 
 METRICS = (
     Told("state", "1 for the state that the peer is in, 0 for the others.", lambda peer: _state(peer), "state"),
-    Told("epoch", "Outer steps that every shard of the peer's model has made.", lambda peer: peer.epoch),
+    Told("epoch", "Outer steps that every fragment of the peer's model has made.", lambda peer: peer.epoch),
     Told("inner_steps_total", "Inner steps since the peer's start.", lambda peer: peer.step),
     Told("inner_steps_per_second", "The peer's speed.", lambda peer: peer.steps_per_second),
     Told("samples_total", "Samples since the peer's start.", lambda peer: peer.samples),
@@ -67,7 +67,7 @@ METRICS = (
     Told("sync_every_steps", "Inner steps between two exchanges of the whole model.", lambda peer: peer.sync_every),
     Told("last_round_seconds", "Seconds of the last round by part; hidden: of its exchange, while training went on.",
          lambda peer: _round(peer), "part"),
-    Told("aggregated_shards", "Shards that the peer aggregates now.", lambda peer: peer.aggregates_count),
+    Told("aggregated_slices", "Slices that the peer aggregates now.", lambda peer: peer.aggregates_count),
     Told("revision", "The lowest revision over the peer's fragments.", lambda peer: peer.revision),
     Told("outer_lr", "The outer learning rate of that revision.", lambda peer: peer.outer_lr),
     Told("outer_momentum", "The outer momentum of that revision.", lambda peer: peer.outer_momentum),

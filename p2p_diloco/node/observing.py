@@ -178,8 +178,8 @@ class Observer(Handler):
                 return True
             lacking = {
                 (fragment, number)
-                for fragment, shards in enumerate(self.run.rules.fragments)
-                for number in range(len(shards))
+                for fragment, slices in enumerate(self.run.rules.fragments)
+                for number in range(len(slices))
                 if self._parts.get((fragment, number), (None, ""))[0] != told[fragment]
             }
             if lacking and not await self._come(donor, lacking, give_up_at):

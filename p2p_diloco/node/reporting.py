@@ -153,10 +153,10 @@ class Reporter:
         return GpuMemory(round(shared.gpu_reserved, -MEMORY_DIGITS), shared.gpu_total) if shared.gpu_total else None
 
     def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
-        """How full the Delayed Nesterov buffers of these shards are; None without buffers or without shards."""
+        """How full the Delayed Nesterov buffers of these slices' fragments are; None without buffers or slices."""
         if self._common.run.rules.dn_buffer_size < 2 or not aggregates:
             return None
-        buffered = [self._common.replica.state(shard).buffered for shard in aggregates]
+        buffered = [self._common.replica.state(index).buffered for index in aggregates]
         return Buffered(min(buffered), max(buffered))
 
     def _state(self) -> str:

@@ -20,16 +20,16 @@ from p2p_diloco.node.wire import TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import outer_state, running
 from p2p_diloco.tensors.delayed import DelayedNesterov
-from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec, Shard
+from p2p_diloco.tensors.layout import PARAMETER, Layout, ParamSpec, SliceSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
-"""Limits on the commits that a newcomer keeps while it fetches states: the bytes for all shards together, and the least
-and the greatest number of commits for each shard."""
+"""Limits on the commits that a newcomer keeps while it fetches states: the bytes for all fragments together, and the
+least and the greatest number of commits for each fragment."""
 
 FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
-"""At a time, a newcomer asks each donor for shards whose states have FETCH_BYTES together, but for at least FETCH_MIN
-shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
+"""At a time, a newcomer asks each donor for slices whose states have FETCH_BYTES together, but for at least FETCH_MIN
+slices: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
 STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
 """Limits of a contribution. Inner steps: at most STEPS_OVER times `sync_every`, or times STEPS_LEAST if that is more.
@@ -37,7 +37,7 @@ Samples: at most SAMPLES_PER_STEP for each of these steps. Weight: as samples if
 contributions are far smaller."""
 
 VERSION_BYTES = 64
-"""The most bytes that the version of one shard takes in a header."""
+"""The most bytes that one slice takes in a header, with its version."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Run:
         return Rules(
             run=self.run_id,
             fragments=tuple(
-                tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
+                tuple(place.index for place in layout.slices_of(fragment)) for fragment in range(len(layout.fragments))
             ),
             **{name: getattr(config, name) for name in same},
             weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
@@ -80,20 +80,20 @@ class Run:
 
     @property
     def _state_nbytes(self) -> int:
-        """The length in bytes of the longest shard's state, counting only its tensors."""
+        """The length in bytes of the longest slice's state, counting only its tensors."""
         return max(
-            (4 * (shard.numel + sum(self.state_lengths(shard).values())) for shard in self.layout.shards), default=0
+            (4 * (place.numel + sum(self.state_lengths(place).values())) for place in self.layout.slices), default=0
         )
 
-    def state_lengths(self, shard: Shard) -> dict[str, int]:
-        """The number of elements of each state tensor of a shard, by name, in the order of storage."""
-        return outer_state.state_lengths(shard, self.outer, self.config.step_limit)
+    def state_lengths(self, place: SliceSpec) -> dict[str, int]:
+        """The number of elements of each state tensor of a slice, by name, in the order of storage."""
+        return outer_state.state_lengths(place, self.outer, self.config.step_limit)
 
     @property
     def _commits_kept(self) -> int:
-        """The number of commits that a newcomer keeps for each shard while it fetches states."""
+        """The number of commits that a newcomer keeps for each fragment while it fetches states."""
         epoch_nbytes = max(
-            1, sum(codecs.nbytes(self.codecs(shard.index)[1], shard.numel) for shard in self.layout.shards)
+            1, sum(codecs.nbytes(self.codecs(place.index)[1], place.numel) for place in self.layout.slices)
         )
         return min(max(KEPT_BYTES // epoch_nbytes, KEPT_MIN), KEPT_MAX)
 
@@ -112,8 +112,8 @@ class Run:
         return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
     def rates_at(self, revision: Revision, epoch: int) -> Rates:
-        """The rates of the outer step that follows this epoch of a shard. A rate that the revision names replaces the
-        run's own at once."""
+        """The rates of the outer step that follows this epoch of a fragment. A rate that the revision names replaces
+        the run's own at once."""
         lr, momentum = self.config.rates(epoch)
         revised_lr, revised_momentum = revision.rates or (None, None)
         return lr if revised_lr is None else revised_lr, momentum if revised_momentum is None else revised_momentum
@@ -124,36 +124,36 @@ class Run:
         return replace(limits, connect_timeout_s=dial_s, read_timeout_s=answer_s, write_timeout_s=answer_s)
 
     def check(self, limits: Limits) -> None:
-        """Check that no shard's state is too long for one message, and that one message can list all shards.
+        """Check that no slice's state is too long for one message, and that one message can list all slices.
 
         Raises:
             ConfigError: one of them doesn't fit.
         """
-        shards, value = self.layout.shards, self.config.shard_elements
+        slices, value = self.layout.slices, self.config.slice_elements
         if (longest := self._state_nbytes) > limits.payload_bytes_max:
-            wrong = f"makes a shard's state {longest} bytes long; a message has at most {limits.payload_bytes_max}"
-            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a smaller one")
-        if VERSION_BYTES * (len(shards) + 2) > limits.header_bytes_max:
-            wrong = f"makes {len(shards)} shards, more than one message can list"
-            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a larger one")
+            wrong = f"makes a slice's state {longest} bytes long; a message has at most {limits.payload_bytes_max}"
+            raise ConfigError(wrong, key="slice_elements", value=value, mend="choose a smaller one")
+        if VERSION_BYTES * (len(slices) + 2) > limits.header_bytes_max:
+            wrong = f"makes {len(slices)} slices, more than one message can list"
+            raise ConfigError(wrong, key="slice_elements", value=value, mend="choose a larger one")
 
     @cached_property
     def round_nbytes(self) -> int:
         """The bytes of a contribution and a mean together, for one fragment of average length."""
         layout = self.layout
-        nbytes = sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in self.codecs(s.index))
+        nbytes = sum(codecs.nbytes(codec, s.numel) for s in layout.slices for codec in self.codecs(s.index))
         return nbytes // len(layout.fragments)
 
-    def codecs(self, shard: int) -> tuple[str, str]:
-        """The codecs of contributions to this shard, and of its means. Buffers are sent without loss."""
-        if self.layout.shards[shard].kind != PARAMETER:
+    def codecs(self, index: int) -> tuple[str, str]:
+        """The codecs of contributions to this slice, and of its means. Buffers are sent without loss."""
+        if self.layout.slices[index].kind != PARAMETER:
             return running.CODEC, running.CODEC
         return self.config.codec, reply_codec_of(self.config)
 
 
 def layout_of(config: RunConfig, specs: Sequence[ParamSpec], buffers: Sequence[ParamSpec] = ()) -> Layout:
     """The layout of a model's parameters and buffers by these settings."""
-    cut = config.num_fragments, config.fragment_layout, config.shard_elements
+    cut = config.num_fragments, config.fragment_layout, config.slice_elements
     return Layout.build(specs, *cut, buffers if config.buffers == "average" else ())
 
 

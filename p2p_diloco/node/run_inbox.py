@@ -98,7 +98,7 @@ class RunInbox(Handler):
             if not isinstance(message, Folded):
                 check_role(self._members.role_of(sender), message)
         if isinstance(message, m.Ask):
-            part = len(message.numbers) / self._run.rules.shards
+            part = len(message.numbers) / self._run.rules.slices
             group = group_of(sender, self._members.grant_of)
             if not self._allowances.fetch(group, part, asyncio.get_running_loop().time()):
                 raise Refusal("the sender, or others with its invitation, asked for too many states lately")
@@ -190,7 +190,7 @@ class RunInbox(Handler):
         """Raises Refusal if the values in a message's payload can't be used."""
         if not isinstance(message, m.Slice | m.Mean | m.Part):
             return
-        place = self._run.layout.shards_of(message.fragment)[message.number]
+        place = self._run.layout.slices_of(message.fragment)[message.number]
         codec, reply = self._run.codecs(place.index)
         match message:
             case m.Slice(payload=payload):

@@ -31,13 +31,13 @@ LEVELS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's DHT record, `cut` is the hash of the layout with its fragments and shards, and
+    """A run's DHT record, `cut` is the hash of the layout with its fragments and slices, and
     `model` the hash of the parameters alone. `time` is the time of the run's founding, in seconds since 1970."""
 
     config: Config
     model: str
     cut: str
-    shards: Count
+    slices: Count
     numel: Count
     params: Count
     founder: str
@@ -53,12 +53,12 @@ class RunRecord:
     def founding(cls, run: Run, founder: str, time: float, frozen: str = "") -> RunRecord:
         """Make the record of a run that is being founded."""
         layout = run.layout
-        shards, params = len(layout.shards), len(layout.params)
+        slices, params = len(layout.slices), len(layout.params)
         return cls(
             run.config.to_wire(),
             layout.fingerprint(),
             cut_of(layout),
-            shards,
+            slices,
             layout.numel,
             params,
             founder,
@@ -97,7 +97,7 @@ def signature_of(value: bytes) -> tuple[bytes, bytes]:
 
 
 def cut_of(layout: Layout) -> str:
-    """Hash a layout to 32 hex digits. Layouts with the same parameters, buffers, fragments and shards have the same
+    """Hash a layout to 32 hex digits. Layouts with the same parameters, buffers, fragments and slices have the same
     hash, even if their dtypes differ."""
     bare = {
         "params": [[spec.name, list(spec.shape)] for spec in layout.params],

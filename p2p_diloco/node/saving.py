@@ -42,8 +42,6 @@ from p2p_diloco.tensors import checkpoint, step_limit
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import PARAMETER, Layout
 
-_CONFIG_BEFORE = {"buffers": "local"}
-"""Settings that checkpoints by older versions of this package lack, with the values that those versions acted by."""
 Wrong = tuple[int, Damaged]
 """A damaged slice, and the event that tells the replica of it."""
 
@@ -171,9 +169,9 @@ class Snapshot:
         """The slices whose memory has changed since their last step."""
         wrong = []
         for state, known in zip(self.states, self.known, strict=True):
-            for number, place in enumerate(self.run.layout.shards_of(state.fragment)):
-                if known and self.digests[place.index] != known[number]:
-                    wrong.append((place.index, Damaged(state.fragment, state.version, (number,))))
+            for number, index in enumerate(self.run.rules.fragments[state.fragment]):
+                if known and self.digests[index] != known[number]:
+                    wrong.append((index, Damaged(state.fragment, state.version, (number,))))
         return wrong
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
@@ -217,7 +215,7 @@ def _write(root: Path, epoch: int, snapshot: Snapshot, keep: int) -> Sequence[Wr
 
 def _digests(layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]]) -> list[str]:
     """The digest of each slice's tensors."""
-    pairs = zip(layout.shards, outer, strict=True)
+    pairs = zip(layout.slices, outer, strict=True)
     return [digest(theta[place.start : place.stop], state) for place, state in pairs]
 
 
@@ -285,11 +283,11 @@ class Checkpoint:
         tensors, content = checkpoint.load(path)
         try:
             told = msgspec.convert(content, Manifest)
-            self.run_id, self.generation, self.config = told.run_id, told.generation, {**_CONFIG_BEFORE, **told.config}
+            self.run_id, self.generation, self.config = told.run_id, told.generation, told.config
             self.founded, self.card, self.layout = told.founded, told.card, Layout.from_wire(told.layout)
             self._states = self._read_states(told.fragments)
             self.theta = torch.cat([tensor.reshape(-1) for tensor in self.layout.arrange(tensors["theta"])])
-            self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.shards]
+            self._outer: list[dict[str, Tensor]] = [{} for _ in self.layout.slices]
             for key, tensor in tensors["outer"].items():
                 index, _, name = key.partition(".")
                 self._outer[int(index)][name] = tensor
@@ -308,7 +306,7 @@ class Checkpoint:
 
     def _check(self, named: Sequence[str]) -> None:
         """Raises ValueError unless the tensors have the digests that the manifest names."""
-        if len(named) != len(self.layout.shards):
+        if len(named) != len(self.layout.slices):
             raise ValueError("it has no digests")
         found = _digests(self.layout, self.theta, self._outer)
         if wrong := [index for index, one in enumerate(named) if one != found[index]]:
@@ -361,18 +359,18 @@ class Checkpoint:
     def _restored(self, run: Run) -> list[Mapping[str, Tensor]]:
         """The outer optimizer's state of each slice for this run. Raises CheckpointError if the model is another."""
         layout = self.layout
-        if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.shards):
+        if cut_of(layout) != cut_of(run.layout) or len(self._outer) != len(layout.slices):
             raise self._unusable("its model, or the way it is cut, is not the run's")
         forget = run.run_id != self.run_id or run.config.fingerprint() != self.run_config.fingerprint()
-        limits = [run.config.step_limit if shard.kind == PARAMETER else 0.0 for shard in layout.shards]
+        limits = [run.config.step_limit if place.kind == PARAMETER else 0.0 for place in layout.slices]
         pairs = zip(self._outer, limits, strict=True)
         return [step_limit.restored(outer, limit, forget=forget) for outer, limit in pairs]
 
     def _payloads(self, run: Run, outers: Sequence[Mapping[str, Tensor]]) -> Iterator[memoryview]:
         """Encode each slice's state as a payload."""
-        for shard, outer in zip(self.layout.shards, outers, strict=True):
-            ordered = (outer[name] for name in run.state_lengths(shard))
-            pieces = [self.theta[shard.start : shard.stop], *ordered]
+        for place, outer in zip(self.layout.slices, outers, strict=True):
+            ordered = (outer[name] for name in run.state_lengths(place))
+            pieces = [self.theta[place.start : place.stop], *ordered]
             yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
 
     def _unusable(self, why: str) -> CheckpointError:

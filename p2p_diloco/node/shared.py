@@ -5,9 +5,9 @@ Law: this is memory and nothing else. Which side may use which part, and when:
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
     base     the node keeps the older θ here, if θ changes before the trainer has loaded the new one (`bases`)
-    delta    the trainer writes the pseudo-gradients of the due shards, and the values of due buffers, after it has
+    delta    the trainer writes the pseudo-gradients of the due slices, and the values of due buffers, after it has
              merged; the node reads them from `contribute` on, and sends from this memory. Before the node answers a
-             merge, it stops all sending of the shards that are due next
+             merge, it stops all sending of the slices that are due next
 
 A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and tells the node
 when all of them have read or written.
@@ -103,9 +103,9 @@ class Header:
     # -- by the node
 
     changed = Slot(int)
-    """Grows whenever some shard's state has changed."""
+    """Grows whenever some fragment's state has changed."""
     epoch = Slot(int)
-    """The lowest epoch over the shards; -1 while no state is held."""
+    """The lowest epoch over the fragments; -1 while no state is held."""
     finished = Slot(int)
     """1 once the run has ended for all."""
     leave_s = Slot(float)
@@ -126,7 +126,7 @@ class Header:
     reconnections = Slot(int)
     """Links that broke."""
     revision = Slot(int)
-    """The lowest revision over the shards; 0: the settings at the founding."""
+    """The lowest revision over the fragments; 0: the settings at the founding."""
     outer_lr = Slot(float)
     """The outer learning rate of that revision."""
     outer_momentum = Slot(float)
@@ -150,7 +150,7 @@ class SharedMemory(Header):
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
         """What was last sent, [numel] fp32: the pseudo-gradient, for which see `delta_in`, then the buffers' values."""
         self.base = self._vector(_HEADER_BYTES + 8 * numel)
-        """The θ that the trainer loaded last, for the shards that `bases.Bases` has copied, [numel] fp32."""
+        """The θ that the trainer loaded last, for the slices that `bases.Bases` has copied, [numel] fp32."""
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
         """The pseudo-gradient, [numel] of a dtype that both sides know. With a shorter dtype a part of the vector's

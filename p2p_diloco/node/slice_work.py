@@ -71,11 +71,11 @@ class SliceWork:
         self.state = OuterState(run.layout, run.outer, theta, run.config.step_limit, threads)
         self.versions: dict[int, Version] = {}
         """The version of each fragment's present tensors; a fragment without a state is missing."""
-        self._places = [[place.index for place in run.layout.shards_of(f)] for f in range(len(run.layout.fragments))]
+        self._indices = run.rules.fragments  # by fragment and number: a slice's index in the layout
         self._staged: dict[tuple[int, int], SliceState] = {}  # by fragment and number
         self._digests: dict[int, tuple[Version, tuple[str, ...]]] = {}
         self._looked: dict[int, list[float]] = {}  # by fragment: when each slice was last as its digest says
-        self._changes = [0] * len(self._places)  # how often each fragment's tensors were changed
+        self._changes = [0] * len(self._indices)  # how often each fragment's tensors were changed
         encoding = Encoding(run, self._neutral)
         self.encode, self.merge = encoding.encode, encoding.merge
 
@@ -83,7 +83,7 @@ class SliceWork:
 
     def average(self, effect: Average) -> Averaged:
         """Compute, encode, hash and sign the mean of one slice."""
-        index = self._places[effect.fragment][effect.number]
+        index = self._indices[effect.fragment][effect.number]
         given = [(part.author, weight, part.payload) for weight, part in effect.slices]
         try:
             payload = self.mean_of(index, given)
@@ -95,7 +95,7 @@ class SliceWork:
 
     def mean_of(self, index: int, given: Sequence[Given]) -> memoryview:
         """Compute the encoded mean of these contributions to a slice. Raises ValueError if they can't be averaged."""
-        place, aggregation = self._run.layout.shards[index], self._run.config.aggregation
+        place, aggregation = self._run.layout.slices[index], self._run.config.aggregation
         codec, reply = self._run.codecs(index)
         if place.kind == PARAMETER:
             dtype = codecs.written_in(reply, "nearest")
@@ -112,7 +112,7 @@ class SliceWork:
         assert self.versions.get(fragment) == commit.base, "the tensors are not those of the commit's base"
         if submissions := submissions_of(commit):
             self._changes[fragment] += 1
-            for number, (index, mean) in enumerate(zip(self._places[fragment], effect.means, strict=True)):
+            for number, (index, mean) in enumerate(zip(self._indices[fragment], effect.means, strict=True)):
                 self.bases.keep(index, damaged=number in damaged)
                 self._step(index, self.state.slices[index], effect, mean, submissions)
         self.versions[fragment] = commit.version
@@ -121,7 +121,7 @@ class SliceWork:
     def _step(self, index: int, held: SliceState, of: Apply | Roll, mean: Mean, submissions: int) -> None:
         run, commit = self._run, of.commit
         try:
-            if run.layout.shards[index].kind == PARAMETER:
+            if run.layout.slices[index].kind == PARAMETER:
                 rates = run.rates_at(commit.choice.revision, commit.base.epoch)
                 codec = run.codecs(index)[1]
                 self.state.step(index, held, mean.payload, codec, submissions, of.buffered, rates)
@@ -134,7 +134,7 @@ class SliceWork:
 
     def _neutral(self, index: int) -> Tensor:
         """A contribution without progress: zeros, or the present values of buffers."""
-        place = self._run.layout.shards[index]
+        place = self._run.layout.slices[index]
         theta = self.state.slices[index].theta
         return torch.zeros(place.numel, device="cpu") if place.kind == PARAMETER else theta.clone()
 
@@ -142,7 +142,7 @@ class SliceWork:
 
     def fill(self, effect: Fill) -> Filled:
         """Stage a fetched slice. A replica that holds no state of the fragment needs no second memory for it."""
-        index = self._places[effect.fragment][effect.number]
+        index = self._indices[effect.fragment][effect.number]
         staged = self.state.stage(index, effect.payload, in_place=effect.fragment not in self.versions)
         self._staged[effect.fragment, effect.number] = staged
         return Filled(effect.fragment, effect.version, effect.number, staged.digest())
@@ -151,7 +151,7 @@ class SliceWork:
         """Make the outer step of a commit in a staged slice."""
         commit, number = effect.commit, effect.mean.number
         if submissions := submissions_of(commit):
-            index, staged = self._places[commit.fragment][number], self._staged[commit.fragment, number]
+            index, staged = self._indices[commit.fragment][number], self._staged[commit.fragment, number]
             self._step(index, staged, effect, effect.mean, submissions)
         return Rolled(commit.fragment, commit.version, number)
 
@@ -161,8 +161,8 @@ class SliceWork:
             if effect.numbers is None and self.versions.get(fragment) == version:
                 continue
             self._changes[fragment] += 1
-            for number in range(len(self._places[fragment])) if effect.numbers is None else effect.numbers:
-                index = self._places[fragment][number]
+            for number in range(len(self._indices[fragment])) if effect.numbers is None else effect.numbers:
+                index = self._indices[fragment][number]
                 if effect.numbers is None:
                     self.bases.keep(index)
                 self.state.adopt(index, self._staged.pop((fragment, number)))
@@ -180,7 +180,7 @@ class SliceWork:
         """Compute the digests of a fragment's tensors. A thread may call this while all else goes on: if the tensors
         change meanwhile, nothing is returned."""
         version, changes, found = self.versions[fragment], self._changes[fragment], list[str]()
-        for index in self._places[fragment]:
+        for index in self._indices[fragment]:
             found.append(self.state.slices[index].digest())
             if self._changes[fragment] != changes:
                 return None
@@ -194,16 +194,16 @@ class SliceWork:
         (known, digests), version = self._digests.get(fragment, (None, ())), self.versions[fragment]
         if known != version:
             return None
-        places = self._places[fragment]
-        looked = range(len(places)) if numbers is None else numbers
-        wrong = tuple(n for n in looked if self.state.slices[places[n]].digest() != digests[n])
+        indices = self._indices[fragment]
+        looked = range(len(indices)) if numbers is None else numbers
+        wrong = tuple(n for n in looked if self.state.slices[indices[n]].digest() != digests[n])
         for number in set(looked) - set(wrong):
             self._looked[fragment][number] = time.monotonic()
         return Damaged(fragment, version, wrong) if wrong else None
 
     def unseen(self, fragment: int) -> list[int]:
         """The slices of a fragment whose memory was not compared with its digest in the last `LOOK_AGAIN_S`."""
-        looked = self._looked.get(fragment) or [-math.inf] * len(self._places[fragment])
+        looked = self._looked.get(fragment) or [-math.inf] * len(self._indices[fragment])
         return [number for number, at in enumerate(looked) if time.monotonic() - at >= LOOK_AGAIN_S]
 
     def known_digests(self, fragment: int) -> tuple[str, ...]:
@@ -216,9 +216,9 @@ class SliceWork:
         progress, which was made from what they were."""
         self._changes[effect.fragment] += 1
         self._digests.pop(effect.fragment, None)
-        shards = [self._places[effect.fragment][number] for number in effect.numbers]
-        self.bases.lost |= self.bases.read & set(shards)
-        log.warning("shards %s were corrupted in memory, and no peer can repair them: going on with them", shards)
+        slices = [self._indices[effect.fragment][number] for number in effect.numbers]
+        self.bases.lost |= self.bases.read & set(slices)
+        log.warning("slices %s were corrupted in memory, and no peer can repair them: going on with them", slices)
 
     # -- payloads
 
@@ -226,20 +226,20 @@ class SliceWork:
         """The length in bytes that the payload of this message must have; 0 if the message has none."""
         if not isinstance(message, Slice | Mean | Part):
             return 0
-        index = self._places[message.fragment][message.number]
+        index = self._indices[message.fragment][message.number]
         if isinstance(message, Part):
             return self.state.nbytes(index)
         sent, reply = self._run.codecs(index)
         codec = sent if isinstance(message, Slice) else reply
-        return codecs.nbytes(codec, self._run.layout.shards[index].numel)
+        return codecs.nbytes(codec, self._run.layout.slices[index].numel)
 
     def nbytes_of_contribution(self, index: int) -> int:
         """The length in bytes of an encoded contribution to the slice with this index in the layout."""
-        return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.shards[index].numel)
+        return codecs.nbytes(self._run.codecs(index)[0], self._run.layout.slices[index].numel)
 
     def part(self, fragment: int, number: int) -> Part:
         """The present tensors of one slice, with the version that they have now."""
-        held = self.state.slices[self._places[fragment][number]]
+        held = self.state.slices[self._indices[fragment][number]]
         return Part(fragment, self.versions[fragment], number, joined(held.export()))
 
 
@@ -252,7 +252,7 @@ def submissions_of(commit: Commit) -> int:
 
 
 class Bases:
-    """Keeps the base of each shard: its global values as the trainer has loaded them. The base is θ itself (`theta`),
+    """Keeps the base of each slice: its global values as the trainer has loaded them. The base is θ itself (`theta`),
     or a copy in `base`. Both tensors have `layout.numel` values, in fp32. Before its first load the trainer has no
     progress, so no base is kept.
 
@@ -263,39 +263,39 @@ class Bases:
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
         self.kept: set[int] = set()
-        """Shards whose base was copied to `base`."""
-        self.gone = set(range(len(layout.shards)))
-        """Shards without a base, because θ changed while all of their progress had been sent."""
+        """Slices whose base was copied to `base`."""
+        self.gone = set(range(len(layout.slices)))
+        """Slices without a base, because θ changed while all of their progress had been sent."""
         self.lost: set[int] = set()
-        """Shards without a base, because it was corrupted in memory: their progress is unknown."""
+        """Slices without a base, because it was corrupted in memory: their progress is unknown."""
         self._sent: frozenset[int] = frozenset()
 
     @property
     def read(self) -> set[int]:
-        """The shards whose base is θ itself."""
-        return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
+        """The slices whose base is θ itself."""
+        return set(range(len(self._layout.slices))) - self.kept - self.gone - self.lost
 
-    def stand(self, shards: Collection[int]) -> None:
-        """Record that these shards' pseudo-gradients were sent, and that training stands still until the result is
+    def stand(self, slices: Collection[int]) -> None:
+        """Record that these slices' pseudo-gradients were sent, and that training stands still until the result is
         loaded."""
-        self._sent = frozenset(shards)
+        self._sent = frozenset(slices)
 
-    def keep(self, shard: int, *, damaged: bool = False) -> None:
-        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `damaged`: θ has
+    def keep(self, index: int, *, damaged: bool = False) -> None:
+        """Copy a slice's base if the trainer still needs it. Called before the slice's θ changes. `damaged`: θ has
         changed in memory since it was accepted."""
-        if shard not in self.read:
+        if index not in self.read:
             return
-        if shard in self._sent:
-            self.gone.add(shard)
+        if index in self._sent:
+            self.gone.add(index)
         elif damaged:
-            self.lost.add(shard)
+            self.lost.add(index)
         else:
-            place = self._layout.shards[shard]
+            place = self._layout.slices[index]
             self._base[place.start : place.stop] = self._theta[place.start : place.stop]
-            self.kept.add(shard)
+            self.kept.add(index)
 
-    def loaded(self, shards: Collection[int]) -> None:
-        """Record that the trainer has loaded the θ of these shards, and goes on training."""
+    def loaded(self, slices: Collection[int]) -> None:
+        """Record that the trainer has loaded the θ of these slices, and goes on training."""
         for those in (self.kept, self.gone, self.lost):
-            those.difference_update(shards)
+            those.difference_update(slices)
         self._sent = frozenset()

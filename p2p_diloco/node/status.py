@@ -94,7 +94,7 @@ class Submissions:
 
 @dataclass(frozen=True, slots=True)
 class Buffered:
-    """How many submissions are in the Delayed Nesterov buffers of the shards that a peer aggregates."""
+    """How many submissions are in the Delayed Nesterov buffers of the fragments that a peer aggregates."""
 
     least: Count
     most: Count
@@ -210,7 +210,7 @@ class PeerStatus:
     incarnation: Count | None = None
     """Identifies this start of the peer. Later starts have greater numbers if the clock is right."""
     epoch: Count | None = None
-    """The lowest number of outer steps over the peer's shards; None while it holds no state."""
+    """The lowest number of outer steps over the peer's fragments; None while it holds no state."""
     step: Count | None = None
     """Inner steps since the peer's start."""
     steps_per_second: Measure | None = None
@@ -224,13 +224,13 @@ class PeerStatus:
     bytes_sent: Count | None = None
     bytes_received: Count | None = None
     revision: Count | None = None
-    """The lowest revision over the peer's shards."""
+    """The lowest revision over the peer's fragments."""
     outer_lr: Measure | None = None
     """The outer learning rate of that revision."""
     outer_momentum: Measure | None = None
     """The outer momentum of that revision."""
     revision_known: Count | None = None
-    """The highest revision that the peer knows of: each shard adopts it with its next commit."""
+    """The highest revision that the peer knows of: each fragment adopts it with its next commit."""
     changed: tuple[tuple[str, float | None], ...] = ()
     """The settings that this revision changes, with their values. None in place of a value: no stop."""
     checkpoint: Count | None = None
@@ -255,9 +255,9 @@ class PeerStatus:
     reach: str | None = None
     """Whether other peers can dial the peer: public, mapped (at its router's address) or private; None: unknown."""
     aggregates: tuple[Count, ...] = ()
-    """The shards that the peer aggregates now, at most `AGGREGATES_MAX` of them."""
+    """The slices that the peer aggregates now, at most `AGGREGATES_MAX` of them."""
     aggregates_count: Count = 0
-    """The number of shards that the peer aggregates now."""
+    """The number of slices that the peer aggregates now."""
     round: RoundProgress | None = None
     """The progress of a round that the peer aggregates."""
     sync_every: Count | None = None
@@ -291,7 +291,7 @@ class PeerStatus:
 
     def pack(self) -> bytes:
         """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
-        refused peers, then deaths but the last one, then addresses, then shards, then data sets."""
+        refused peers, then deaths but the last one, then addresses, then slices, then data sets."""
         fitting = dataclasses.replace(
             self,
             aggregates=self.aggregates[:AGGREGATES_MAX],

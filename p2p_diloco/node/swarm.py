@@ -35,7 +35,7 @@ from p2p_diloco.remembered import met_through, remembered
 CLOSE_S = 2.0
 """Deadline for closing the transport."""
 LIMITS = Limits(header_bytes_max=2**20)
-"""The transport's limits. Headers may be longer than usual, because a fetch lists every shard."""
+"""The transport's limits. Headers may be longer than usual, because a fetch lists every slice."""
 
 log = logging.getLogger(__name__)
 

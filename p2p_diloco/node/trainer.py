@@ -46,7 +46,7 @@ TELL_EVERY_S = 1.0
 """Seconds after which a waiting trainer is told the reason, and between two such reports."""
 
 MEND_EVERY_S = 0.02
-"""Seconds between two checks whether the damaged shards are repaired."""
+"""Seconds between two checks whether the damaged slices are repaired."""
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class TrainerSide:
                 case {"kind": "have read", "loaded": loaded}:
                     if self._replica.training.merging is not None:
                         self._merging = None
-                    self._bases.loaded([shard for fragment in loaded for shard in self._run.rules.fragments[fragment]])
+                    self._bases.loaded([index for fragment in loaded for index in self._run.rules.fragments[fragment]])
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
                     self.paused = on
@@ -130,9 +130,9 @@ class TrainerSide:
         replica, due = self._replica, self._replica.own.due()
         if due is None:
             return
-        places, found = self._run.rules.fragments[due], list[int]()
+        indices, found = self._run.rules.fragments[due], list[int]()
         read = self._bases.read
-        for number in (number for number in self._work.unseen(due) if places[number] in read):
+        for number in (number for number in self._work.unseen(due) if indices[number] in read):
             if (damaged := self._work.damaged(due, (number,))) is not None:
                 found.append(number)
                 await self._events.feed(damaged)
@@ -142,20 +142,20 @@ class TrainerSide:
         while (left := set(found) & set(replica.fetching.repaired(due))) and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
         if left:
-            shards = ", ".join(str(places[number]) for number in sorted(left))
-            what = "shards %s were corrupted in memory, and not repaired within %g s: going on with them"
-            log.warning(what, shards, within_s)
+            slices = ", ".join(str(indices[number]) for number in sorted(left))
+            what = "slices %s were corrupted in memory, and not repaired within %g s: going on with them"
+            log.warning(what, slices, within_s)
 
     async def _contribute(self, message: Message) -> None:
         self._ledger.begin()
         self.sync_every, self._exchange = message["every"], message
         fragment, config = message["fragment"], self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
-        if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
+        if message["stands"] and not self._asynchronous:  # in asynchronous mode fragments may stay unmerged
             self._bases.stand(self._run.rules.fragments[fragment])
 
-        def values(shard: int) -> Tensor:
-            return delta if self._run.layout.shards[shard].kind == PARAMETER else self._shared.delta
+        def values(index: int) -> Tensor:
+            return delta if self._run.layout.slices[index].kind == PARAMETER else self._shared.delta
 
         uses = tuple(msgspec.convert(use, Use) for use in message["uses"])
         with self._ledger.part(CODEC):
@@ -232,8 +232,8 @@ class TrainerSide:
             n=asked["n"],
             outcomes=[(loaded.fragment, loaded.outcome) for loaded in effect.fragments],
             kept=sorted(bases.kept),
-            gone=[number for number, shards in enumerate(rules.fragments) if bases.gone.intersection(shards)],
-            lost=[number for number, shards in enumerate(rules.fragments) if bases.lost.intersection(shards)],
+            gone=[number for number, slices in enumerate(rules.fragments) if bases.gone.intersection(slices)],
+            lost=[number for number, slices in enumerate(rules.fragments) if bases.lost.intersection(slices)],
             due=effect.due,
             again=effect.due is not None and replica.own.is_out(effect.due),
             ended=bool(self._shared.finished),
@@ -346,14 +346,14 @@ async def contribution(
     samples: int,
     uses: tuple[Use, ...] = (),
 ) -> e.Contribute:
-    """Encode a contribution to a fragment. `values`: by shard, the vector [numel] with its pseudo-gradient, or with the
+    """Encode a contribution to a fragment. `values`: by slice, the vector [numel] with its pseudo-gradient, or with the
     values of buffers. An exchange that is taken up again has the slices that it had: other peers may have some of
     them."""
     own = replica.own
     parts = [(part.hash, part.payload) for part in own.parts.values()] if own.is_out(fragment) else []
     id = ContributionId(own.incarnation, own.sequence + 1)
-    for shard in run.rules.fragments[fragment] if not parts else ():
-        payload = work.encode(shard, values(shard), id, weighs=weight > WEIGHT_MIN)
+    for index in run.rules.fragments[fragment] if not parts else ():
+        payload = work.encode(index, values(index), id, weighs=weight > WEIGHT_MIN)
         parts.append((hash_of(payload), payload))
         await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
     hashes, payloads = zip(*parts, strict=True)

@@ -143,8 +143,8 @@ async def stop(dht: Records, run_id: str, asker: Asker, within_s: float, *, save
 
 
 async def save(dht: Records, run_id: str, asker: Asker, within_s: float) -> Outcome:
-    """Let all peers that have a checkpoint folder save the run's state, at the epoch at which the last shard adopts the
-    order. Then wait until these peers have begun to save.
+    """Let all peers that have a checkpoint folder save the run's state, at the epoch at which the last fragment adopts
+    the order. Then wait until these peers have begun to save.
 
     Raises:
         As `revise`; Refused also if no live peer has a folder.
@@ -221,7 +221,7 @@ def _stop_epoch(present: Present) -> int:
 
 
 def _check_the_stops(present: Present, wanted: Mapping[str, float | None]) -> None:
-    """Refuse to remove or delay a stop that some shard may have reached already, as that shard would stay behind."""
+    """Refuse to remove or delay a stop that some fragment may have reached already: it would stay behind."""
     for key in STOPS:
         was, now, epoch = present.settings[key], wanted[key], present.seen.run.epoch
         later = was is not None and (now is None or now > was)
@@ -257,7 +257,7 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 
 async def _arrived(dht: Records, present: Present, revision: Revision, within_s: float, *, saving: bool) -> Outcome:
-    """Wait until all live peers know of the revision and one has adopted it in all its shards; with `saving` also
+    """Wait until all live peers know of the revision and one has adopted it in all its fragments; with `saving` also
     until all of them that have a checkpoint folder have begun to save. After `within_s` seconds it is enough that half
     of the live peers know of the revision."""
     clock, founding = asyncio.get_running_loop().time, present.founding

@@ -17,7 +17,7 @@ WRAPPED = ("peer", "host", "behind", "data", "used", "of", "leased")
 """Columns whose texts may be wrapped."""
 TEXTS = ("peer", "host", "behind", "data", "state", "role", "reach")
 """Columns that are aligned to the left."""
-SHARDS_SHOWN = 4
+SLICES_SHOWN = 4
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
 """The bins of a staleness histogram, in epochs."""
 
@@ -155,8 +155,8 @@ def _whole(data: DataProgress) -> str:
 
 
 def _buffered(peer: PeerStatus) -> str:
-    """How many submissions are in the Delayed Nesterov buffers of the shards that the peer aggregates: the least and
-    the most."""
+    """How many submissions are in the Delayed Nesterov buffers of the fragments that the peer aggregates: the least
+    and the most."""
     if (found := peer.buffered) is None:
         return UNKNOWN
     return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
@@ -179,7 +179,7 @@ def _direct(peer: PeerStatus) -> str:
 
 
 def _aggregates(peer: PeerStatus) -> str:
-    """The numbers of the shards that the peer aggregates. If there are many, only the first few numbers, and how many
+    """The numbers of the slices that the peer aggregates. If there are many, only the first few numbers, and how many
     there are in all."""
-    first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
-    return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
+    first = ",".join(str(index) for index in peer.aggregates[:SLICES_SHOWN])
+    return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SLICES_SHOWN else first or UNKNOWN

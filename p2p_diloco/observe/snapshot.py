@@ -20,7 +20,7 @@ from p2p_diloco.node.board import clean
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import Deaths, PeerStatus, RoundProgress, highest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_PEERS = 1024
 MAX_EVENTS = 20
 TRAINING = ("training", "waiting", "paused")
@@ -80,10 +80,10 @@ class RunStatus:
     """The mean of the losses that the training peers reported last."""
     held_out_loss: float | None
     """The mean of the held-out losses that the training peers reported last."""
-    shards: int | None
+    slices: int | None
     revision: int | None
-    """The revision that the middle one of the peers has adopted in all its shards. 0: no peer reports one, so the rates
-    are those of the config. None: the run's record isn't known either."""
+    """The revision that the middle one of the peers has adopted in all its fragments. 0: no peer reports one, so the
+    rates are those of the config. None: the run's record isn't known either."""
     outer_lr: float | None
     """The outer learning rate at that revision."""
     outer_momentum: float | None
@@ -151,7 +151,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
         samples=middle(peer.counted_samples for peer in voters),
         loss=_mean(peer.loss for peer in training),
         held_out_loss=_mean(peer.held_out_loss for peer in training),
-        shards=None if record is None else record.shards,
+        slices=None if record is None else record.slices,
         revision=revision,
         outer_lr=outer_lr,
         outer_momentum=outer_momentum,
@@ -214,8 +214,8 @@ def newest_deaths(peer: PeerStatus) -> dict[str, float]:
 def _adopted(
     record: RunRecord | None, voters: Iterable[PeerStatus]
 ) -> tuple[int | None, float | None, float | None, dict[str, float | None]]:
-    """The revision that the middle peer has adopted in all its shards; of the peers that have adopted just this one the
-    middle outer lr and momentum, and the changes that most of them tell. If no peer tells them, those in the run's
+    """The revision that the middle peer has adopted in all its fragments; of the peers that have adopted just this one
+    the middle outer lr and momentum, and the changes that most of them tell. If no peer tells them, those in the run's
     record."""
     told = [
         (peer.revision, peer.outer_lr, peer.outer_momentum, peer.changed)
@@ -259,8 +259,7 @@ def _whole(key: str, value: float | None) -> float | None:
 
 
 def _round(peers: Iterable[PeerStatus]) -> RoundProgress | None:
-    """The progress of the round, from the peer that reports the least progress. A fragment's round ends only when the
-    rounds of all its shards have ended."""
+    """The progress of the round, from the peer that reports the least progress."""
     found = [peer.round for peer in peers if peer.round is not None]
     return min(found, key=lambda progress: (progress.got / progress.want, progress.fragment), default=None)
 

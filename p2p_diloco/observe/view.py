@@ -149,8 +149,8 @@ def _headline(snapshot: Snapshot) -> str:
     if run.config is None and not count:
         return f"run {run.run_id}: no peer of it is seen (--run-id names another run)"
     parts = [f"run {run.run_id}", run.mode, f"epoch {run.epoch}", f"{count} peer{'' if count == 1 else 's'}"]
-    if run.shards is not None:
-        parts.append(f"{run.shards} shard{'' if run.shards == 1 else 's'}")
+    if run.slices is not None:
+        parts.append(f"{run.slices} slice{'' if run.slices == 1 else 's'}")
     if run.round is not None:
         parts.append(f"fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")
     if run.deaths.count:

@@ -30,7 +30,7 @@ class FarModel:
     """The part of a model's parameters that a rank on another host holds. Its methods are those of `LocalModel`.
 
     `theta`, `base`, `delta`: this rank's own memory, [layout.numel] each, on which `own` computes. Between two calls,
-    this `theta` has the values that the model loaded last, even of shards whose θ has changed since on rank 0; so a
+    this `theta` has the values that the model loaded last, even of slices whose θ has changed since on rank 0; so a
     base never has to be sent.
     """
 
@@ -41,43 +41,43 @@ class FarModel:
     def write_theta(self) -> None:
         """Copy this rank's parameters into the peer's θ."""
         self._own.write_theta()
-        self._give("theta", self._theta, self._own.ranges(self._own.shards, spoken=True))
+        self._give("theta", self._theta, self._own.ranges(self._own.slices, spoken=True))
 
     def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
         """Load new global values, as `LocalModel.merge` does. If that needs the Δ of a parameter that several ranks
         hold, and another rank has written it, that Δ comes from rank 0, too."""
-        del kept  # `base` of this rank has the loaded values of every shard in `blends`
+        del kept  # `base` of this rank has the loaded values of every slice in `blends`
         changed = self._own.ranges(blends)
         _copy(self._theta, self._base, changed)
         self._get("theta", self._theta, changed)
-        sent = [shard for shard, blend in blends.items() if blend.reads_sent]
+        sent = [index for index, blend in blends.items() if blend.reads_sent]
         self._get("delta", self._delta, self._own.ranges(sent, spoken=False))
         self._own.merge(blends, blends.keys())
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
+    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool:
         """Compute this rank's pseudo-gradients, and write them into the peer's memory. Returns whether they may be
         sent."""
         del kept
-        sound = self._own.write_delta(shards)
-        self._give("delta", self._delta, self._own.ranges(shards, spoken=True))
+        sound = self._own.write_delta(slices)
+        self._give("delta", self._delta, self._own.ranges(slices, spoken=True))
         return sound
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of this rank's part of the global parameters, as `LocalModel.global_values` makes it."""
         self._look(kept)
-        return self._own.global_values(self._own.shards)
+        return self._own.global_values(self._own.slices)
 
     def keep_values(self, kept: Collection[int] = ()) -> None:
         """Keep this rank's part of the global parameters, as `LocalModel.keep_values` does."""
         self._look(kept)
-        self._own.keep_values(self._own.shards)
+        self._own.keep_values(self._own.slices)
         self._theta = self._base = self._delta = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _look(self, kept: Collection[int]) -> None:
-        """Put into `base` the values that a rank on rank 0's host would read: for the `kept` shards the values that
-        were loaded last, for all other shards the values of the peer's θ."""
+        """Put into `base` the values that a rank on rank 0's host would read: for the `kept` slices the values that
+        were loaded last, for all other slices the values of the peer's θ."""
         _copy(self._theta, self._base, self._own.ranges(kept))
-        self._get("theta", self._base, self._own.ranges(set(self._own.shards) - set(kept)))
+        self._get("theta", self._base, self._own.ranges(set(self._own.slices) - set(kept)))
 
     # -- what is sent
 

@@ -55,7 +55,7 @@ def check(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         raise ConfigError(f"is {dtype}, but a run holds its values in fp32", key="model", value=few(wide), mend=mend)
     if sparse := [name for name, parameter in named.items() if parameter.layout is not torch.strided]:
         mend = "make it dense; an embedding's gradients may be sparse"
-        raise ConfigError("is a sparse tensor, which shards can't hold", key="model", value=few(sparse), mend=mend)
+        raise ConfigError("is a sparse tensor, which slices can't hold", key="model", value=few(sparse), mend=mend)
     if fixed := [name for name, parameter in named.items() if not can_be_written(parameter)]:
         mend = "make it outside of torch.inference_mode(), and clone() what was expanded"
         raise ConfigError("can't be changed in place by any step", key="model", value=few(fixed), mend=mend)

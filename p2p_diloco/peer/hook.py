@@ -1,5 +1,5 @@
-"""Does the work at each `optimizer.step()`: counts the step, merges changed shards, and exchanges a fragment when one
-is due.
+"""Does the work at each `optimizer.step()`: counts the step, merges changed fragments, and exchanges a fragment when
+one is due.
 
 Law: the only path from the optimizer to the run and back. The node's replica decides which fragment is due and which
 peer averages it. The result of an exchange is merged (the exchange "lands") `overlap_steps` inner steps after it was
@@ -114,7 +114,7 @@ class Hook:
         self._memory.samples += samples or 0
 
     def step(self) -> None:
-        """Called after each inner step: count it, merge changed shards, and exchange a fragment when one is due."""
+        """Called after each inner step: count it, merge changed fragments, and exchange a fragment when one is due."""
         with self._node.turn():
             self._step()
 
@@ -178,14 +178,14 @@ class Hook:
             return self._local.global_values(kept)
 
     def catch_up(self) -> None:
-        """End the exchange that is under way, and merge all changed shards."""
+        """End the exchange that is under way, and merge all changed fragments."""
         with self._node.turn():
             if self._flight is not None:
                 self._land(self._flight)
             self.merge()
 
     def merge(self) -> None:
-        """Merge all changed shards into the model."""
+        """Merge all changed fragments into the model."""
         with self._node.turn(), self.merger.merged():
             pass
 
@@ -202,7 +202,7 @@ class Hook:
         while True:
             began = self._times.waiting_s
             with self.merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
-                sound = due is None or due.again or self._local.write_delta(due.shards, due.kept)
+                sound = due is None or due.again or self._local.write_delta(due.slices, due.kept)
             if due is None:
                 return False
             if not sound:

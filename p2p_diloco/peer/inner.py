@@ -76,9 +76,8 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 "torch": torch.Tensor() as rng,
                 "cuda": list(states_of_devices),
                 "counters": dict(done),
-                **rest,
+                "kinds": list(kinds),
             }:
-                kinds: Any = rest.get("kinds", [None] * len(states))  # older versions saved none
                 if len(states) != len(optimizers):
                     text = "the inner optimizers start without a saved state: there are %d, and it is of %d"
                     log.warning(text, len(optimizers), len(states))
@@ -97,7 +96,7 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
 def _load(optimizer: Optimizer, saved: dict[str, Any], kind: object) -> None:
     """Load an optimizer's state if it fits. Torch would load any, and fail, or train wrongly, at the next step."""
     try:
-        if kind is not None and kind != _kind(optimizer):
+        if kind != _kind(optimizer):
             raise CheckpointError("is of another class, or of other parameters or another order of them")
         if len(saved["param_groups"]) != len(optimizer.param_groups):
             raise CheckpointError("has another number of parameter groups")

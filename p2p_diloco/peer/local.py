@@ -32,10 +32,10 @@ from p2p_diloco.tensors.raw import magnitude
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of some values of a parameter. `shard`: the shard that the values belong to; `place`: their range in
+    """The place of some values of a parameter. `index`: of the slice that the values belong to; `place`: their range in
     the flat vector; `speaks`: as in `Extent`."""
 
-    shard: int
+    index: int
     place: slice
     speaks: bool
 
@@ -45,7 +45,7 @@ class Span:
         for start in range(0, len(values), longest):
             piece = values[start : start + longest]
             first = self.place.start + start
-            yield piece, Span(self.shard, slice(first, first + len(piece)), self.speaks)
+            yield piece, Span(self.index, slice(first, first + len(piece)), self.speaks)
 
 
 class Local(Protocol):
@@ -57,7 +57,7 @@ class Local(Protocol):
 
     def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None: ...
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool: ...
+    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool: ...
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
 
@@ -71,8 +71,8 @@ class LocalModel:
     All three tensors are [layout.numel]. `theta`: the newest global parameters, fp32; `base`: older global parameters
     that the model has loaded, fp32; `delta`: the pseudo-gradients that were last sent, fp32 or bf16
     (`codec.written_in`); `values`: where the values of buffers are written that are sent, fp32; needed only for a
-    layout with buffers. In each method `kept` has the shards whose θ has changed since the model loaded it: for these,
-    `base` has the loaded values (`node.slice_work.Bases`); for all other shards θ still has them.
+    layout with buffers. In each method `kept` has the slices whose θ has changed since the model loaded it: for these,
+    `base` has the loaded values (`node.slice_work.Bases`); for all other slices θ still has them.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalModel:
         self._held = [extent for extent in self._all if extent.numel]  # a rank may hold no row of a small parameter
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
-        self._parameters = [shard.index for shard in layout.shards if shard.kind == PARAMETER]
+        self._parameters = [place.index for place in layout.slices if place.kind == PARAMETER]
         self._speaks = rank.index == 0
         self._buffers = LocalBuffers(model, layout, theta, base, delta if values is None else values)
         self._stagings: dict[torch.device, Staging] = {}
@@ -112,7 +112,7 @@ class LocalModel:
 
     @torch.no_grad()
     def merge(self, blends: Mapping[int, Blend], kept: Collection[int] = ()) -> None:
-        """Load the new θ of the shards in `blends`. The `Blend` of a shard says what becomes of the local progress in
+        """Load the new θ of the slices in `blends`. The `Blend` of a slice says what becomes of the local progress in
         it."""
         if self._sharded is not None:
             reshard(self._sharded)
@@ -121,20 +121,20 @@ class LocalModel:
 
     def _merge(self, blends: Mapping[int, Blend], kept: Collection[int]) -> None:
         parameters, buffers = self._apart(blends)
-        self._buffers.merge({shard: blends[shard] for shard in buffers}, kept)
-        blends = {shard: blends[shard] for shard in parameters}
+        self._buffers.merge({index: blends[index] for index in buffers}, kept)
+        blends = {index: blends[index] for index in parameters}
         # values that are only written need not come over from a device
         written = (Blend.NONE, Blend.SENT) if self._share else (Blend.NONE, Blend.SENT, Blend.MIX)
-        unread = {shard for shard, blend in blends.items() if blend in written}
+        unread = {index for index, blend in blends.items() if blend in written}
         for whole, where in self._through(unread, store=True):
             theta, delta = self._theta[where.place], self._delta[where.place]
-            if blends[where.shard].reads_sent:
+            if blends[where.index].reads_sent:
                 for values, anchors, sent in flats.blocks(whole, theta, delta, size=flats.undivided()):
                     torch.sub(anchors, sent, out=values)
             else:
                 flats.copy(theta, whole)
         for values, span in _cut(self._through(blends.keys() - unread, fetch=True, store=True)):
-            self._blend(values, span, blends[span.shard], kept)
+            self._blend(values, span, blends[span.index], kept)
 
     def _blend(self, values: Tensor, span: Span, blend: Blend, kept: Collection[int]) -> None:
         """Replace the values by the new ones, which depend on them. Sums are fp32, whatever the values' dtype."""
@@ -152,14 +152,14 @@ class LocalModel:
 
     def _loaded_in(self, span: Span, kept: Collection[int]) -> Tensor:
         """The global values of this span that the model loaded last."""
-        return (self._base if span.shard in kept else self._theta)[span.place]
+        return (self._base if span.index in kept else self._theta)[span.place]
 
     @torch.no_grad()
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
-        """Write the pseudo-gradients of these shards, base − local, and the values of buffers into the shared memory. A
+    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool:
+        """Write the pseudo-gradients of these slices, base − local, and the values of buffers into the shared memory. A
         rank writes only its part. Returns whether they may be sent: whether all pseudo-gradients are finite and within
         `MAGNITUDE_MAX`. What is written for buffers always is."""
-        parameters, buffers = self._apart(shards)
+        parameters, buffers = self._apart(slices)
         self._buffers.write_values(buffers, kept, speaks=self._speaks)
         sound = True
         for values, span in self._through(parameters, fetch=True, spoken=True):
@@ -171,7 +171,7 @@ class LocalModel:
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters and buffers by name, as the model loaded them last. Each has its parameter's
-        shape, dtype, device and sharding. `kept`: the shards that are read from `base`, because θ already has newer
+        shape, dtype, device and sharding. `kept`: the slices that are read from `base`, because θ already has newer
         values."""
         parameters = {extent.name: extent.like(values) for extent, values in self._flat(kept)}
         return parameters | self._buffers.global_values(kept)
@@ -195,10 +195,10 @@ class LocalModel:
             yield extent, self._loaded(extent.start, extent.stop, kept) if last is None else last[extent.name]
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
-        """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` shards are
+        """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` slices are
         read from `base`."""
         values = self._theta[start:stop]
-        places = [self._layout.shards[shard] for shard in kept]
+        places = [self._layout.slices[index] for index in kept]
         overlaps = [(max(start, p.start), min(stop, p.stop)) for p in places if p.start < stop and start < p.stop]
         if overlaps:
             values = values.clone()
@@ -209,40 +209,40 @@ class LocalModel:
     # -- where the values are
 
     @property
-    def shards(self) -> range:
-        """All shards of the model."""
-        return range(len(self._layout.shards))
+    def slices(self) -> range:
+        """All slices of the model."""
+        return range(len(self._layout.slices))
 
-    def ranges(self, shards: Collection[int], *, spoken: bool | None = None) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of the flat vector that this process holds of these shards, in order. `spoken`:
+    def ranges(self, slices: Collection[int], *, spoken: bool | None = None) -> list[tuple[int, int]]:
+        """The ranges (start, stop) of the flat vector that this process holds of these slices, in order. `spoken`:
         True: only the ranges that this process writes for the peer; False: only the ranges of parameters that another
         rank writes; None: all. Every process holds all buffers."""
         found: list[tuple[int, int]] = []
-        for extent, pieces in self._touched(shards):
+        for extent, pieces in self._touched(slices):
             for _, start, stop in pieces if spoken in (None, extent.speaks) else ():
                 if found and found[-1][1] == start:
                     found[-1] = found[-1][0], stop
                 else:
                     found.append((start, stop))
         if spoken is None or (spoken and self._speaks):
-            found += self._buffers.ranges(self._apart(shards)[1])
+            found += self._buffers.ranges(self._apart(slices)[1])
         return found
 
-    def _apart(self, shards: Iterable[int]) -> tuple[list[int], list[int]]:
-        """The shards of parameters, and those of buffers."""
+    def _apart(self, slices: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The slices of parameters, and those of buffers."""
         found: tuple[list[int], list[int]] = [], []
-        for shard in shards:
-            found[self._layout.shards[shard].kind != PARAMETER].append(shard)
+        for index in slices:
+            found[self._layout.slices[index].kind != PARAMETER].append(index)
         return found
 
     def _through(
-        self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
+        self, slices: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
-        """Yield this process's values in these shards, piece by piece, each piece with its span. A piece is flat, lies
+        """Yield this process's values in these slices, piece by piece, each piece with its span. A piece is flat, lies
         in host memory, and has the parameter's dtype. `fetch`, `store`: as in `InPlace.through`. `spoken`: only the
         values that this process, and no other rank, writes for the peer."""
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
-        for extent, pieces in self._touched(shards):
+        for extent, pieces in self._touched(slices):
             if extent.speaks or not spoken:
                 devices.setdefault(extent.values().device, []).append((extent, pieces))
         for device, touched in devices.items():
@@ -255,16 +255,16 @@ class LocalModel:
                 for tensor, dense in strided:
                     tensor.copy_(dense)
 
-    def _touched(self, shards: Collection[int]) -> Iterator[tuple[Extent, list[tuple[int, int, int]]]]:
-        """Yield each extent that has elements in these shards, together with a list of these elements as pieces (shard,
+    def _touched(self, slices: Collection[int]) -> Iterator[tuple[Extent, list[tuple[int, int, int]]]]:
+        """Yield each extent that has elements in these slices, together with a list of these elements as pieces (slice,
         start, stop), in flat order."""
         pieces: dict[int, list[tuple[int, int, int]]] = {}
-        for index in sorted(shards):
-            shard = self._layout.shards[index]
-            position = max(0, bisect_left(self._starts, shard.start + 1) - 1)
-            while position < len(self._held) and self._starts[position] < shard.stop:
+        for index in sorted(slices):
+            place = self._layout.slices[index]
+            position = max(0, bisect_left(self._starts, place.start + 1) - 1)
+            while position < len(self._held) and self._starts[position] < place.stop:
                 extent = self._held[position]
-                a, b = max(extent.start, shard.start), min(extent.stop, shard.stop)
+                a, b = max(extent.start, place.start), min(extent.stop, place.stop)
                 if a < b:  # other ranks' elements may lie between two extents
                     pieces.setdefault(position, []).append((index, a, b))
                 position += 1
@@ -288,10 +288,10 @@ def _chunks(
         if not values.is_contiguous():
             strided.append((values, dense))
         flat, longest = dense.view(-1), CHUNK_BYTES // dense.element_size()
-        for shard, start, stop in pieces:
+        for index, start, stop in pieces:
             for a in range(start, stop, longest):
                 b = min(a + longest, stop)
-                yield flat[a - extent.start : b - extent.start], Span(shard, slice(a, b), extent.speaks)
+                yield flat[a - extent.start : b - extent.start], Span(index, slice(a, b), extent.speaks)
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:

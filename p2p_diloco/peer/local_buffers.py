@@ -39,10 +39,10 @@ class Place:
 
 
 class LocalBuffers:
-    """The buffers of a model that lie in the shards of a layout that hold buffers.
+    """The buffers of a model that lie in the slices of a layout that hold buffers.
 
     `theta`, `base`: as in `LocalModel`. `values`: where the values that are sent are written, fp32; all [layout.numel].
-    In each method `kept` has the shards whose loaded values are in `base`.
+    In each method `kept` has the slices whose loaded values are in `base`.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, theta: Tensor, base: Tensor, values: Tensor) -> None:
@@ -56,9 +56,9 @@ class LocalBuffers:
         self._last: dict[str, Tensor] | None = None  # copies of the global values, once the peer has left
         self._names = {plain_name(name): name for name, _ in model.named_buffers()} if self._places else {}
 
-    def ranges(self, shards: Collection[int]) -> list[tuple[int, int]]:
-        """The ranges (start, stop) of the flat vector that these shards have."""
-        places = (self._layout.shards[shard] for shard in sorted(shards))
+    def ranges(self, slices: Collection[int]) -> list[tuple[int, int]]:
+        """The ranges (start, stop) of the flat vector that these slices have."""
+        places = (self._layout.slices[index] for index in sorted(slices))
         return [(place.start, place.stop) for place in places]
 
     def write_theta(self) -> None:
@@ -66,37 +66,37 @@ class LocalBuffers:
         for place in self._places:
             self._theta[place.start : place.stop].copy_(self._buffer(place.spec).reshape(-1))
 
-    def write_values(self, shards: Collection[int], kept: Collection[int], *, speaks: bool) -> None:
-        """Remember what this process has gained in these shards. If it `speaks` for the peer, also write the values
+    def write_values(self, slices: Collection[int], kept: Collection[int], *, speaks: bool) -> None:
+        """Remember what this process has gained in these slices. If it `speaks` for the peer, also write the values
         that are to be sent."""
-        for shard in shards:
-            start, stop = self._span(shard)
-            exact, local = self._loaded(shard, kept), self._locals(shard)
-            loaded = self._as_loaded(shard, exact)
+        for index in slices:
+            start, stop = self._span(index)
+            exact, local = self._loaded(index, kept), self._locals(index)
+            loaded = self._as_loaded(index, exact)
             local = torch.where(_is_sound(local), local, loaded)
             self._sent[start - self._first : stop - self._first] = loaded - local
             if speaks:  # values that were only rounded when they were loaded are sent as they were
                 self._values[start:stop] = torch.where(local == loaded, exact, local)
 
     def merge(self, blends: Mapping[int, Blend], kept: Collection[int]) -> None:
-        """Load the new θ of these shards. The `Blend` of a shard says what becomes of the local progress in it."""
-        for shard, blend in blends.items():
-            start, stop = self._span(shard)
+        """Load the new θ of these slices. The `Blend` of a slice says what becomes of the local progress in it."""
+        for index, blend in blends.items():
+            start, stop = self._span(index)
             # they are never mixed: what was trained since the sending stays, and without a base there is nothing since
-            nothing = blend is Blend.NONE or (blend is Blend.MIX and shard not in kept)
-            self._load(shard, self._theta[start:stop] if nothing else self._with_progress(shard, blend, kept))
+            nothing = blend is Blend.NONE or (blend is Blend.MIX and index not in kept)
+            self._load(index, self._theta[start:stop] if nothing else self._with_progress(index, blend, kept))
 
-    def _with_progress(self, shard: int, blend: Blend, kept: Collection[int]) -> Tensor:
-        start, stop = self._span(shard)
+    def _with_progress(self, index: int, blend: Blend, kept: Collection[int]) -> Tensor:
+        start, stop = self._span(index)
         theta, sent = self._theta[start:stop], self._sent[start - self._first : stop - self._first]
-        local = self._locals(shard)
+        local = self._locals(index)
         if blend is Blend.SENT:
             progress = -sent
         else:
-            progress = local - self._as_loaded(shard, self._loaded(shard, kept))
+            progress = local - self._as_loaded(index, self._loaded(index, kept))
             if blend is not Blend.ALL:
                 progress = progress + sent
-        if self._layout.shards[shard].kind == GREATEST:
+        if self._layout.slices[index].kind == GREATEST:
             return torch.where(progress == 0, theta, torch.maximum(theta, local))
         new = theta + progress
         new = torch.where((new < 0) & (theta >= 0) & (local >= 0), local, new)
@@ -108,7 +108,7 @@ class LocalBuffers:
         if self._last is not None:
             return {name: values.clone() for name, values in self._last.items()}
         none = torch.empty(0, dtype=torch.float32, device="cpu")
-        flat = torch.cat([none, *(self._loaded(shard, kept) for shard in self._shards)])
+        flat = torch.cat([none, *(self._loaded(index, kept) for index in self._slices)])
         found = {}
         for place in self._places:
             buffer = self._buffer(place.spec)
@@ -124,40 +124,40 @@ class LocalBuffers:
     # -- where the values are
 
     @property
-    def _shards(self) -> list[int]:
-        return [shard.index for shard in self._layout.shards if shard.start >= self._first]
+    def _slices(self) -> list[int]:
+        return [place.index for place in self._layout.slices if place.start >= self._first]
 
-    def _span(self, shard: int) -> tuple[int, int]:
-        place = self._layout.shards[shard]
+    def _span(self, index: int) -> tuple[int, int]:
+        place = self._layout.slices[index]
         return place.start, place.stop
 
-    def _loaded(self, shard: int, kept: Collection[int]) -> Tensor:
-        """The global values of a shard that the model loaded last."""
-        start, stop = self._span(shard)
-        return (self._base if shard in kept else self._theta)[start:stop]
+    def _loaded(self, index: int, kept: Collection[int]) -> Tensor:
+        """The global values of a slice that the model loaded last."""
+        start, stop = self._span(index)
+        return (self._base if index in kept else self._theta)[start:stop]
 
-    def _pieces(self, shard: int) -> Iterator[tuple[ParamSpec, slice, slice]]:
-        """Yield each buffer that lies in a shard: its specification, and its elements there as a slice of the buffer
-        and as a slice of the shard."""
-        start, stop = self._span(shard)
+    def _pieces(self, index: int) -> Iterator[tuple[ParamSpec, slice, slice]]:
+        """Yield each buffer that lies in a slice: its specification, and its elements there as a range of the buffer
+        and as a range of the slice."""
+        start, stop = self._span(index)
         for place in self._places:
             a, b = max(start, place.start), min(stop, place.stop)
             if a < b:
                 yield place.spec, slice(a - place.start, b - place.start), slice(a - start, b - start)
 
-    def _locals(self, shard: int) -> Tensor:
-        """The model's own values in a shard, fp32. The values on one device are copied to the host together."""
-        parts = [self._buffer(spec).reshape(-1)[own].to(torch.float32) for spec, own, _ in self._pieces(shard)]
+    def _locals(self, index: int) -> Tensor:
+        """The model's own values in a slice, fp32. The values on one device are copied to the host together."""
+        parts = [self._buffer(spec).reshape(-1)[own].to(torch.float32) for spec, own, _ in self._pieces(index)]
         return joined(parts)
 
-    def _as_loaded(self, shard: int, values: Tensor) -> Tensor:
-        """Global values of a shard, rounded to the dtypes in which the model has loaded them."""
-        parts = [values[there].to(self._buffer(spec).dtype).to(torch.float32) for spec, _, there in self._pieces(shard)]
+    def _as_loaded(self, index: int, values: Tensor) -> Tensor:
+        """Global values of a slice, rounded to the dtypes in which the model has loaded them."""
+        parts = [values[there].to(self._buffer(spec).dtype).to(torch.float32) for spec, _, there in self._pieces(index)]
         return torch.cat(parts)
 
-    def _load(self, shard: int, values: Tensor) -> None:
+    def _load(self, index: int, values: Tensor) -> None:
         on_devices: dict[torch.device, Tensor] = {}
-        for spec, own, there in self._pieces(shard):
+        for spec, own, there in self._pieces(index):
             buffer = self._buffer(spec)
             if buffer.device not in on_devices:
                 on_devices[buffer.device] = values.to(buffer.device)

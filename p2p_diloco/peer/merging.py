@@ -30,13 +30,13 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What to send next. `fragment`, `shards`: the fragment that is due, and its shards; `kept`: all shards whose
+    """What to send next. `fragment`, `slices`: the fragment that is due, and its slices; `kept`: all slices whose
     loaded values are in `base`, because θ has changed since; `weight`: the contribution's weight, None if samples are
     the weight and the trainer reported none; `samples`: the contribution's samples. `again`: what was last sent of this
     fragment is still out, so the exchange is taken up again with the same Δ."""
 
     fragment: int
-    shards: Sequence[int]
+    slices: Sequence[int]
     kept: Collection[int]
     weight: float | None
     samples: int
@@ -95,7 +95,7 @@ class Merger:
 
     @property
     def is_due(self) -> bool:
-        """Whether a merge is due: some shard has changed, or the run has ended and the model has local progress."""
+        """Whether a merge is due: some fragment has changed, or the run has ended and the model has local progress."""
         return self._memory.changed != self._seen or (self.over and not self._ended)
 
     @property
@@ -106,7 +106,7 @@ class Merger:
 
     @contextmanager
     def reading(self) -> Iterator[list[int]]:
-        """A block in which the node writes no global parameters. Yields the shards whose loaded values are in
+        """A block in which the node writes no global parameters. Yields the slices whose loaded values are in
         `base`."""
         with self._node.turn():
             kept = self._node.ask("read", "readable")["kept"]
@@ -140,7 +140,7 @@ class Merger:
                 load = self._node.ask("merge", "load", measures=measures, data=data)
                 tables = None if load["tables"] is None else tables_of(load["tables"])
                 blends = self._blends(load, tables, landed, unsound=unsound)
-                loaded = {shard: blend for number, blend in blends.items() for shard in self._shards_of(number)}
+                loaded = {index: blend for number, blend in blends.items() for index in self._slices_of(number)}
                 self._local.merge(loaded, load["kept"])
                 torn = False
             if load["commits"] != self.commits and landed is None:
@@ -153,13 +153,13 @@ class Merger:
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]
             kept, due = set(load["kept"]) - loaded.keys(), load["due"]
             again = load["again"]
-            yield None if due is None else Due(due, self._shards_of(due), kept, *self.progress.weigh(due), again)
+            yield None if due is None else Due(due, self._slices_of(due), kept, *self.progress.weigh(due), again)
         finally:
             self.progress.torn |= torn
             self._node.tell("have read", loaded=[] if torn else sorted(blends))
 
-    def _shards_of(self, fragment: int) -> list[int]:
-        return [shard.index for shard in self._layout.shards_of(fragment)]
+    def _slices_of(self, fragment: int) -> list[int]:
+        return [place.index for place in self._layout.slices_of(fragment)]
 
     def _blends(self, load: Message, tables: Tables | None, landed: Due | None, *, unsound: bool) -> dict[int, Blend]:
         """Compute what a merge does with each fragment. What is dropped is logged. `tables`: of the state's data."""

@@ -20,7 +20,7 @@ class Metrics:
     """A peer's counters since it entered the run. `load_state_dict` adds the counters from before a restart."""
 
     sync_count: int = _total()
-    """Exchanges of this peer that were counted: commits have counted every shard that was sent."""
+    """Exchanges of this peer that were counted: commits have counted every fragment that was sent."""
     sent_count: int = _total()
     """Exchanges that this peer made. Progress that no commit has counted is sent again with the next exchange."""
     local_step: int = _total()
@@ -59,7 +59,7 @@ class Metrics:
     bytes_sent: int = 0
     bytes_received: int = 0
     revision: int = 0
-    """The lowest revision (`p2p-diloco set`) over the shards; 0: all settings are as founded."""
+    """The lowest revision (`p2p-diloco set`) over the fragments; 0: all settings are as founded."""
     outer_lr: float = 0.0
     """The outer learning rate of that revision; 0 until this peer has the run's state."""
     outer_momentum: float = 0.0

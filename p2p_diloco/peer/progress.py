@@ -100,8 +100,8 @@ class LocalProgress:
 
     def __init__(self, config: RunConfig, layout: Layout) -> None:
         elements = Counter[int]()
-        for shard in layout.shards:
-            elements[shard.fragment] += shard.numel
+        for place in layout.slices:
+            elements[place.fragment] += place.numel
         self._fragments = [Progress(count / layout.numel) for _, count in sorted(elements.items())]
         self._mix = config.local_share if config.merge == "mix" else None
         self._weighting = config.weighting

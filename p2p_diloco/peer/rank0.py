@@ -141,9 +141,9 @@ class Rank0Model:
         if blends:
             self._together("merge", blends, kept)
 
-    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> bool:
+    def write_delta(self, slices: Collection[int], kept: Collection[int] = ()) -> bool:
         """Let every rank write its pseudo-gradients. Returns whether those of all ranks may be sent."""
-        return all(self._together("write_delta", shards, kept))
+        return all(self._together("write_delta", slices, kept))
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """Let every rank read its part of the global parameters. Returns this rank's part."""

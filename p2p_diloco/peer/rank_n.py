@@ -188,7 +188,7 @@ class RankNHook:
             return None if self._save is None else self._save(**command)
         values = command["values"]
         if kind == "merge":
-            values[0] = {shard: Blend(blend) for shard, blend in values[0].items()}
+            values[0] = {index: Blend(blend) for index, blend in values[0].items()}
         result: object = getattr(self._local, kind)(*values)
         if kind != "global_values":
             return result

@@ -103,7 +103,7 @@ class Following:
         return self._parameters.global_values()
 
     def _load(self, told: Message) -> None:
-        self._parameters.merge(dict.fromkeys(self._parameters.shards, Blend.NONE))
+        self._parameters.merge(dict.fromkeys(self._parameters.slices, Blend.NONE))
         self.standing = Standing(told["epoch"], told["digest"], told["finished"])
 
 

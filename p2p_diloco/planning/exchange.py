@@ -2,21 +2,21 @@
 
 Law: formulas over the figures of docs/performance.md. docs/planning.md says how well they fit.
 
-K peers exchange a fragment of n parameters in S shards. A contribution to all of it has P bytes in `codec`, all commits
+K peers exchange a fragment of n parameters in S slices. A contribution to all of it has P bytes in `codec`, all commits
 have R bytes in `reply_codec`. Peer i has a link of b_i bytes a second in each direction, and aggregates the share s_i,
-as `fragments.plan` divides it, in whole shards. Each shard's aggregator gets K − 1 contributions and sends as
+as `fragments.plan` divides it, in whole slices. Each slice's aggregator gets K − 1 contributions and sends as
 many commits, so peer i
     sends     (1 − s_i) P + (K − 1) s_i R,       receives  (1 − s_i) R + (K − 1) s_i P
 and its link is busy for the longer of the two, with headers (HEADERS), at b_i. The means are there when the last of
 these has happened for every peer, with r_i the round trip time to the most distant other peer:
     its link is done         busy_i · u + r_i / 2
-    its last mean comes      (1 − s_i) P / b_i · u + r_i + the last shard of each other aggregator, received at b_i
+    its last mean comes      (1 − s_i) P / b_i · u + r_i + the last slice of each other aggregator, received at b_i
     its node is done         NODE_S bytes sent + encoding + r_i / 2
-Means of early shards travel while later contributions do, so half of the round trip is hidden, unless a peer
+Means of early slices travel while later contributions do, so half of the round trip is hidden, unless a peer
 aggregates nothing. The factor u, 1 or more: TCP shares a link unevenly among K − 1 connections, and the exchange waits
 for the slowest of them. `net.pacing` evens them out once it has measured the link, which takes some seconds.
 
-r_i, for what the leader says (which contributions count, and the commit), SHARD_S for each shard, STEP_S for each
+r_i, for what the leader says (which contributions count, and the commit), SLICE_S for each slice, STEP_S for each
 parameter (the outer step) and OWN_S for each parameter (pseudo-gradient and merge, in which training always stands
 still) are added. Not modelled: lost packets, processors that several peers share, TCP's start on new connections,
 copies to and from a GPU.
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from p2p_diloco.core.plan import fast_enough, rooms
-from p2p_diloco.tensors.partition import SHARDS_MAX, spread
+from p2p_diloco.tensors.partition import SLICES_MAX, spread
 
 WIRE_BYTES: Mapping[str, float] = {
     "fp32": 4,
@@ -50,8 +50,8 @@ HEADERS = 1514 / 1448 * 1.02
 to acknowledgements of what comes the other way."""
 NODE_S = 5.0e-9
 """The node's processor seconds for each byte that it sends: 4.7 to 5.7 s a GB were measured."""
-SHARD_S = 1e-3
-"""Seconds for each shard: 1 to 2 ms of processor time were measured, a part of which is hidden."""
+SLICE_S = 1e-3
+"""Seconds for each slice: 1 to 2 ms of processor time were measured, a part of which is hidden."""
 STEP_S = 5.2e-9
 """Seconds for each parameter of the outer step: for 25 million parameters 0.13 s were measured."""
 OWN_S = 3.2e-9
@@ -96,14 +96,14 @@ class Exchange:
     """The exchange of one fragment between machines. Bytes are those of each peer, without headers."""
 
     codecs: Codecs
-    shards: int
-    """S: how many shards the fragment has, by the rule of docs/math.md."""
+    slices: int
+    """S: how many slices the fragment has, by the rule of docs/math.md."""
     shares: tuple[float, ...]
-    """s_i: the part of the shards that each peer aggregates at most, in whole shards."""
+    """s_i: the part of the slices that each peer aggregates at most, in whole slices."""
     sent: tuple[float, ...]
     received: tuple[float, ...]
     mean_sent: float
-    """The bytes sent by a peer, in the mean over all peers. Shards are whole, so the busiest may send a little more."""
+    """The bytes sent by a peer, in the mean over all peers. Slices are whole, so the busiest may send a little more."""
     ends: tuple[float, ...]
     """When each peer's part of the exchange is done, in seconds since its beginning."""
     hideable_s: float
@@ -120,30 +120,30 @@ class Exchange:
 def of_model(params: int, fragments: int, machines: Sequence[Machine], codecs: Codecs) -> Exchange:
     """The exchange of one of `fragments` equally long fragments of a model with `params` parameters."""
     numel, peers = -(-params // fragments), len(machines)
-    shards = spread(numel, 1 + max(0, SHARDS_MAX - fragments) // fragments)
+    slices = spread(numel, 1 + max(0, SLICES_MAX - fragments) // fragments)
     links = {f"{number:04}": machine.link for number, machine in enumerate(machines)}
-    owned = rooms(shards, links, fast_enough(links))
-    part = tuple(owned.get(name, 0) / shards for name in links)
+    owned = rooms(slices, links, fast_enough(links))
+    part = tuple(owned.get(name, 0) / slices for name in links)
     contributions, commits = numel * WIRE_BYTES[codecs.codec], numel * WIRE_BYTES[codecs.reply]
     sent = tuple((1 - s) * contributions + (peers - 1) * s * commits for s in part)
     received = tuple((1 - s) * commits + (peers - 1) * s * contributions for s in part)
     mean_sent = (peers - 1) / peers * numel * codecs.width
     if peers == 1:
-        return Exchange(codecs, shards, part, sent, received, mean_sent, (0.0,), 0.0, 0.0)
+        return Exchange(codecs, slices, part, sent, received, mean_sent, (0.0,), 0.0, 0.0)
     busy = [HEADERS * max(both) / m.link for m, both in zip(machines, zip(sent, received, strict=True), strict=True)]
     paced = max(busy) >= PACED_AFTER_S * (peers - 1) and max(m.link for m in machines) <= PACED_BELOW
     uneven = 1 + PACED * (peers - 2) if paced else 1 + UNEVEN * (1 - 2 / peers)
     ends, aggregators = [], sum(share > 0 for share in part)
     for number, (machine, rtt_s) in enumerate(zip(machines, round_trips(machines), strict=True)):
         others = aggregators - (part[number] > 0)
-        last_s = HEADERS * min(others, shards) / shards * commits / machine.link
+        last_s = HEADERS * min(others, slices) / slices * commits / machine.link
         to_send_s = HEADERS * (1 - part[number]) * contributions / machine.link
         node_s = NODE_S * sent[number] + ENCODE_S.get(codecs.codec, 0.0) * numel
         link_s = busy[number] * uneven
         means_s = max(link_s + rtt_s / 2, to_send_s * uneven + rtt_s + last_s, node_s + rtt_s / 2)
         ends.append(means_s + rtt_s)
-    hideable_s = max(ends) + SHARD_S * shards + STEP_S * numel
-    return Exchange(codecs, shards, part, sent, received, mean_sent, tuple(ends), hideable_s, OWN_S * numel)
+    hideable_s = max(ends) + SLICE_S * slices + STEP_S * numel
+    return Exchange(codecs, slices, part, sent, received, mean_sent, tuple(ends), hideable_s, OWN_S * numel)
 
 
 def round_trips(machines: Sequence[Machine]) -> list[float]:

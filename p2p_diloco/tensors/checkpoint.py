@@ -29,7 +29,7 @@ from p2p_diloco.tensors.packing import pack as pack
 from p2p_diloco.tensors.packing import unpack as unpack
 from p2p_diloco.tensors.writing import sync_folder, write_file, write_tensors
 
-FORMAT = 2
+FORMAT = 3
 """Version of the format above and of the outer state's digests. A reader refuses any other."""
 
 MANIFEST = "manifest.json"

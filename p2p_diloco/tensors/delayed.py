@@ -1,4 +1,4 @@
-"""Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one shard.
+"""Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one slice.
 
 Law: as in `outer`: no update in place, and each line below is one operation on fp32, rounded by itself, so that
 replicas on different machines agree to the bit. The buffer belongs to the state. The caller counts the submissions in

@@ -1,4 +1,4 @@
-"""Error feedback for one shard: the sender keeps a lossy codec's error and adds it to its next contribution.
+"""Error feedback for one slice: the sender keeps a lossy codec's error and adds it to its next contribution.
 
 Law: let r be the residual, Δ a pseudo-gradient, and q the values decoded from the bytes of Δ + r, which were sent. Once
 the contribution is counted, the trainer subtracts Δ from its progress, and r becomes r + Δ − q. Until then r stays,
@@ -48,7 +48,7 @@ class GivenUp:
 
 
 class Feedback:
-    """Keeps the residual of one shard, fp32 [numel]. It starts at 0, and stays in memory as long as the node runs."""
+    """Keeps the residual of one slice, fp32 [numel]. It starts at 0, and stays in memory as long as the node runs."""
 
     def __init__(self, numel: int) -> None:
         self.residual = torch.zeros(numel, device="cpu")
@@ -89,7 +89,7 @@ class Feedback:
         self.sent_apart(id)
 
     def merge(self, outcome: Outcome, counted: ContributionId | None) -> None:
-        """Update the residual when the trainer merges the shard with this outcome. `counted`: this peer's last
+        """Update the residual when the trainer merges the slice with this outcome. `counted`: this peer's last
         contribution that the merged state counts.
 
         If the progress is dropped, r was not delivered, unless a lineage counts it later. But if a contribution older

@@ -1,7 +1,7 @@
-"""The layout: each parameter's and buffer's place in the flat vector, the fragments and the shards.
+"""The layout: each parameter's and buffer's place in the flat vector, the fragments and the slices.
 
 Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable parameters
-fragment by fragment, then the buffers (`tensors.buffers`) in the same order of fragments. Shards are slices of it, each
+fragment by fragment, then the buffers (`tensors.buffers`) in the same order of fragments. Slices are ranges of it, each
 within one fragment and of one kind, cut once, when the run is founded. All peers use the founder's layout, which
 travels on the wire.
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FragmentLayout = Literal["contiguous", "strided"]
 Kind = Literal["parameter", "mean", "greatest"]
-"""What a shard consists of (above)."""
+"""What a slice consists of (above)."""
 PARAMETER, MEAN, GREATEST = KINDS = cast(tuple[Kind, Kind, Kind], get_args(Kind))
 
 _LONGEST_NAME = 4096
@@ -87,13 +87,14 @@ def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
 
 
 def kind_of(buffer: ParamSpec) -> Kind:
-    """The kind of the shards to which a buffer belongs."""
+    """The kind of the slices to which a buffer belongs."""
     return MEAN if "float" in buffer.dtype else GREATEST
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A slice [start, stop) of the flat vector, in elements, within one fragment and of one kind."""
+class SliceSpec:
+    """A slice of a layout: the range [start, stop) of the flat vector, in elements, within one fragment and of one
+    kind."""
 
     index: int
     fragment: int
@@ -114,7 +115,7 @@ class Layout:
 
     params: tuple[ParamSpec, ...]
     fragments: tuple[tuple[int, ...], ...]
-    shards: tuple[Shard, ...]
+    slices: tuple[SliceSpec, ...]
     buffers: tuple[ParamSpec, ...] = ()
     homes: tuple[int, ...] = ()
     places: tuple[tuple[ParamSpec, int], ...] = field(init=False, repr=False, compare=False)
@@ -123,7 +124,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Compute the places. Raises ValueError for an inconsistent layout (a parameter that occurs twice, a gap
-        between shards)."""
+        between slices)."""
         order = [index for fragment in self.fragments for index in fragment]
         if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
             raise ValueError(
@@ -137,7 +138,7 @@ class Layout:
         object.__setattr__(self, "places", tuple(zip(flat, starts, strict=True)))
         at = dict(zip(order, starts, strict=False))
         object.__setattr__(self, "_offsets", tuple(at[index] for index in range(len(self.params))))
-        self._check_shards(blocks)
+        self._check_slices(blocks)
 
     @classmethod
     def build(
@@ -145,16 +146,16 @@ class Layout:
         specs: Sequence[ParamSpec],
         num_fragments: int = 1,
         fragment_layout: FragmentLayout = "contiguous",
-        shard_elements: int | None = None,
+        slice_elements: int | None = None,
         buffers: Sequence[ParamSpec] = (),
     ) -> Layout:
-        """Cut `specs` into fragments and shards. Raises `ConfigError` for numbers that don't fit the model.
+        """Cut `specs` into fragments and slices. Raises `ConfigError` for numbers that don't fit the model.
 
-        shard_elements: the most elements of a shard; None: chosen for each fragment (`partition.spread`). buffers: each
+        slice_elements: the most elements of a slice; None: chosen for each fragment (`partition.spread`). buffers: each
         goes to the fragment of the parameter that is nearest to it in the model (`partition.nearest`), into as few
-        shards as possible.
+        slices as possible.
         """
-        for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
+        for key, value in (("num_fragments", num_fragments), ("slice_elements", slice_elements)):
             if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
         names, sizes = [spec.name for spec in specs], [spec.numel for spec in specs]
@@ -173,34 +174,34 @@ class Layout:
         fragment_of = {index: number for number, members in enumerate(fragments) for index in members}
         nearest = partition.nearest([spec.name for spec in buffers], names)
         homes = tuple(fragment_of[index] for index in nearest)
-        shards: list[Shard] = []
+        slices: list[SliceSpec] = []
         start = 0
         for number, kind, members in _blocks(specs, fragments, buffers, homes):
             stop = start + sum(spec.numel for spec in members)
-            if shard_elements is not None:
-                count = -(-(stop - start) // shard_elements)
+            if slice_elements is not None:
+                count = -(-(stop - start) // slice_elements)
             elif kind == PARAMETER:
-                limit = 1 + max(0, partition.SHARDS_MAX - num_fragments) * (stop - start) // sum(sizes)
+                limit = 1 + max(0, partition.SLICES_MAX - num_fragments) * (stop - start) // sum(sizes)
                 count = partition.spread(stop - start, limit)
             else:
-                count = -(-(stop - start) // partition.SHARD_ELEMENTS_MAX)
+                count = -(-(stop - start) // partition.SLICE_ELEMENTS_MAX)
             for a, b in partition.slices(start, stop, count):
-                shards.append(Shard(len(shards), number, a, b, kind))
+                slices.append(SliceSpec(len(slices), number, a, b, kind))
             start = stop
-        return cls(tuple(specs), fragments, tuple(shards), tuple(buffers), homes)
+        return cls(tuple(specs), fragments, tuple(slices), tuple(buffers), homes)
 
     @property
     def numel(self) -> int:
         """The number of elements of the flat vector."""
-        return self.shards[-1].stop
+        return self.slices[-1].stop
 
     def offset(self, param_index: int) -> int:
         """Return the parameter's first index in the flat vector."""
         return self._offsets[param_index]
 
-    def shards_of(self, fragment: int) -> tuple[Shard, ...]:
-        """Return the shards of a fragment, in flat order. Those of buffers are the last ones."""
-        return tuple(shard for shard in self.shards if shard.fragment == fragment)
+    def slices_of(self, fragment: int) -> tuple[SliceSpec, ...]:
+        """Return the slices of a fragment, in flat order. Those of buffers are the last ones."""
+        return tuple(place for place in self.slices if place.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
         """Return the values of `named`, whose keys are the names of parameters and buffers, in flat order."""
@@ -243,41 +244,40 @@ class Layout:
         return {
             "params": [[spec.name, list(spec.shape), spec.dtype] for spec in self.params],
             "fragments": [list(fragment) for fragment in self.fragments],
-            "shards": [[shard.fragment, shard.start, shard.stop, KINDS.index(shard.kind)] for shard in self.shards],
+            "slices": [[place.fragment, place.start, place.stop, KINDS.index(place.kind)] for place in self.slices],
             "buffers": [[spec.name, list(spec.shape), spec.dtype] for spec in self.buffers],
             "homes": list(self.homes),
         }
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
-        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else. A layout from an older version,
-        in a checkpoint, has no buffers and no kinds."""
+        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else."""
         try:
-            params, buffers = _specs(wire["params"]), _specs(wire.get("buffers", ()))
+            params, buffers = _specs(wire["params"]), _specs(wire["buffers"])
             fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
-            homes = tuple(_size(home) for home in _items(wire.get("homes", ())))
-            shards = tuple(_shard(index, _items(shard)) for index, shard in enumerate(_items(wire["shards"])))
+            homes = tuple(_size(home) for home in _items(wire["homes"]))
+            slices = tuple(_slice_spec(index, _items(value)) for index, value in enumerate(_items(wire["slices"])))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a layout: {error}") from error
         specs = (*params, *buffers)
         if len({spec.name for spec in specs}) != len(specs) or not all(spec.numel for spec in specs):
             raise ValueError("not a layout: a parameter or buffer is named twice or is empty")
-        return cls(params, fragments, shards, buffers, homes)
+        return cls(params, fragments, slices, buffers, homes)
 
-    def _check_shards(self, blocks: Sequence[tuple[int, Kind, Sequence[ParamSpec]]]) -> None:
+    def _check_slices(self, blocks: Sequence[tuple[int, Kind, Sequence[ParamSpec]]]) -> None:
         ends = list(accumulate(sum(spec.numel for spec in specs) for _, _, specs in blocks))
         start = block = 0
-        for index, shard in enumerate(self.shards):
-            fits = block < len(blocks) and (shard.fragment, shard.kind) == blocks[block][:2]
-            if not fits or (shard.index, shard.start) != (index, start) or not start < shard.stop <= ends[block]:
+        for index, place in enumerate(self.slices):
+            fits = block < len(blocks) and (place.fragment, place.kind) == blocks[block][:2]
+            if not fits or (place.index, place.start) != (index, start) or not start < place.stop <= ends[block]:
                 raise ValueError(
-                    f"shard {index} of the layout doesn't begin where the shard before it ends, or isn't within one "
+                    f"slice {index} of the layout doesn't begin where the slice before it ends, or isn't within one "
                     "fragment and of one kind"
                 )
-            start = shard.stop
+            start = place.stop
             block += start == ends[block]
         if block != len(blocks) or not blocks:
-            raise ValueError("the shards of a layout must cover the flat vector")
+            raise ValueError("the slices of a layout must cover the flat vector")
 
 
 def _blocks(
@@ -351,11 +351,11 @@ def _specs(value: object) -> tuple[ParamSpec, ...]:
     )
 
 
-def _shard(index: int, value: Sequence[object]) -> Shard:
-    fragment, start, stop, *kind = (_size(n) for n in value)
-    if any(number >= len(KINDS) for number in kind):
-        raise ValueError(f"shard {index} is of an unknown kind")
-    return Shard(index, fragment, start, stop, *(KINDS[number] for number in kind))
+def _slice_spec(index: int, value: Sequence[object]) -> SliceSpec:
+    fragment, start, stop, kind = (_size(n) for n in value)
+    if kind >= len(KINDS):
+        raise ValueError(f"slice {index} is of an unknown kind")
+    return SliceSpec(index, fragment, start, stop, KINDS[kind])
 
 
 def _items(value: object) -> Sequence[object]:

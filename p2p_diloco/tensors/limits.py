@@ -1,6 +1,6 @@
 """Limits on what one contribution can do to a mean, whatever its sender puts into it.
 
-Law: pure functions of the contributions of one shard. Nothing here depends on the order of arrival, the number of
+Law: pure functions of the contributions of one slice. Nothing here depends on the order of arrival, the number of
 threads or the machine: sums of products have the order that `products` describes, all that follows from them is
 computed in fp64 by single operations, and sums of a few numbers are exact (`math.fsum`).
 

@@ -1,4 +1,4 @@
-"""The weighted mean of the contributions to one shard, with limits on what each of them can do to it.
+"""The weighted mean of the contributions to one slice, with limits on what each of them can do to it.
 
 Law: the result depends on the contributions alone, not on the order of arrival, the number of threads or the machine.
 The order of operations below is the reference; each is rounded to fp32 by itself.

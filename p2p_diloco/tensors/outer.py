@@ -1,7 +1,7 @@
-"""The outer optimizer: one step on one shard, as a pure function.
+"""The outer optimizer: one step on one slice, as a pure function.
 
-Law: no update in place; a step returns new tensors, which the caller accepts or drops. Shards are flat slices, so only
-element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (`step`). Their
+Law: no update in place; a step returns new tensors, which the caller accepts or drops. Slices are flat, so only
+element-wise optimizers work. State is fp32 tensors: as long as the slice, or of one element (`step`). Their
 names and lengths depend on the optimizer and its options, never on lr or momentum, which may change during a run.
 
 The order of operations of "sgd" is the reference: torch.optim.SGD's formula, rounded as follows. Each line is one
@@ -89,7 +89,7 @@ class OuterOptimizer:
         return replace(self, lr=lr, momentum=momentum)
 
     def state_lengths(self, numel: int) -> dict[str, int]:
-        """Return the number of elements of each state tensor for a shard of `numel` elements, by name, in the order of
+        """Return the number of elements of each state tensor for a slice of `numel` elements, by name, in the order of
         storage."""
         kinds = {"m": True} if self._class is None else self._class.kept
         return {name: numel if long else 1 for name, long in kinds.items()}

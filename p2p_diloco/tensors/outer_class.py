@@ -21,14 +21,14 @@ from p2p_diloco.errors import ConfigError
 STEP = "step"
 """The number of steps: its state tensor is there for each class, also for those that count none."""
 FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
-"""Options of torch that change the order of operations, and are of no use for a shard on the CPU."""
+"""Options of torch that change the order of operations, and are of no use for a slice on the CPU."""
 MEND = "use an element-wise one, such as sgd, Adam or Adagrad"
 
 _LATE = ("torch._meta_registrations", "torch._native")
 """Parts of torch that a node loads at the first question for one of their names (`node/torch_library.py`). What an
 optimizer's class imports asks in the midst of its own import, and fails."""
 
-_CANT = "can't step a shard, which is a flat slice of the model and comes without a closure ({})"
+_CANT = "can't step a slice, which is a flat part of the model and comes without a closure ({})"
 
 _THETA = (3.0, -0.5, 0.02, 1.0, -2.0, 0.3, 40.0, -7.0)
 _GRADS = ((0.1, -2.0, 0.003, 5.0, -0.4, 0.02, 90.0, 1.0), (1.0, 0.5, -0.2, -3.0, 0.1, 0.4, -20.0, 60.0))
@@ -40,7 +40,7 @@ _RELATIVE, _ABSOLUTE = 1e-5, 1e-7
 
 @dataclass(frozen=True, slots=True)
 class OuterClass:
-    """A class with its arguments. `kept`: its state tensors by name, sorted, and whether each is as long as the shard;
+    """A class with its arguments. `kept`: its state tensors by name, sorted, and whether each is as long as the slice;
     the others have one element. `numbers`: those of them that the class keeps as Python numbers. `counts`: whether it
     counts its steps itself."""
 
@@ -135,7 +135,7 @@ def _wrong_with(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any])
     if not torch.equal(whole, again):
         return "makes another step each time, so the peers' models would differ"
     if not torch.allclose(torch.cat(halves), whole, rtol=_RELATIVE, atol=_ABSOLUTE):
-        return "is not element-wise: it steps each element by others, too, and a shard is a slice of any tensors"
+        return "is not element-wise: it steps each element by others, too, and a slice is a flat part of any tensors"
     if not torch.equal(whole, renewed):
         return "keeps something beside the state of its parameters, which no checkpoint and no newcomer would get"
     return ""
@@ -157,7 +157,7 @@ def _made(kind: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> Ou
     """Make one step, to find out which state a class keeps.
 
     Raises:
-        ValueError: the state is none that a shard can have.
+        ValueError: the state is none that a slice can have.
     """
     zeros = torch.zeros(3, dtype=torch.float32, device="cpu")  # not 1: then both kinds would be as long
     param = torch.nn.Parameter(zeros)

@@ -21,7 +21,7 @@ from p2p_diloco.tensors import digest as digests
 from p2p_diloco.tensors import running, step_limit
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK, Finite
-from p2p_diloco.tensors.layout import PARAMETER, Layout, Shard
+from p2p_diloco.tensors.layout import PARAMETER, Layout, SliceSpec
 from p2p_diloco.tensors.limits import Room
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes, magnitude
@@ -79,18 +79,18 @@ class OuterState:
         self._limit, self._room, self._threads = limit, Room(), threads
         self._revised: tuple[Rates | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._spare: list[Tensor] = []
-        self.slices = [SliceState(theta[place.start : place.stop], self._zeros(place)) for place in layout.shards]
+        self.slices = [SliceState(theta[place.start : place.stop], self._zeros(place)) for place in layout.slices]
 
-    def lengths(self, place: Shard) -> dict[str, int]:
+    def lengths(self, place: SliceSpec) -> dict[str, int]:
         """The number of elements of each state tensor of a slice, by name, in the order of storage."""
         return state_lengths(place, self.outer, self._limit)
 
     def nbytes(self, index: int) -> int:
         """The length in bytes of a slice's `export`."""
-        place = self.layout.shards[index]
+        place = self.layout.slices[index]
         return 4 * (place.numel + sum(self.lengths(place).values()))
 
-    def _zeros(self, place: Shard) -> State:
+    def _zeros(self, place: SliceSpec) -> State:
         return {name: torch.zeros(length, device="cpu") for name, length in self.lengths(place).items()}
 
     # -- steps
@@ -113,7 +113,7 @@ class OuterState:
         buffer already holds. `rates` are (lr, momentum); None: the optimizer's own. Raises ValueError for a wrong
         length, and if a value of the result isn't finite; then the slice stays as it is.
         """
-        grad, cut = self._limited(held, self.layout.shards[index].numel, mean, codec)
+        grad, cut = self._limited(held, self.layout.slices[index].numel, mean, codec)
         outer, longest = self._at(rates), math.inf if cut is None else held.longest + cut.norm
         sgd = outer if isinstance(outer, OuterOptimizer) and outer.is_sgd else None
         # |m'| ≤ |m| + |ḡ|, and the step is η · (μ · m' + ḡ), with μ < 1
@@ -143,7 +143,7 @@ class OuterState:
     def step_buffers(self, index: int, held: SliceState, values: Buffer, share: float) -> None:
         """Make the outer step of a slice of buffers (`running.stepped`) on the encoded `values`. `share`: how far it
         moves towards them. Raises ValueError as `step` does."""
-        place = self.layout.shards[index]
+        place = self.layout.slices[index]
         theta = running.stepped(place.kind, held.theta, codecs.decode(values, running.CODEC, place.numel), share)
         seen = Finite()
         seen(theta.numpy())
@@ -207,7 +207,7 @@ class OuterState:
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """
-        place = self.layout.shards[index]
+        place = self.layout.slices[index]
         lengths = self.lengths(place)
         values = codecs.decode(buffer, "fp32", self.nbytes(index) // 4)
         if not torch.isfinite(values).all():
@@ -240,7 +240,7 @@ class OuterState:
         self._spare = [*self._spare, *(one for one in void if one.numel() > step_limit.LENGTHS_MAX)][-SPARE:]
 
 
-def state_lengths(place: Shard, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
+def state_lengths(place: SliceSpec, outer: OuterOptimizer | DelayedNesterov, limit: float) -> dict[str, int]:
     """Return the number of elements of each state tensor of a slice, by name, in the order of storage: those of the
     outer optimizer, and with a limit the lengths of the last means. A slice of buffers has none."""
     if place.kind != PARAMETER:

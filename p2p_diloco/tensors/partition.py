@@ -1,4 +1,4 @@
-"""Cutting a list of parameters into fragments of nearly equal size, and a fragment into shards.
+"""Cutting a list of parameters into fragments of nearly equal size, and a fragment into slices.
 
 Law: pure functions of names and sizes, so that the same model is always cut the same. A fragment consists of whole
 parameters and is never empty. Indices refer to the list passed in.
@@ -14,19 +14,19 @@ from p2p_diloco.errors import ConfigError
 _BLOCK = re.compile(r"(?:^|.*?\.)\d+\.")
 """A parameter's block: its name up to and including the first number, e.g. "model.layers.3."."""
 
-SHARD_ELEMENTS_MAX = 1 << 20
-"""The most elements of a shard: 2 MiB of bf16."""
-SHARD_ELEMENTS_MIN = 1 << 13
-"""The fewest elements of a shard, unless the whole fragment has fewer. Each shard costs a peer 1 to 2 ms of processor
+SLICE_ELEMENTS_MAX = 1 << 20
+"""The most elements of a slice: 2 MiB of bf16."""
+SLICE_ELEMENTS_MIN = 1 << 13
+"""The fewest elements of a slice, unless the whole fragment has fewer. Each slice costs a peer 1 to 2 ms of processor
 time in each round; a link of 100 Mbit/s carries 8192 elements in bf16 in 1.3 ms."""
-SHARDS, SHARDS_STEP = 24, 12
-"""A fragment is spread over SHARDS shards, which 2, 3, 4, 6, 8 and 12 peers divide evenly. A fragment that needs more
-has a multiple of SHARDS_STEP."""
-SHARDS_MAX = 960
-"""The most shards of all fragments together, unless shards would exceed SHARD_ELEMENTS_MAX. There is a limit because
-some messages list the versions of all shards."""
-FEW_SHARDS = (1, 2, 3, 4, 6, 8, 12, 24)
-"""The numbers of shards of a fragment that is too small for SHARDS."""
+SLICES, SLICES_STEP = 24, 12
+"""A fragment is spread over SLICES slices, which 2, 3, 4, 6, 8 and 12 peers divide evenly. A fragment that needs more
+has a multiple of SLICES_STEP."""
+SLICES_MAX = 960
+"""The most slices of all fragments together, unless slices would exceed SLICE_ELEMENTS_MAX. There is a limit because
+some messages list all slices."""
+FEW_SLICES = (1, 2, 3, 4, 6, 8, 12, 24)
+"""The numbers of slices of a fragment that is too small for SLICES."""
 
 
 def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
@@ -89,13 +89,13 @@ def nearest(buffers: Sequence[str], params: Sequence[str]) -> list[int]:
 
 
 def spread(numel: int, limit: int) -> int:
-    """Return the number of shards for a fragment of `numel` elements, chosen so that the peers of a run can divide the
-    aggregation evenly. There are more than `limit` shards only if a shard would otherwise exceed SHARD_ELEMENTS_MAX."""
-    fewest = -(-numel // SHARD_ELEMENTS_MAX)
-    if fewest > SHARDS:
-        return -(-fewest // SHARDS_STEP) * SHARDS_STEP
-    possible = max(1, min(SHARDS, limit, numel // SHARD_ELEMENTS_MIN))
-    return max(fewest, *(few for few in FEW_SHARDS if few <= possible))
+    """Return the number of slices for a fragment of `numel` elements, chosen so that the peers of a run can divide the
+    aggregation evenly. There are more than `limit` slices only if a slice would otherwise exceed SLICE_ELEMENTS_MAX."""
+    fewest = -(-numel // SLICE_ELEMENTS_MAX)
+    if fewest > SLICES:
+        return -(-fewest // SLICES_STEP) * SLICES_STEP
+    possible = max(1, min(SLICES, limit, numel // SLICE_ELEMENTS_MIN))
+    return max(fewest, *(few for few in FEW_SLICES if few <= possible))
 
 
 def slices(start: int, stop: int, count: int) -> list[tuple[int, int]]:

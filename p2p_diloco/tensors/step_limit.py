@@ -1,6 +1,6 @@
-"""A limit on the length of a commit's mean, so that one wrong commit can't take a shard far away.
+"""A limit on the length of a commit's mean, so that one wrong commit can't take a slice far away.
 
-Law: pure functions of the mean and of the shard's lengths: the lengths of its last means, a part of the outer state
+Law: pure functions of the mean and of the slice's lengths: the lengths of its last means, a part of the outer state
 that all replicas share. `limits.square` gives the order of a sum; all that follows is in fp64, by single operations,
 and fp32 only where the formula says so. So all replicas get the same bits.
 
@@ -55,13 +55,13 @@ class Cut:
 
 
 def state_lengths(outer: Mapping[str, int], times: float) -> dict[str, int]:
-    """The number of elements of each state tensor of a shard, by name, in the order of storage: those of the outer
+    """The number of elements of each state tensor of a slice, by name, in the order of storage: those of the outer
     optimizer (`outer`), then the lengths, if there is a limit (`times` above 0)."""
     return {**outer, LENGTHS: LENGTHS_MAX} if times else dict(outer)
 
 
 def restored(state: Mapping[str, Tensor], times: float, *, forget: bool) -> Mapping[str, Tensor]:
-    """A shard's state tensors from a checkpoint, for a run with the limit `times`. Without a limit (0), the lengths are
+    """A slice's state tensors from a checkpoint, for a run with the limit `times`. Without a limit (0), the lengths are
     removed. With `forget`, or if the checkpoint has no lengths, they are all 0, which means that none is known."""
     if not times:
         return {name: values for name, values in state.items() if name != LENGTHS} if LENGTHS in state else state

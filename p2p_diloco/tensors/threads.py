@@ -1,4 +1,4 @@
-"""Spreads element-wise work on one shard over a few threads.
+"""Spreads element-wise work on one slice over a few threads.
 
 Law: results have the same bits for any number of threads, because every element is computed by the same operations. The
 threads compute in numpy, and in torch on pieces that it doesn't divide, which both let other threads run meanwhile.

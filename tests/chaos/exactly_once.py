@@ -1,7 +1,7 @@
 """The aggregator of an asynchronous run is killed again and again under load; then peers' records are compared with θ:
 `python tests/chaos/exactly_once.py --minutes 5`.
 
-Every few seconds all processes of the peer that aggregates shard 0 are killed at once, and another peer is started.
+Every few seconds all processes of the peer that aggregates slice 0 are killed at once, and another peer is started.
 Each submission changes elements that belong to its author alone, so θ shows how often it is counted. Every submission
 that its author's record has as answered must be counted once. The last submission of a killed peer may be counted, too.
 The exit code is 1 if one is missing or counted twice.
@@ -52,7 +52,7 @@ class Load:
         return {m.name: len(lines) for m in self.living if (lines := m.lines("answered"))}
 
     def kill(self, patience_s: float) -> str:
-        """Kill the peer that aggregates shard 0, once three peers train and each has an answered submission."""
+        """Kill the peer that aggregates slice 0, once three peers train and each has an answered submission."""
         before = self.answered()
         until(
             lambda: len([n for n, count in self.answered().items() if count > before.get(n, 0)]) >= 3,
@@ -78,7 +78,7 @@ class Load:
 def verdict(load: Load) -> list[str]:
     """The violations, a line each."""
     values = [member.last("theta")["values"] for member in load.living if member.lines("theta")]
-    newest = [[min(column) for column in zip(*shard, strict=True)] for shard in zip(*values, strict=True)]
+    newest = [[min(column) for column in zip(*param, strict=True)] for param in zip(*values, strict=True)]
     wrong = []
     for life, member in enumerate(load.members):
         count = len(member.lines("answered"))
@@ -88,10 +88,10 @@ def verdict(load: Load) -> list[str]:
         for extra in (0, 1) if member not in load.living else (0,):
             sent = [amounts(number) for number in range(count + extra)]
             allowed.append(tuple(-float(sum(part)) for part in zip((0, 0), *sent, strict=True)))
-        for shard, theta in enumerate(newest):
+        for index, theta in enumerate(newest):
             found = theta[2 * life], theta[2 * life + 1]
             if found not in allowed:
-                wrong.append(f"{member.name}, shard {shard}: answered for {count}, so one of {allowed}; found {found}")
+                wrong.append(f"{member.name}, slice {index}: answered for {count}, so one of {allowed}; found {found}")
     return wrong
 
 
@@ -110,14 +110,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
     parser.add_argument("--peers", type=int, default=5)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--numel", type=int, default=250_000, help="elements of a shard")
+    parser.add_argument("--slices", type=int, default=4)
+    parser.add_argument("--numel", type=int, default=250_000, help="elements of a slice")
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     parser.add_argument("--heartbeat-timeout", type=float, default=5.0, help="seconds")
     asked = parser.parse_args()
     kills = int(asked.minutes * 60 / asked.every)
     config = {"heartbeat_interval": 0.5, "heartbeat_timeout": asked.heartbeat_timeout}
-    options = {"shards": asked.shards, "numel": asked.numel, "pause_s": 0.05, "settle_s": SETTLE_S, "config": config}
+    options = {"slices": asked.slices, "numel": asked.numel, "pause_s": 0.05, "settle_s": SETTLE_S, "config": config}
     with contextlib.ExitStack() as stack:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def main() -> int:
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     usual, most = statistics.median(gaps), max(gaps)
     print(f"{len(gaps)} kills in {took_s:.0f} s, one every {usual:.1f} s (median), {most:.1f} s at most")
-    print(f"{answered} submissions were answered for, of {len(load.members)} lives, in {asked.shards} shards each")
+    print(f"{answered} submissions were answered for, of {len(load.members)} lives, in {asked.slices} slices each")
     print("\n".join(odd) or "no live peer was counted as dead, and there was no fork")
     print("\n".join(wrong) or "each answered submission is counted once")
     return int(bool(wrong))

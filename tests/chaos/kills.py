@@ -36,7 +36,7 @@ def training(size: int) -> dict[str, object]:
         "sync_every": 4,
         "outer_lr": 0.5,
         "codec": "fp32",
-        "shard_elements": NUMEL,
+        "slice_elements": NUMEL,
         "start_peers": size,
         "heartbeat_interval": INTERVAL_S,
         "heartbeat_timeout": TIMEOUT_S,

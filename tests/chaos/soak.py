@@ -1,5 +1,5 @@
 """Kills and joins for a long time: `python tests/chaos/soak.py --minutes 30`; with sixteen peers `python
-tests/chaos/soak.py --peers 16 --minutes 10 --every 20 --numel 100000 --shards 4 --sync-every 30 --step-s 0.1
+tests/chaos/soak.py --peers 16 --minutes 10 --every 20 --numel 100000 --slices 4 --sync-every 30 --step-s 0.1
 --heartbeat-s 1`.
 
 A run of real peers. Without `--every` one is killed or one joins every ten seconds on average, at random moments. With
@@ -63,7 +63,7 @@ class Load:
 
     peers: int
     numel: int
-    shards: int
+    slices: int
     sync_every: int
     step_s: float
     heartbeat_s: float
@@ -76,7 +76,7 @@ class Load:
             "sync_every": self.sync_every,
             "outer_lr": 0.5,
             "codec": "bf16",
-            "shard_elements": -(-self.numel // self.shards),
+            "slice_elements": -(-self.numel // self.slices),
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
             "pace": self.pace,
@@ -320,7 +320,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, help="seconds between two kills, each with a join")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--numel", type=int, default=1_000_000, help="elements of the model")
-    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--slices", type=int, default=2)
     parser.add_argument("--sync-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")

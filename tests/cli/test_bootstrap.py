@@ -133,7 +133,7 @@ def test_a_signal_ends_it_cleanly_and_its_identity_stays(start: Start, tmp_path:
         plain.stderr
     )
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
-    assert json.loads(told.stdout)["schema_version"] == 1
+    assert json.loads(told.stdout)["schema_version"] == 2
     check_a_clean_end(second, again, signal.SIGINT)
 
 

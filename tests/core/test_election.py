@@ -19,26 +19,26 @@ MEMBERS = st.sets(st.sampled_from(NAMES), min_size=1).map(tuple)
 
 
 @settings(max_examples=80, deadline=None)
-@given(members=MEMBERS, shards=st.integers(1, 40))
-def test_members_are_balanced(members: tuple[str, ...], shards: int) -> None:
-    """They aggregate equally many shards, up to the remainder of the division."""
-    first = Counter(order[0] for order in assign("run", tuple(range(shards)), members).values())
-    assert all(held <= math.ceil(Fraction(shards, len(members))) for held in first.values())
+@given(members=MEMBERS, fragments=st.integers(1, 40))
+def test_members_are_balanced(members: tuple[str, ...], fragments: int) -> None:
+    """They aggregate equally many fragments, up to the remainder of the division."""
+    first = Counter(order[0] for order in assign("run", tuple(range(fragments)), members).values())
+    assert all(held <= math.ceil(Fraction(fragments, len(members))) for held in first.values())
 
 
 @settings(max_examples=40, deadline=None)
-@given(members=MEMBERS, shards=st.integers(1, 10))
-def test_each_member_is_in_each_succession_once(members: tuple[str, ...], shards: int) -> None:
+@given(members=MEMBERS, fragments=st.integers(1, 10))
+def test_each_member_is_in_each_succession_once(members: tuple[str, ...], fragments: int) -> None:
     """The first is the highest ranked one with room left, the others follow by rank."""
-    plan = assign("run", tuple(range(shards)), members)
-    assert sorted(plan) == list(range(shards))
-    for shard, order in plan.items():
-        assert list(order[1:]) == without(rank(f"run/0/{shard}", members), order[0])
+    plan = assign("run", tuple(range(fragments)), members)
+    assert sorted(plan) == list(range(fragments))
+    for fragment, order in plan.items():
+        assert list(order[1:]) == without(rank(f"run/0/{fragment}", members), order[0])
         assert sorted(order) == sorted(members)
 
 
-def test_as_many_shards_as_peers_make_a_butterfly() -> None:
-    """With one shard each, every member aggregates exactly one, in every run."""
+def test_as_many_fragments_as_peers_make_a_butterfly() -> None:
+    """With one fragment each, every member aggregates exactly one, in every run."""
     for run in range(50):
         plan = assign(f"run {run}", tuple(range(12)), NAMES)
         assert sorted(order[0] for order in plan.values()) == sorted(NAMES)
@@ -49,7 +49,7 @@ def test_a_member_without_room_is_passed_over_for_the_next_in_rank() -> None:
     for run in map(str, range(30)):
         plan = assign(run, (4, 9), ("a", "b"))
         assert {plan[4][0], plan[9][0]} == {"a", "b"}
-        assert list(plan[4]) == rank(f"{run}/0/4", "ab")  # the first shard gets its first choice
+        assert list(plan[4]) == rank(f"{run}/0/4", "ab")  # the first fragment gets its first choice
 
 
 def test_removing_a_member_leaves_the_order_of_the_others() -> None:

@@ -36,8 +36,8 @@ def test_idle_takes_slow_steps_into_account() -> None:
     assert [ladder.idle_after(step) for step in (0.0, 3.0, 4.0)] == [10.0, 10.0, 12.0]
 
 
-def test_shards_are_those_of_all_fragments() -> None:
-    assert rules(1.0, 10.0).shards == 3
+def test_slices_are_those_of_all_fragments() -> None:
+    assert rules(1.0, 10.0).slices == 3
 
 
 def test_by_default_no_round_waits_for_ever() -> None:

@@ -30,13 +30,13 @@ def makespan(parts: Mapping[str, Fraction], links: Mapping[str, Fraction], idle:
     return max(busy(peer, parts.get(peer, Fraction(0)), links, idle) for peer in links)
 
 
-def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
-    """All ways to give this many shards to this many peers."""
+def divisions(slices: int, peers: int) -> Iterator[tuple[int, ...]]:
+    """All ways to give this many slices to this many peers."""
     if peers == 1:
-        yield (shards,)
+        yield (slices,)
         return
-    for first in range(shards + 1):
-        yield from ((first, *rest) for rest in divisions(shards - first, peers - 1))
+    for first in range(slices + 1):
+        yield from ((first, *rest) for rest in divisions(slices - first, peers - 1))
 
 
 @settings(max_examples=200, deadline=None)
@@ -50,33 +50,33 @@ def test_shares_divide_the_whole_among_the_members(members: dict[str, float], gr
 
 
 @settings(max_examples=80, deadline=None)
-@given(members=MEMBERS, others=MEMBERS, shards=st.integers(1, 4), one_is_idle=st.booleans())
+@given(members=MEMBERS, others=MEMBERS, slices=st.integers(1, 4), one_is_idle=st.booleans())
 def test_no_other_division_ends_the_round_sooner(
-    members: dict[str, float], others: dict[str, float], shards: int, one_is_idle: bool
+    members: dict[str, float], others: dict[str, float], slices: int, one_is_idle: bool
 ) -> None:
-    """No distribution of a few shards is faster than the shares, which need not be whole shards: neither if all
+    """No distribution of a few slices is faster than the shares, which need not be whole slices: neither if all
     contribute, nor if one aggregator does not."""
     bandwidths = {**others, **members}
     links, idle = rounded(bandwidths), sorted(members)[:1] if one_is_idle and len(bandwidths) > 1 else []
     best = makespan(shares(bandwidths, members), links, idle)
-    for counts in divisions(shards, len(members)):
-        parts = {peer: Fraction(count, shards) for peer, count in zip(members, counts, strict=True)}
+    for counts in divisions(slices, len(members)):
+        parts = {peer: Fraction(count, slices) for peer, count in zip(members, counts, strict=True)}
         assert makespan(parts, links, idle) >= best
 
 
 @settings(max_examples=100, deadline=None)
-@given(members=MEMBERS, others=MEMBERS, shards=st.integers(1, 40))
-def test_a_plan_is_within_one_shard_of_the_optimum(
-    members: dict[str, float], others: dict[str, float], shards: int
+@given(members=MEMBERS, others=MEMBERS, slices=st.integers(1, 40))
+def test_a_plan_is_within_one_slice_of_the_optimum(
+    members: dict[str, float], others: dict[str, float], slices: int
 ) -> None:
-    """No link is busy for longer than the longest one under the best shares, plus one shard."""
+    """No link is busy for longer than the longest one under the best shares, plus one slice."""
     bandwidths = {**others, **members}
-    room = rooms(shards, bandwidths, members)
+    room = rooms(slices, bandwidths, members)
     links = rounded({**others, **members})
     best = makespan(shares(bandwidths, members), links)
     for peer in members:
         one_more = max(busy(peer, Fraction(1), links) - busy(peer, Fraction(0), links), 0)
-        assert busy(peer, Fraction(room[peer], shards), links) <= best + one_more / shards
+        assert busy(peer, Fraction(room[peer], slices), links) <= best + one_more / slices
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])

@@ -1,4 +1,4 @@
-"""Which peers hold a shard after the next commit: few changes, and no aggregator without the state."""
+"""Which peers hold a fragment after the next commit: few changes, and no aggregator without the state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_successor_that_is_gone_is_replaced_by_the_next_elected() -> None:
     assert after("abc", "adc", room=2) == "acd"
 
 
-def test_a_shard_is_handed_over_in_two_commits() -> None:
+def test_a_fragment_is_handed_over_in_two_commits() -> None:
     """The elected peer first becomes a successor. With successors=0 it receives the state with the commit that names
     it."""
     assert after("ab", "cab", hand_over=True) == "ac"
@@ -36,8 +36,8 @@ def test_a_shard_is_handed_over_in_two_commits() -> None:
     assert after("a", "ca", room=0, hand_over=True) == "c"
 
 
-def test_a_shard_is_handed_over_after_a_while_to_another_elected_peer() -> None:
-    """An aggregator that is itself elected keeps the shard."""
+def test_a_fragment_is_handed_over_after_a_while_to_another_elected_peer() -> None:
+    """An aggregator that is itself elected keeps the fragment."""
     assert not hands_over("a", "ba", 9.9, 10.0)
     assert hands_over("a", "ba", 10.0, 10.0)
     assert not hands_over("a", "ab", 10.0, 10.0)
@@ -72,7 +72,7 @@ def test_each_succession_is_without_repetition_and_settles(line: str, able: str,
         assert after(then, order, able, room) == then
 
 
-def test_shards_are_spread_evenly_over_the_aggregators() -> None:
+def test_fragments_are_spread_evenly_over_the_aggregators() -> None:
     """No peer aggregates more than its share, rounded up, for any measured links."""
     firsts = [line[0] for line in elected("run", tuple(range(10)), tuple("abcd")).values()]
     assert max(map(firsts.count, "abcd")) == 3

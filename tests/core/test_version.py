@@ -13,7 +13,7 @@ def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:
     assert sorted(falling, reverse=True) == falling
 
 
-def test_models_compare_like_shards() -> None:
+def test_models_compare_like_fragments() -> None:
     falling = [ModelVersion(1, 0, 0, "a"), ModelVersion(0, 9, 1, "a"), ModelVersion(0, 8, 7, "b")]
     falling += [ModelVersion(0, 8, 7, "a"), ModelVersion(0, 0, 0, ""), ModelVersion()]
     assert sorted(falling, reverse=True) == falling
@@ -24,8 +24,8 @@ def test_holding_nothing_is_less_than_the_founding_state() -> None:
     assert model_version([Version(0, 0, 0, "x")]) > ModelVersion()
 
 
-def test_a_model_sums_its_shards() -> None:
-    """Samples and epochs add up over the shards; the digest stands for the exact vector."""
+def test_a_model_sums_its_fragments() -> None:
+    """Samples and epochs add up over the fragments; the digest stands for the exact vector."""
     one, two = Version(2, 30, 3, "x"), Version(2, 20, 4, "y")
     model = model_version([one, two])
     assert (model.generation, model.samples, model.epochs) == (2, 50, 7)
@@ -33,7 +33,7 @@ def test_a_model_sums_its_shards() -> None:
     assert model_version([two, one]).digest != model.digest
 
 
-def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
+def test_the_greatest_generation_of_the_fragments_is_the_models() -> None:
     """A model whose change to a new generation is half done already belongs to it."""
     assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
 

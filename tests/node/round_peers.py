@@ -122,7 +122,7 @@ class Peer:
         return [log.epoch for log in self.replica.logs]
 
     def part(self, fragment: int) -> slice:
-        places = self.run.layout.shards_of(fragment)
+        places = self.run.layout.slices_of(fragment)
         return slice(places[0].start, places[-1].stop)
 
     # -- the trainer: what it hears
@@ -161,7 +161,7 @@ class Peer:
 
     async def contribute(self, fragment: int) -> None:
         progress = self.progress.clone()
-        of = self.run, self.replica, self.work, fragment, lambda shard: progress, WEIGHTS[self.name], 1
+        of = self.run, self.replica, self.work, fragment, lambda index: progress, WEIGHTS[self.name], 1
         await self.node.events.feed(await contribution(*of))
         if (ready := self.replica.own.ready) is not None:
             parts = (part.payload for _, part in sorted(self.replica.own.parts.items()))

@@ -18,9 +18,9 @@ from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 
 def alike_in(numel: int = 8, named: Callable[[str], str] = str) -> Alike:
-    """For a run of two shards of so many values."""
+    """For a run of two slices of so many values."""
     model = torch.nn.Linear(2 * numel, 1, bias=False)
-    run = Run("test", RunConfig(codec="fp32"), Layout.build(specs_of(model), shard_elements=numel))
+    run = Run("test", RunConfig(codec="fp32"), Layout.build(specs_of(model), slice_elements=numel))
     return Alike(named, run)
 
 
@@ -63,7 +63,7 @@ def test_machines_that_round_differently_are_found_by_the_direction(caplog: pyte
             made["c"] = other
         round_ = given(**{peer: values.numpy().tobytes() for peer, values in made.items()})
         alike.look(0, round_)
-        alike.look(1, round_)  # one shard is enough
+        alike.look(1, round_)  # one slice is enough
     (message,) = caplog.messages
     assert message.startswith(f"a and c contribute nearly the same in {ROUNDS} rounds")
 

@@ -21,7 +21,7 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 
-LAYOUT = Layout.build((ParamSpec("a", (1,), "float32"),), 1, shard_elements=1)
+LAYOUT = Layout.build((ParamSpec("a", (1,), "float32"),), 1, slice_elements=1)
 EXACT = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0, "nesterov": True}
 
 

@@ -67,7 +67,7 @@ async def swarm(
 ) -> Peers:
     """Peers that have entered one run, in order."""
     network = network or MemoryNetwork()
-    config = {**quick, "shard_elements": 4, "audit_rate": 1.0, **config}
+    config = {**quick, "slice_elements": 4, "audit_rate": 1.0, **config}
     peers = {name: memory_peer(network, name, config, SIZES) for name in names}
     for peer in peers.values():
         await peer.enter()
@@ -149,8 +149,8 @@ def lies(audits: Audits) -> None:
 def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryview]:
     """A mean whose last bit is another one."""
 
-    def mean(shard: int, parts: Any) -> memoryview:
-        computed = bytearray(honest(shard, parts))
+    def mean(index: int, parts: Any) -> memoryview:
+        computed = bytearray(honest(index, parts))
         computed[-1] ^= 1
         return memoryview(computed)
 
@@ -207,7 +207,7 @@ async def test_a_newcomer_is_told_of_an_expelled_peer_and_computes_the_lie_itsel
     going.cancel()
     await peers["b"].stop()
     await rounds(others, 2)
-    newcomer = memory_peer(network, "e", {**quick, "shard_elements": 4, "audit_rate": 1.0}, SIZES)
+    newcomer = memory_peer(network, "e", {**quick, "slice_elements": 4, "audit_rate": 1.0}, SIZES)
     await newcomer.enter()
     await until(lambda: "b" in auditors["e"].expelled)
     assert "wrong mean" in auditors["e"].expelled["b"]
@@ -654,7 +654,7 @@ async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: An
     await peers["b"].stop()
     others = {name: peers[name] for name in "ac"}
     await rounds(others, 2)
-    newcomer = memory_peer(network, "d", {**quick, "shard_elements": 4, **BY_HAND}, SIZES)
+    newcomer = memory_peer(network, "d", {**quick, "slice_elements": 4, **BY_HAND}, SIZES)
     await newcomer.enter()
     await until(lambda: "b" in auditors["d"].expelled)
     await stop({**others, "d": newcomer})

@@ -15,18 +15,18 @@ from p2p_diloco.tensors.layout import Layout, ParamSpec
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
 
-FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
+FOUR = Layout.build([ParamSpec("w", (4,), "float32")], slice_elements=2)
 
 
 def bases() -> Bases:
-    """Of two shards that the trainer has loaded."""
+    """Of two slices that the trainer has loaded."""
     made = Bases(FOUR, torch.arange(4.0), torch.full((4,), -1.0))
     made.loaded([0, 1])
     return made
 
 
 def test_what_was_loaded_is_kept_before_it_changes() -> None:
-    """Of that shard alone, and not what comes after it: until the trainer has loaded that."""
+    """Of that slice alone, and not what comes after it: until the trainer has loaded that."""
     made = bases()
     made.keep(1)
     made._theta.add_(10)
@@ -42,7 +42,7 @@ def test_what_was_loaded_is_kept_before_it_changes() -> None:
 
 
 def test_a_trainer_that_stands_still_needs_no_copy_of_its_base() -> None:
-    """Its progress is the sent one. For shards that it hasn't sent, and once it goes on, bases are kept as usual."""
+    """Its progress is the sent one. For slices that it hasn't sent, and once it goes on, bases are kept as usual."""
     made = bases()
     made.stand([0])
     made.keep(0)
@@ -157,7 +157,7 @@ async def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(
 def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The wait for a repair is bounded, because no peer may have the shard; the log names the shards."""
+    """The wait for a repair is bounded, because no peer may have the slice; the log names the slices."""
     monkeypatch.setattr(Rules, "mended_within", 0.05)
     monkeypatch.setattr(Fetching, "repaired", lambda self, fragment: (0,))
 
@@ -170,4 +170,4 @@ def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
         await peer.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))
-    assert "shards 0 were corrupted in memory, and not repaired within 0.05 s" in caplog.text
+    assert "slices 0 were corrupted in memory, and not repaired within 0.05 s" in caplog.text

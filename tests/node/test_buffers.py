@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.node.exporting import of_checkpoint, write
 from p2p_diloco.node.saving import read_checkpoint
-from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
 from tests.node.trained import Trained
 
@@ -205,37 +204,6 @@ def test_a_checkpoint_and_its_export_have_the_statistics(
     model = network_of(5)
     model.load_state_dict(exported)
     assert model[1].num_batches_tracked.item() == states[0]["1.num_batches_tracked"].item() == 8
-
-
-def test_a_checkpoint_of_an_earlier_version_goes_on_with_local_buffers(
-    memory_peer: Any, settings: dict[str, Any], tmp_path: Path
-) -> None:
-    """Its settings don't name them, and its layout has none."""
-    old, new = tmp_path / "old", tmp_path / "new"
-
-    async def first(peer: Any) -> None:
-        a = await peer("a", checkpoint_dir=old, save_every=1)
-        await rounds(2, a)
-
-    async def second(peer: Any) -> None:
-        a = await peer("a", from_checkpoint=new)
-        await rounds(2, a)
-        assert seen(a) == 2
-        (run,) = (said for said in a.peer.said if said["kind"] == "run")
-        assert run["config"]["buffers"] == "local"
-
-    played(first, memory_peer, {**settings, "buffers": "local"})
-    path = checkpoint.latest(old)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    config, layout = manifest["config"], manifest["layout"]
-    assert isinstance(config, dict)
-    assert isinstance(layout, dict)
-    del config["buffers"], layout["buffers"], layout["homes"]
-    layout["shards"] = [shard[:3] for shard in layout["shards"]]
-    ours = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
-    checkpoint.save(new, 1, tensors, ours, keep=1)
-    played(second, memory_peer, {})
 
 
 def test_local_buffers_are_not_exchanged(memory_peer: Any, settings: dict[str, Any]) -> None:

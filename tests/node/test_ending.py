@@ -96,10 +96,10 @@ def founding_in(network: MemoryNetwork) -> Founding:
 
 
 def signed_end(
-    model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, shards: int = RULES.shards
+    model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING, fragments: int = len(RULES.fragments)
 ) -> End:
-    proof = signed(signer, ends.KIND, ends.statement(founding, model, shards, 5.0))
-    return End(model, 5.0, signer, proof, founding.founder, founding.time, shards)
+    proof = signed(signer, ends.KIND, ends.statement(founding, model, fragments, 5.0))
+    return End(model, 5.0, signer, proof, founding.founder, founding.time, fragments)
 
 
 # -- what is left behind
@@ -357,7 +357,7 @@ def test_a_record_does_not_end_a_run_that_goes_on(
         a, b = memory_peer(network, "a", config), memory_peer(network, "b")
         await a.enter(theta=1.0)
         stranger, founding = network.join("stranger", Inbox()), founding_in(network)
-        false = signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding, shards=1)
+        false = signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding, fragments=1)
         await ends.store(stranger, founding, false)
 
         async def train() -> None:
@@ -450,7 +450,7 @@ async def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[s
         signed_end(LAST, founding=dataclasses.replace(FOUNDING, time=2.0)),
         signed_end(LAST, founding=dataclasses.replace(FOUNDING, run_id="other")),
         dataclasses.replace(signed_end(LAST, founding=dataclasses.replace(FOUNDING, time=2.0)), founded=1.0),
-        dataclasses.replace(signed_end(LAST), shards=1),
+        dataclasses.replace(signed_end(LAST), fragments=1),
         signed_end(dataclasses.replace(LAST, samples=2**63)),
         signed_end(dataclasses.replace(LAST, generation=-1)),
     ],
@@ -624,7 +624,7 @@ async def test_a_stopped_run_goes_on_though_a_stranger_says_that_it_has_ended(
         await peer.stop()
 
     network = MemoryNetwork()
-    false = signed_end(ModelVersion(0, 10**6, 10**6, "d" * 32), founding=founding, shards=1)
+    false = signed_end(ModelVersion(0, 10**6, 10**6, "d" * 32), founding=founding, fragments=1)
     await ends.store(network.join("stranger", Inbox()), founding, false)
     peers = [memory_peer(network, name, **disk(tmp_path, name, wait_timeout=10.0)) for name in "ab"]
     await asyncio.gather(*(peer.enter() for peer in peers))

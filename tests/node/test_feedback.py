@@ -13,8 +13,8 @@ from p2p_diloco.core import waits
 from tests.net.memory import MemoryNetwork
 
 ROUNDS, NUMEL = 12, 300
-SHARDS = {
-    "shard_elements": 150,
+SLICES = {
+    "slice_elements": 150,
     "outer_momentum": 0.0,
     "start_peers": 3,
     "aggregation": "mean",
@@ -61,7 +61,7 @@ def test_three_peers_arrive_where_fp32_does(
     """All have the same θ to the bit, and are off by what the residuals of one round hold, not of all. Every round
     waits for all three: on a busy machine one would soon be late in rounds as short as these."""
     monkeypatch.setattr(waits, "awaited", lambda log, now: {})
-    config = {**quick, **SHARDS, "codec": codec, "reply_codec": "fp32"}
+    config = {**quick, **SLICES, "codec": codec, "reply_codec": "fp32"}
     thetas = asyncio.run(trained(memory_peer, config))
     assert torch.equal(thetas[0], thetas[1])
     assert torch.equal(thetas[0], thetas[2])

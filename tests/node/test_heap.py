@@ -1,4 +1,4 @@
-"""A node uses the memory of one shard's work for the next one's."""
+"""A node uses the memory of one slice's work for the next one's."""
 
 from __future__ import annotations
 

@@ -427,15 +427,15 @@ async def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict
     ("limits", "mend"), [({"payload_bytes_max": 31}, "smaller"), ({"header_bytes_max": 64 * 3}, "larger")]
 )
 @awaited
-async def test_shards_that_cant_be_sent_are_a_config_error(
+async def test_slices_that_cant_be_sent_are_a_config_error(
     memory_peer: Any, quick: dict[str, Any], limits: dict[str, int], mend: str
 ) -> None:
-    """A cut whose states or whose list of shards no message carries is refused before anything is founded."""
+    """A cut whose states or whose list of slices no message carries is refused before anything is founded."""
     network = MemoryNetwork()
-    peer = memory_peer(network, "a", {**quick, "shard_elements": 4}, sizes=(8,))
+    peer = memory_peer(network, "a", {**quick, "slice_elements": 4}, sizes=(8,))
     peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
     await peer.start()
-    with pytest.raises(ConfigError, match=f"shard_elements=4 .*{mend}"):
+    with pytest.raises(ConfigError, match=f"slice_elements=4 .*{mend}"):
         await peer.hear("run")
     assert "r/config" not in network.records
     await peer.stop()

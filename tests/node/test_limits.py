@@ -32,7 +32,7 @@ def test_no_aggregator_lets_a_liar_run_away_with_the_model(
     """Two peers contribute 1, the third −1000 with a weight of 1500: −1000 counts as −1, and 1500 as 1.5 · 20. So clip
     makes steps of (1 + 1 − 1.5) / 3.5, whichever peer aggregates; centered_clip makes longer ones. All have the same θ.
     """
-    config = {**quick, "outer_momentum": 0.0, "start_peers": 3, "shard_elements": 2, "aggregation": aggregation}
+    config = {**quick, "outer_momentum": 0.0, "start_peers": 3, "slice_elements": 2, "aggregation": aggregation}
 
     async def scenario() -> list[torch.Tensor]:
         network = MemoryNetwork()

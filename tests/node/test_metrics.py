@@ -76,7 +76,7 @@ def test_each_value_of_the_status_is_told() -> None:
 def test_what_is_unknown_is_left_out() -> None:
     """A peer that has just started has no loss and no epoch; 0 would be wrong."""
     found = values(scraped(PeerStatus(name="alice", peer_id="id-alice", state="joining", time=1.0)))
-    assert {name for name, _ in found} == {"state", "aggregated_shards", "record_timestamp_seconds"}
+    assert {name for name, _ in found} == {"state", "aggregated_slices", "record_timestamp_seconds"}
 
 
 def test_every_metric_is_documented() -> None:

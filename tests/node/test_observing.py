@@ -159,7 +159,7 @@ async def test_another_model_is_refused() -> None:
 async def test_only_what_has_changed_comes() -> None:
     """Two fragments of several slices; after another round, only what has changed comes."""
     network = MemoryNetwork()
-    config = {**QUICK, "num_fragments": 2, "sync_every": 2, "shard_elements": 1}
+    config = {**QUICK, "num_fragments": 2, "sync_every": 2, "slice_elements": 1}
     a, b = (MemoryPeer(network, name, config, sizes=(3, 2)) for name in "ab")
     for peer in (a, b):
         await peer.enter(theta=5.0)
@@ -235,7 +235,7 @@ async def test_another_peer_is_asked_when_one_is_gone() -> None:
 async def test_a_run_in_asynchronous_mode_is_read_as_it_is() -> None:
     """The parameters are those that the peer holds."""
     network = MemoryNetwork()
-    a = MemoryPeer(network, "a", {**QUICK, "mode": "async", "shard_elements": 2})
+    a = MemoryPeer(network, "a", {**QUICK, "mode": "async", "slice_elements": 2})
     await a.enter(theta=5.0)
     await a.exchange(1.0)
     observer = MemoryObserver(network)

@@ -245,10 +245,10 @@ async def test_what_makes_one_answer_stays_in_order(box: Outbox, wires: Slow, an
     don't wait for them."""
     for header in (b"1", b"2", b"3"):
         box.put("b", header, PAYLOAD, answers.append, line=0)
-    box.put("b", b"other shard", PAYLOAD, answers.append, line=1)
+    box.put("b", b"other slice", PAYLOAD, answers.append, line=1)
     box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
     await wires.clock.passes(0.05)
-    assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other shard"), ("c", b"other peer")]
+    assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other slice"), ("c", b"other peer")]
     wires.let_go.set()
     await box.emptied(1.0)
     assert answers == [None] * 5

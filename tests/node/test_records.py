@@ -44,13 +44,13 @@ RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joi
     st.lists(st.tuples(st.text(max_size=99), st.integers(0, 2**40), st.text(max_size=300)), max_size=9),
 )
 def test_a_record_always_fits(
-    addresses: list[str], events: list[tuple[float, str]], shards: list[int], refused: list[tuple[str, int, str]]
+    addresses: list[str], events: list[tuple[float, str]], slices: list[int], refused: list[tuple[str, int, str]]
 ) -> None:
     """However much there is to tell, the record stays within what the DHT takes, and keeps all that is short."""
     short = dict.fromkeys(("step", "samples", "bytes_sent", "bytes_received", "incarnation", "sync_every"), 2**40)
     record = PeerStatus(
         **short, peer_id="p" * 52, addresses=tuple(addresses), events=tuple(Event(*event) for event in events),
-        aggregates=tuple(shards), aggregates_count=len(shards), last_round=LastRound(*[0.1] * 8),
+        aggregates=tuple(slices), aggregates_count=len(slices), last_round=LastRound(*[0.1] * 8),
         refused=tuple(RefusedPeer(*one) for one in refused),
         data=(DataProgress("n" * 40, 2**40, 2**20, 2**60, 2**40),) * 4,
     )  # fmt: skip

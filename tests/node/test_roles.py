@@ -96,9 +96,9 @@ async def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, 
 
 
 def test_a_newcomer_may_ask_for_everything_many_times() -> None:
-    """Shard by shard, and again and again; the allowance grows back with time."""
-    left, shards = Allowances(), 64
-    assert all(left.fetch("p", 1 / shards, 0.0) for _ in range(shards * round(FETCHES_AT_ONCE)))
+    """Slice by slice, and again and again; the allowance grows back with time."""
+    left, slices = Allowances(), 64
+    assert all(left.fetch("p", 1 / slices, 0.0) for _ in range(slices * round(FETCHES_AT_ONCE)))
     assert not left.fetch("p", 1.0, 0.5)
     assert left.fetch("p", 1.0, 0.6 + FETCH_EVERY_S)
     assert all(left.fetch("q", 0.0, 0.0) for _ in range(round(FETCHES_AT_ONCE / FETCH_COST_MIN)))

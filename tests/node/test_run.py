@@ -15,15 +15,15 @@ STATE_WIDTH = 8
 
 def run_of(numel: int, **values: object) -> Run:
     config = RunConfig(**values)
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=config.shard_elements)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=config.slice_elements)
     return Run("r", config, layout)
 
 
 @pytest.mark.parametrize("numel", [100_000, 1_000_000, 10_000_000, 100_000_000])
-def test_a_newcomer_asks_for_as_many_shards_as_make_the_same_bytes(numel: int) -> None:
-    """Short shards don't take a round trip each; of long ones, two are requested from a donor."""
+def test_a_newcomer_asks_for_as_many_slices_as_make_the_same_bytes(numel: int) -> None:
+    """Short slices don't take a round trip each; of long ones, two are requested from a donor."""
     run = run_of(numel)
-    longest = max(shard.numel for shard in run.layout.shards)
+    longest = max(place.numel for place in run.layout.slices)
     window = run.rules.fetch_window
     assert window >= FETCH_MIN
     if window > FETCH_MIN:
@@ -31,8 +31,8 @@ def test_a_newcomer_asks_for_as_many_shards_as_make_the_same_bytes(numel: int) -
 
 
 @pytest.mark.parametrize("numel", [1, 10**6, 10**9, 10**10])
-def test_chosen_shards_can_be_sent(numel: int) -> None:
-    """The choice never makes a state or a list of shards that no message carries."""
+def test_chosen_slices_can_be_sent(numel: int) -> None:
+    """The choice never makes a state or a list of slices that no message carries."""
     run_of(numel).check(LIMITS)
 
 
@@ -47,14 +47,14 @@ def test_a_contribution_may_have_several_times_the_work_between_two_exchanges(we
     assert not rules.fits(weight, samples + 1)
 
 
-def test_shards_of_buffers_are_small_lossless_and_without_an_outer_state() -> None:
+def test_slices_of_buffers_are_small_lossless_and_without_an_outer_state() -> None:
     """Whatever the codec, the outer optimizer and the limit of parameters are."""
     config = RunConfig(codec="int4", reply_codec="bf16", outer_optimizer="Adam", num_fragments=2, sync_every=2)
     params = tuple(ParamSpec(f"{n}.weight", (64,), "float32") for n in range(2))
     buffers = (ParamSpec("0.var", (8,), "float32"), ParamSpec("1.seen", (), "int64"))
     run = Run("r", config, layout_of(config, params, buffers))
-    assert [run.codecs(shard.index) for shard in run.layout.shards] == [("int4", "bf16")] * 2 + [("fp32", "fp32")] * 2
-    assert [bool(run.state_lengths(shard)) for shard in run.layout.shards] == [True, True, False, False]
+    assert [run.codecs(place.index) for place in run.layout.slices] == [("int4", "bf16")] * 2 + [("fp32", "fp32")] * 2
+    assert [bool(run.state_lengths(place)) for place in run.layout.slices] == [True, True, False, False]
     assert run.rules.fragments == ((0, 2), (1, 3))
     alone = Run("r", config, layout_of(config, params))
     assert run.round_nbytes == alone.round_nbytes + (8 + 1) * 4 * 2 // 2

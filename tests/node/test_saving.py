@@ -150,7 +150,7 @@ def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> N
 
 def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """A restarted run takes the same path, digests included, as one that never stopped (counts of lives aside)."""
-    config = {**quick, "shard_elements": 2}
+    config = {**quick, "slice_elements": 2}
     whole, _ = run_for(memory_peer, config, 4)
     first, versions = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
     assert first == whole[:2]
@@ -367,7 +367,7 @@ async def test_a_run_goes_on_from_the_disks_of_its_peers(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """All make the same state of them, which others find sound."""
-    config, network = {**quick, "num_fragments": 2, "sync_every": 2, "shard_elements": 1}, MemoryNetwork()
+    config, network = {**quick, "num_fragments": 2, "sync_every": 2, "slice_elements": 1}, MemoryNetwork()
     made = [memory_peer(network, name, config, sizes=(3, 2), **disk(tmp_path, name)) for name in "ab"]
     theta = await trained(made, 4)
     for peer in made:

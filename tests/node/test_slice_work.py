@@ -27,7 +27,7 @@ from p2p_diloco.tensors.outer_state import OuterState
 
 ID = ContributionId(1, 1)
 LAYOUT = Layout.build((ParamSpec("p", (12,), "float32"),), 1, "contiguous", 4, (ParamSpec("b", (2,), "float32"),))
-SLICES = len(LAYOUT.shards)
+SLICES = len(LAYOUT.slices)
 
 
 def at(epoch: int) -> Version:
@@ -65,7 +65,7 @@ def commit(chosen: Choice, epoch: int = 0) -> Commit:
 def means(made: SliceWork, given: dict[str, tuple[float, Tensor]], epoch: int = 0) -> tuple[Mean, ...]:
     """The means of all slices as their owners make them. `given`: by peer, weight and values [numel]."""
     found = []
-    for number, place in enumerate(LAYOUT.shards):
+    for number, place in enumerate(LAYOUT.slices):
         parts = tuple(
             (weight, Slice(0, at(epoch), peer, ID, number, "", payload(values[place.start : place.stop])))
             for peer, (weight, values) in given.items()
@@ -103,7 +103,7 @@ def test_rounds_make_the_steps_of_the_outer_state(config: dict[str, Any], revisi
     weights = {"a": 1.0, "b": 2.0, "c": 1.5}
     for epoch in range(6):
         chosen, made = choice(weights, revision), []
-        for number, place in enumerate(LAYOUT.shards):
+        for number, place in enumerate(LAYOUT.slices):
             codec, reply = run.codecs(number)
             parts = [(p, memoryview(bytearray(ours.encode(number, v, replace(ID, sequence=epoch)))))
                      for p, v in values.items()]  # fmt: skip
@@ -305,7 +305,7 @@ def test_damage_that_nobody_can_repair_is_kept_and_said(caplog: pytest.LogCaptur
     made.digest(0)
     made.state.slices[1].theta[0] += 1.0
     made.keep(Keep(0, (1,)))
-    assert "shards [1] were corrupted in memory, and no peer can repair them" in caplog.text
+    assert "slices [1] were corrupted in memory, and no peer can repair them" in caplog.text
     assert made.bases.lost == {1}
     assert made.damaged(0) is None
     assert made.digest(0) == Digested(0, at(0), tuple(held.digest() for held in made.state.slices))

@@ -16,7 +16,7 @@ from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.mean import weighted_mean
 from tests.net.memory import MemoryNetwork
 
-PLAIN = {"outer_momentum": 0.0, "shard_elements": 2}
+PLAIN = {"outer_momentum": 0.0, "slice_elements": 2}
 UNHURRIED = {"heartbeat_timeout": 20.0, "round_timeout": 20.0}
 """No peer is given up, however slow the machine is: peers that give each other up fork, and differ for a while."""
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_a_version_without_lengths_is_read_with_none(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """The momentum goes on; the limit applies once three lengths are known."""
-    momentum = {**quick, "shard_elements": 2, "outer_momentum": 0.5}
+    momentum = {**quick, "slice_elements": 2, "outer_momentum": 0.5}
     deltas = [1.0, 1.0, 1.0, 1.0, 1.0, 1000.0]
     whole = after_each(memory_peer, deltas, momentum)
     after_each(memory_peer, deltas[:2], {**momentum, "step_limit": 0.0}, checkpoint_dir=tmp_path, save_every=2)
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_a_version_without_lengths_is_read_with_none(
     assert path is not None
     tensors, manifest = checkpoint.load(path)
     own: dict[str, Any] = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
-    assert set(tensors["outer"]) == {f"{shard}.m" for shard in range(3)}
+    assert set(tensors["outer"]) == {f"{index}.m" for index in range(3)}
     del own["config"]["step_limit"]
     checkpoint.save(tmp_path, 2, tensors, own, keep=1)
     assert after_each(memory_peer, deltas[2:], {}, checkpoint_dir=tmp_path) == whole[2:]

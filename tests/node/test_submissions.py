@@ -50,9 +50,9 @@ async def stopped(peers: Iterable[Any]) -> None:
 )
 @awaited
 async def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: int, each: int) -> None:
-    """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every shard."""
+    """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every slice."""
     draw = random.Random(int(os.environ.get("SEED", "7")))
-    peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "shard_elements": 2})
+    peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "slice_elements": 2})
     submitted = 0
 
     async def train(peer: Any, deltas: list[int]) -> None:

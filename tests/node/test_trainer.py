@@ -24,7 +24,7 @@ async def test_a_merge_that_was_broken_off_while_its_answer_waited(
 ) -> None:
     """The next version is near, the trainer is interrupted and goes on: the late answer is no licence to read, so θ
     goes on, and the next merge is answered."""
-    peer = memory_peer(MemoryNetwork(), "a", {**quick, "shard_elements": 2})
+    peer = memory_peer(MemoryNetwork(), "a", {**quick, "slice_elements": 2})
     await peer.enter()
     await peer.merge()
     with monkeypatch.context() as near:

@@ -44,11 +44,11 @@ class Trained:
         bases = {name: load[name] for name in ("due", "gone", "lost", "ended")}
         trained = memory.steps, memory.samples
         blends = self.progress.merge(outcomes_in(load["outcomes"]), trained, landed=landed, **bases)
-        by_shard = {shard.index: blends[shard.fragment] for shard in self.layout.shards if shard.fragment in blends}
-        self.local.merge(by_shard, load["kept"])
+        by_slice = {place.index: blends[place.fragment] for place in self.layout.slices if place.fragment in blends}
+        self.local.merge(by_slice, load["kept"])
         if sends:
-            due = [shard.index for shard in self.layout.shards_of(load["due"])]
-            self.local.write_delta(due, set(load["kept"]) - by_shard.keys())
+            due = [place.index for place in self.layout.slices_of(load["due"])]
+            self.local.write_delta(due, set(load["kept"]) - by_slice.keys())
         self.peer.tell("have read", loaded=list(blends))
         return load
 

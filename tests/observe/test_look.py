@@ -60,7 +60,7 @@ def test_an_observer_sees_what_peers_publish() -> None:
         )
         assert peer.ways == Ways(direct=2, libp2p=0, relayed=0)
         assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
-        assert (seen.run.mode, seen.run.shards, seen.run.epoch) == ("sync", 3, 7)
+        assert (seen.run.mode, seen.run.slices, seen.run.epoch) == ("sync", 3, 7)
         assert seen.run.config == RunConfig(sync_every=10).to_wire()
         assert seen.run.round is not None
         assert [event.text for event in seen.run.events] == ["founded the run"]

@@ -78,20 +78,20 @@ def snapshot(run_id: str, run: RunRecord | None, records: list[dict[str, Any]], 
 def test_the_schema_is_the_documented_one() -> None:
     """Every field of docs/status.md, with its name and kind; a change here is a change of the schema's
     version."""
-    refused = [RefusedPeer("mallory (…abcdef)", 3, "a commit of shard 0 is ignored")]
+    refused = [RefusedPeer("mallory (…abcdef)", 3, "a commit of fragment 0 is ignored")]
     told = record(round=RoundProgress(1, 2, 3), doubt="its results differ",
                   events=[Event(NOW - 10, "carol has joined")],
                   refused=refused,
                   death=Event(NOW - 20, "dave was silent for 8 s"), deaths=Deaths(1, 0, 1),
                   newest_deaths=[Death(NOW - 20, "dave (…abcdef)", "silent")])  # fmt: skip
     assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
-        "schema_version": 1,
+        "schema_version": 2,
         "time": NOW,
         "run": {
             "run_id": "main",
             "mode": "sync",
             "epoch": 12, "samples": 97600, "loss": 2.25, "held_out_loss": 2.5,
-            "shards": 4,
+            "slices": 4,
             "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8,
             "changed": {"outer_lr": 0.5, "min_peers": 2, "stop_after_epochs": None},
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
@@ -118,7 +118,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
                 "reach": "public",
                 "aggregates": [0, 2], "aggregates_count": 2, "round": {"fragment": 1, "got": 2, "want": 3},
-                "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of shard 0 is ignored"}],
+                "refused": [{"peer": "mallory (…abcdef)", "count": 3, "why": "a commit of fragment 0 is ignored"}],
                 "doubt": "its results differ",
                 "death": {"time": NOW - 20, "text": "dave was silent for 8 s"},
                 "newest_deaths": [{"time": NOW - 20, "peer": "dave (…abcdef)", "cause": "silent"}],
@@ -196,7 +196,7 @@ def test_peers_are_sorted_and_the_further_one_of_two_tells_the_epoch() -> None:
 
 
 def test_the_round_is_the_slowest_aggregators() -> None:
-    """A fragment is through when its last shard is; what stragglers say of old rounds doesn't count."""
+    """The least progress counts, and what stragglers say of old rounds doesn't."""
     rounds = [
         record("a", round=RoundProgress(0, 3, 4)),
         record("b", round=RoundProgress(0, 1, 4)),

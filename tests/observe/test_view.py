@@ -30,8 +30,8 @@ from p2p_diloco.observe.view import KEPT, Trend, lines, page, sparkline
 NOW = 1_000_000.0
 
 
-def run_with(shards: int = 1, **config: Any) -> RunRecord:
-    return RunRecord(config, "model", "cut", shards, 10, 1, "id-a", 0.0)
+def run_with(slices: int = 1, **config: Any) -> RunRecord:
+    return RunRecord(config, "model", "cut", slices, 10, 1, "id-a", 0.0)
 
 
 def named(name: str, **told: Any) -> PeerStatus:
@@ -62,7 +62,7 @@ def screen(snap: Snapshot, width: int = 80, browsing: Browsing | None = None, he
 def test_the_tables_show_every_peer_and_the_round() -> None:
     """Names, states, speeds, traffic, the round under way and the newest events, whole on 80 columns."""
     text = screen(seen())
-    assert "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions" in text
+    assert "run main, sync, epoch 12, 2 peers, 1 slice, fragment 0: 1 of 2 contributions" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["alice", "training", "12", "6,100", "3.50", "2.2500", "2.5000", "2s"] in rows
     assert ["[red]bob", "joining", *"-----", "0s"] in rows
@@ -100,7 +100,7 @@ def test_lines_say_the_same() -> None:
     head, settings, bob, alice, event = lines(seen())
     assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  0s ago  alice: bob has [joined]"
-    assert head == "run main, sync, epoch 12, 2 peers, 1 shard, fragment 0: 1 of 2 contributions"
+    assert head == "run main, sync, epoch 12, 2 peers, 1 slice, fragment 0: 1 of 2 contributions"
     nothing = "epoch=- step=- steps/s=- loss=- held-out=- seen=0s role=worker host=- cpu=- memory=- gpu=-"
     assert bob == f"  [red]bob state=joining {nothing}"
     assert alice == (
@@ -153,7 +153,7 @@ def test_refused_messages_are_told_above_the_events() -> None:
 def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
     assert lines(snapshot("mian", None, [], NOW)) == ["run mian: no peer of it is seen (--run-id names another run)"]
-    assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 shards"]
+    assert lines(snapshot("main", run_with(3, mode="sync"), [], NOW)) == ["run main, sync, epoch 0, 0 peers, 3 slices"]
 
 
 LONG = ("workstation-basement-1", "workstation-basement-2", "al")

@@ -63,12 +63,12 @@ class ScriptedNode:
     def tell(self, kind: str, **values: Any) -> None:
         self.log.append((kind, values))
         if kind == "have read":
-            self.bases.loaded([shard.index for shard in self.layout.shards if shard.fragment in values["loaded"]])
+            self.bases.loaded([place.index for place in self.layout.slices if place.fragment in values["loaded"]])
 
     def overwrite(self, theta: Any) -> None:
         """Have something else come as θ."""
-        for shard in self.layout.shards:
-            self.bases.keep(shard.index)
+        for place in self.layout.slices:
+            self.bases.keep(place.index)
         self.memory.theta.copy_(torch.as_tensor(theta))
 
     def ask(self, kind: str, answer: str, *, measures: bool = False, data: bool = False) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ScriptedNode:
         self.log.append((kind, {}))
         due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
         outcomes, self.fresh = [[fragment, asdict(outcome)] for fragment, outcome in self.fresh.items()], {}
-        places = self.layout.shards
+        places = self.layout.slices
         bases: dict[str, list[int]] = {"kept": sorted(self.bases.kept)}
         bases |= {name: sorted({places[n].fragment for n in getattr(self.bases, name)}) for name in ("gone", "lost")}
         told = {
@@ -108,7 +108,7 @@ class ScriptedNode:
         sent = self.releases.pop(0) if self.releases else True
         if sent and self.log[n - 1][1]["stands"]:
             fragment = self.log[n - 1][1]["fragment"]
-            self.bases.stand([shard.index for shard in self.layout.shards_of(fragment)])
+            self.bases.stand([place.index for place in self.layout.slices_of(fragment)])
         if sent:
             self.commit(self.log[n - 1][1])
             self.memory.changed = self.memory.changed + 1
@@ -120,9 +120,9 @@ class ScriptedNode:
 
     def commit(self, request: dict[str, Any]) -> None:
         fragment = request["fragment"]
-        for shard in self.layout.shards_of(fragment):
-            part = slice(shard.start, shard.stop)
-            self.bases.keep(shard.index)
+        for place in self.layout.slices_of(fragment):
+            part = slice(place.start, place.stop)
+            self.bases.keep(place.index)
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
         self.fresh[fragment] = self.fate
         self.epochs[fragment] += 1
@@ -144,7 +144,7 @@ def hooked(
     memory = node.memory
     local = LocalModel(model, layout, memory.theta, memory.base, memory.delta, share=config.local_share)
     local.write_theta()
-    node.bases.loaded(range(len(layout.shards)))
+    node.bases.loaded(range(len(layout.slices)))
     return Hook(node, local, config, layout, 5.0, clock), node, model  # type: ignore[arg-type]
 
 

@@ -163,7 +163,7 @@ def test_the_ranks_are_one_model_to_the_bit(
     begun = theta.clone()
     one.write_theta()
     assert torch.equal(theta, begun)
-    everything = range(len(layout.shards))
+    everything = range(len(layout.slices))
     for local in (one, *(local for _, _, local in ranks)):
         local.merge(dict.fromkeys(everything, Blend.SENT))  # as every trainer begins
     bases.loaded(everything)
@@ -175,9 +175,9 @@ def test_the_ranks_are_one_model_to_the_bit(
                 for rank, part, _ in ranks:
                     own = part.get_parameter(name)
                     local_part(own).add_(moved[rows_of(len(moved), rank, copied)] if is_sharded(own) else moved)
-        shards = data.draw(st.sets(st.sampled_from(everything), min_size=1))
+        slices = data.draw(st.sets(st.sampled_from(everything), min_size=1))
         for local in (one, *(local for _, _, local in ranks)):
-            assert local.write_delta(shards, bases.kept)  # also where this rank holds nothing of them
+            assert local.write_delta(slices, bases.kept)  # also where this rank holds nothing of them
         assert torch.equal(mine, theirs)
         for index in everything:
             bases.keep(index)
@@ -208,19 +208,19 @@ def test_a_far_rank_loads_buffers_and_writes_none() -> None:
     theta, sent, own = torch.arange(layout.numel) + 0.0, torch.ones(layout.numel), torch.zeros(3, layout.numel)
     local = LocalModel(model, layout, *own, rank=Rank(1, 2), values=own[2])
     distant = FarModel(local, Served(theta=theta, delta=sent), *own)  # type: ignore[arg-type]
-    shards = range(len(layout.shards))
+    slices = range(len(layout.slices))
     distant.write_theta()
-    distant.merge(dict.fromkeys(shards, Blend.NONE))
+    distant.merge(dict.fromkeys(slices, Blend.NONE))
     start = {spec.name: start for spec, start in layout.places}
     norm, mean, seen = model[1], start["1.running_mean"], start["1.num_batches_tracked"]
     assert norm.running_mean.tolist() == theta[mean : mean + 2].tolist()
     assert norm.num_batches_tracked.item() == seen
     norm.running_mean.add_(1.0)
-    distant.write_delta(shards)
+    distant.write_delta(slices)
     norm.running_mean.add_(0.5)
     theta.mul_(2.0)
     assert distant.global_values()["1.running_mean"].tolist() == theta[mean : mean + 2].tolist()
-    distant.merge(dict.fromkeys(shards, Blend.SINCE))
+    distant.merge(dict.fromkeys(slices, Blend.SINCE))
     assert norm.running_mean.tolist() == (theta[mean : mean + 2] + 0.5).tolist()
     assert sent.tolist() == [1.0] * layout.numel
 

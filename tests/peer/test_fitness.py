@@ -25,7 +25,7 @@ def test_a_tensor_without_values_is_refused_by_name() -> None:
 def test_a_sparse_parameter_is_refused() -> None:
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.eye(2).to_sparse())
-    with pytest.raises(ConfigError, match="model=weight is a sparse tensor, which shards can't hold; make it dense"):
+    with pytest.raises(ConfigError, match="model=weight is a sparse tensor, which slices can't hold; make it dense"):
         check(model, [torch.optim.SGD([model.bias], lr=0.1)])
 
 

@@ -37,7 +37,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
         step(hook, model)
         (sent,) = node.contributed()
         assert (sent["weight"], sent["samples"]) == (1.0, 1)
-        (place,) = node.layout.shards_of(sent["fragment"])
+        (place,) = node.layout.slices_of(sent["fragment"])
         assert node.memory.delta[place.start : place.stop].abs().max() == 1.0
         step(hook, model, 2)
     assert torch.isfinite(node.memory.theta).all()

@@ -41,15 +41,15 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
         local = LocalModel(own, layout, theta, old, delta)
         local.write_theta()
-        shards = range(len(layout.shards))
+        slices = range(len(layout.slices))
         for _ in range(3):
             with torch.no_grad():
                 for p in own.parameters():
                     p.add_(torch.ones(p.shape, device=where, dtype=p.dtype))
-            local.write_delta(shards)
+            local.write_delta(slices)
             old.copy_(theta)
             theta.add_(delta)
-            local.merge(dict.fromkeys(shards, Blend.SINCE), shards)
+            local.merge(dict.fromkeys(slices, Blend.SINCE), slices)
         finish(where)
         told.append((theta, delta, *(p.detach().cpu() for p in own.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
@@ -59,7 +59,7 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host() -> None:
 @pytest.mark.parametrize("blend", Blend)
 def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dtype) -> None:
     """What is sent in either of the wire's dtypes, and what a merge makes of local values, for each `Blend`; some of
-    the shards' bases were kept, others are still in θ."""
+    the slices' bases were kept, others are still in θ."""
     told = []
     for where in (HOST, numbered("cuda")):
         own = model(where)
@@ -72,12 +72,12 @@ def test_every_blend_leaves_the_same_bits_on_a_gpu(blend: Blend, wire: torch.dty
         with torch.no_grad():
             for p in own.parameters():
                 p.add_(torch.randn(p.shape, generator=drawn).to(where, p.dtype))
-        sound = local.write_delta(local.shards)
+        sound = local.write_delta(local.slices)
         old.copy_(theta)
-        kept = local.shards[::2]
+        kept = local.slices[::2]
         for start, stop in local.ranges(kept):
             theta[start:stop] = torch.randn(stop - start, generator=drawn)
-        local.merge(dict.fromkeys(local.shards, blend), kept)
+        local.merge(dict.fromkeys(local.slices, blend), kept)
         finish(where)
         told.append((torch.tensor(sound), delta, *(p.detach().cpu() for p in own.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
@@ -90,13 +90,13 @@ def test_what_may_not_be_sent_is_found_on_a_gpu(wrong: float) -> None:
     layout = Layout.build(specs_of(own))
     local = LocalModel(own, layout, *torch.zeros(3, layout.numel))
     local.write_theta()
-    assert local.write_delta(local.shards)
+    assert local.write_delta(local.slices)
     for p in own.parameters():
         before = p.detach()[-2].clone()
         p.detach()[-2] = wrong
-        assert not local.write_delta(local.shards)
+        assert not local.write_delta(local.slices)
         p.detach()[-2] = before
-    assert local.write_delta(local.shards)
+    assert local.write_delta(local.slices)
 
 
 def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
@@ -109,14 +109,14 @@ def test_buffers_on_a_gpu_are_those_on_the_host() -> None:
         theta, old, delta, values = torch.zeros(4, layout.numel)
         local = LocalModel(own, layout, theta, old, delta, values=values)
         local.write_theta()
-        shards = range(len(layout.shards))
+        slices = range(len(layout.slices))
         for _ in range(3):
             for number, buffer in enumerate(own.buffers()):
                 buffer.add_(number + 1)
-            local.write_delta(shards)
+            local.write_delta(slices)
             old.copy_(theta)
             theta.add_(values / 3)
-            local.merge(dict.fromkeys(shards, Blend.SINCE), shards)
+            local.merge(dict.fromkeys(slices, Blend.SINCE), slices)
         state = local.global_values()
         assert all(state[name].device == buffer.device for name, buffer in own.named_buffers())
         told.append((theta, values, *(b.cpu() for b in own.buffers()), *(state[name].cpu() for name in state)))

@@ -59,7 +59,7 @@ def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_blend_is_its_formula(data: st.DataObject) -> None:
-    """Over any history of merges, trainings and sendings, of any shards, local values are what the formulas
+    """Over any history of merges, trainings and sendings, of any slices, local values are what the formulas
     say."""
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     model = Model(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
@@ -69,7 +69,7 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
     share = data.draw(st.sampled_from([0.0, 0.25]))
     local, bases = LocalModel(model, layout, theta, old, delta, share=share), Bases(layout, theta, old)
-    everything = [shard.index for shard in layout.shards]
+    everything = [place.index for place in layout.slices]
     theta.copy_(torch.randn(layout.numel))
     local.merge(dict.fromkeys(everything, Blend.NONE))
     bases.loaded(everything)
@@ -79,13 +79,13 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         train(model)
         if data.draw(st.booleans()):
-            shards = data.draw(st.sets(st.sampled_from(everything), min_size=1))
+            slices = data.draw(st.sets(st.sampled_from(everything), min_size=1))
             before = flat(model, layout)
-            local.write_delta(shards, bases.kept)
+            local.write_delta(slices, bases.kept)
             if data.draw(st.booleans()):
-                bases.stand(shards)
-            for index in shards:
-                part = slice(layout.shards[index].start, layout.shards[index].stop)
+                bases.stand(slices)
+            for index in slices:
+                part = slice(layout.slices[index].start, layout.slices[index].stop)
                 sent[part] = (base - before)[part]
         assert torch.equal(delta, sent)
         for index in everything:
@@ -96,7 +96,7 @@ def test_every_blend_is_its_formula(data: st.DataObject) -> None:
         blends |= {n: gone for n in bases.gone if blends.get(n) not in (Blend.NONE, Blend.MIX)}
         expected = flat(model, layout)
         for index, blend in blends.items():
-            part = slice(layout.shards[index].start, layout.shards[index].stop)
+            part = slice(layout.slices[index].start, layout.slices[index].stop)
             progress = expected[part] - base[part]
             match blend:
                 case Blend.SINCE:
@@ -147,7 +147,7 @@ def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype)
     local.write_theta()
     assert torch.equal(theta, model.plain())
     theta.copy_(torch.randn(layout.numel))
-    everything = [shard.index for shard in layout.shards]
+    everything = [place.index for place in layout.slices]
     local.write_delta(everything)
     assert torch.equal(delta, (theta.to(dtype).float() - model.plain()).to(sent))
     versions = [p._version for p in model.parameters()]

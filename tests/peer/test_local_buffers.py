@@ -51,7 +51,7 @@ class Trainer:
         self.local.write_theta()
 
     def becomes(self, mean: float, var: float, seen: int) -> set[int]:
-        """θ changes, as after a commit; returns the shards whose loaded values are in `base` now."""
+        """θ changes, as after a commit; returns the slices whose loaded values are in `base` now."""
         self.base.copy_(self.theta)
         self.theta[1:] = torch.tensor([mean, var, seen])
         return {MEANS, COUNTERS}
@@ -169,17 +169,17 @@ def test_a_buffer_may_not_change_its_shape_or_kind(now: Tensor | None) -> None:
         one.sends()
 
 
-def test_buffers_that_are_not_contiguous_and_span_shards() -> None:
+def test_buffers_that_are_not_contiguous_and_span_slices() -> None:
     model = Normed()
     model.register_buffer("table", torch.arange(12.0).view(3, 4).t())
-    layout = Layout.build(specs_of(model), shard_elements=5, buffers=buffers.specs_of(model))
+    layout = Layout.build(specs_of(model), slice_elements=5, buffers=buffers.specs_of(model))
     theta, base, values = torch.zeros(3, layout.numel)
     local = LocalModel(model, layout, theta, base, torch.zeros(layout.numel), values=values)
     local.write_theta()
-    shards = [shard.index for shard in layout.shards]
+    slices = [place.index for place in layout.slices]
     theta[:] = torch.arange(layout.numel) + 0.0
-    local.merge(dict.fromkeys(shards, Blend.NONE))
+    local.merge(dict.fromkeys(slices, Blend.NONE))
     start = next(start for spec, start in layout.places if spec.name == "table")
     assert torch.equal(model.table, theta[start : start + 12].view(4, 3))
-    local.write_delta(shards)
+    local.write_delta(slices)
     assert torch.equal(values[1:], theta[1:])

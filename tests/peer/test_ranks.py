@@ -59,7 +59,7 @@ class Pair:
         self.leading = Rank0Hook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
         self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
-        self.layout = Layout.build(specs_of(self.models[0]), shard_elements=2)
+        self.layout = Layout.build(specs_of(self.models[0]), slice_elements=2)
         self.locals = [
             LocalModel(model, self.layout, self.theta, self.base, self.delta, rank=Rank(index, 2))
             for index, model in enumerate(self.models)
@@ -133,7 +133,7 @@ def test_a_far_rank_reads_and_writes_rank_0s_memory(pair: Pair, monkeypatch: pyt
         assert pair.theta.tolist() == [0.0, 1.0, 2.0, 3.0]
         led.merge({0: Blend.SENT, 1: Blend.SENT})
         pair.base.copy_(pair.theta)
-        pair.theta.fill_(5.0)  # of all shards, of which only one is loaded now
+        pair.theta.fill_(5.0)  # of all slices, of which only one is loaded now
         led.merge({0: Blend.NONE}, kept=[0, 1])
         led.write_delta([0])
         led.write_delta([1], kept=[1])
@@ -151,8 +151,8 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
     answers: list[bool] = []
     pair.played.does = lambda: answers.append(pair.led.write_delta([0]))
     for own, theirs in ((True, True), (True, False), (False, True)):
-        pair.locals[0].write_delta = lambda shards, kept, own=own: own  # type: ignore[method-assign]
-        pair.locals[1].write_delta = lambda shards, kept, theirs=theirs: theirs  # type: ignore[method-assign]
+        pair.locals[0].write_delta = lambda slices, kept, own=own: own  # type: ignore[method-assign]
+        pair.locals[1].write_delta = lambda slices, kept, theirs=theirs: theirs  # type: ignore[method-assign]
         step = pair.other(pair.rank_n.step)
         pair.leading.step()
         step.result(WITHIN_S)

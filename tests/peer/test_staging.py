@@ -123,7 +123,7 @@ def test_staged_parameters_come_out_like_those_in_place(
     def told(made: Any) -> tuple[list[Tensor], Tensor, Tensor]:
         monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: made())
         model = Model(dtype)
-        layout = Layout.build(specs_of(model), shard_elements=9)
+        layout = Layout.build(specs_of(model), slice_elements=9)
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
         local = LocalModel(model, layout, theta, old, delta, share=0.25)
         local.write_theta()
@@ -132,13 +132,13 @@ def test_staged_parameters_come_out_like_those_in_place(
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn(p.shape).to(p.dtype))
-        shards = range(len(layout.shards))
-        local.write_delta(shards)
+        slices = range(len(layout.slices))
+        local.write_delta(slices)
         old.copy_(theta)
         theta.copy_(torch.randn(layout.numel))
-        local.merge({0: Blend.NONE, 1: Blend.MIX, 2: blend, 4: blend}, shards)
+        local.merge({0: Blend.NONE, 1: Blend.MIX, 2: blend, 4: blend}, slices)
         sent = delta.clone()
-        local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
+        local.write_delta(slices, [index for index in slices if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
 
     here, there = told(InPlace), told(STAGINGS[kind])
@@ -224,8 +224,8 @@ def test_the_default_device_is_the_scripts_own(staged: bool, monkeypatch: pytest
         local.write_theta()
         values = theta.clone()
         theta += 1.0
-        assert local.write_delta(local.shards)
-        local.merge(dict.fromkeys(local.shards, Blend.NONE))
+        assert local.write_delta(local.slices)
+        local.merge(dict.fromkeys(local.slices, Blend.NONE))
         local.keep_values()
     assert torch.equal(delta, torch.ones(6, dtype=torch.bfloat16))
     assert torch.equal(model.weight.detach().view(-1), values + 1.0)
@@ -242,6 +242,6 @@ def test_only_values_that_a_merge_reads_are_fetched(
     model = Model(torch.float32)
     layout = Layout.build(specs_of(model))
     local = LocalModel(model, layout, *torch.zeros(3, layout.numel), share=share)
-    local.merge(dict.fromkeys(local.shards, blend))
+    local.merge(dict.fromkeys(local.slices, blend))
     fetches = any(line.startswith("fetch") for line in copies.log)
     assert fetches == (share > 0 if blend is Blend.MIX else blend in (Blend.ALL, Blend.SINCE))

@@ -185,7 +185,7 @@ def test_weights_that_an_optimizer_keeps_are_told_once(where: str, caplog: pytes
             for own in wrapper.state.values():
                 own["slow"] += 0.001
             watch.step()
-        for _ in range(2):  # shards may come one after another
+        for _ in range(2):  # fragments may come one after another
             with watch.merging(), torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(-0.0002)

@@ -58,12 +58,12 @@ def test_bytes_of_a_parameter_are_the_codecs(codec: str) -> None:
 
 
 @pytest.mark.parametrize(("numel", "fragments"), [(1000, 1), (M, 1), (25 * M, 4), (3 * M, 7), (10**8, 1)])
-def test_shards_are_those_of_the_layout(numel: int, fragments: int) -> None:
+def test_slices_are_those_of_the_layout(numel: int, fragments: int) -> None:
     """For fragments of equal length."""
     each = -(-numel // fragments)
     specs = [ParamSpec(f"w{number}", (each,), "float32") for number in range(fragments)]
-    found = of_model(numel, fragments, [Machine(1e6)] * 2, Codecs()).shards
-    assert found * fragments == len(Layout.build(specs, fragments).shards)
+    found = of_model(numel, fragments, [Machine(1e6)] * 2, Codecs()).slices
+    assert found * fragments == len(Layout.build(specs, fragments).slices)
 
 
 def test_one_peer_sends_nothing_and_takes_no_time() -> None:
@@ -107,7 +107,7 @@ def test_a_slow_link_aggregates_nothing_and_ends_last() -> None:
 
 
 def test_a_peer_that_aggregates_nothing_waits_for_its_last_means() -> None:
-    """Its contributions take P / b; then a round trip, and one shard of each of the two aggregators at b. Another round
+    """Its contributions take P / b; then a round trip, and one slice of each of the two aggregators at b. Another round
     trip is for what the leader says."""
     near, far = exchange(3, 24 * M, (100, 100, 10)), exchange(3, 24 * M, (100, 100, 10), 0.1)
     assert far.ends[2] - near.ends[2] == pytest.approx(0.2)

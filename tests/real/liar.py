@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from nodes import NUMEL, RUN_ID, SHARDS, Field
+from nodes import NUMEL, RUN_ID, SLICES, Field
 
 from p2p_diloco.core import messages as m
 from p2p_diloco.core.lineage import model_of
@@ -34,7 +34,7 @@ from p2p_diloco.tensors.step_limit import LENGTHS_MAX
 from tests.net.members import invitation
 from tests.net.swarm import join
 
-PART = NUMEL // SHARDS
+PART = NUMEL // SLICES
 ANSWER_S = 20.0
 Said = m.Message | wire.NodeMessage
 
@@ -290,7 +290,7 @@ class Liar:
 
     def contribution(self, **changes: Any) -> m.Ready:
         """A contribution on the newest version that it knows."""
-        id, hashes = self.new_id(), (hash_of(self.gradient()),) * SHARDS
+        id, hashes = self.new_id(), (hash_of(self.gradient()),) * SLICES
         grant = "" if self.invited is None else self.transport.membership.own.id.hex()
         size = self.weight, self.samples, hashes, 0.0, self.eligible, grant
         return rooted(replace(m.Ready(0, self.held.version, id, id, *size), **changes))
@@ -321,7 +321,7 @@ class Liar:
     def commit(self, choice: m.Choice, leader: str = "", **changes: Any) -> m.Commit:
         """The commit of a choice, which follows from the newest version that it knows, with means that nobody has."""
         state, choice = self.held, choice.bare()
-        key, hashes = key_of(0, state.version, choice), ("00" * 32,) * SHARDS
+        key, hashes = key_of(0, state.version, choice), ("00" * 32,) * SLICES
         version = append(state, choice, key, hashes, self.run.rules).version
         made = m.Commit(0, state.version, version, 0, leader or self.id, key, choice, hashes, state.plan.owners)
         return replace(made, **changes)

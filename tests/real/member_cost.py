@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from flood_cost import spent
 from liar import Liar, liar
-from nodes import RUN_ID, SHARDS, Field
+from nodes import RUN_ID, SLICES, Field
 
 from p2p_diloco.addresses import peer_of
 from p2p_diloco.core.messages import Ask, Probe
@@ -107,7 +107,7 @@ async def again_and_again(member: Liar, kind: str, done: list[int]) -> None:
     """Say or store the same thing until cancelled."""
     while True:
         if kind == "fetches":
-            await member.tell_all(Ask(0, tuple(range(SHARDS))))
+            await member.tell_all(Ask(0, tuple(range(SLICES))))
         elif kind == "nudges":
             await member.tell_all(Nudge(member.held.version.epoch + done[0]))
         elif kind == "probes":

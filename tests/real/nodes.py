@@ -27,13 +27,13 @@ from tests.node.conftest import MemoryPeer, specs
 
 T = TypeVar("T")
 RUN_ID = "r"
-NUMEL, SHARDS = 64, 4
+NUMEL, SLICES = 64, 4
 SETTINGS: dict[str, Any] = {
     "codec": "fp32",
     "sync_every": 1,
     "outer_lr": 1.0,
     "outer_momentum": 0.0,
-    "shard_elements": NUMEL // SHARDS,
+    "slice_elements": NUMEL // SLICES,
     "heartbeat_interval": 0.25,
     "heartbeat_timeout": 2.0,
     "round_timeout": 1.0,
@@ -135,7 +135,7 @@ class Field:
         """Set the run's settings and layout. A setting of None is left out."""
         config = {**SETTINGS, "start_peers": peers, **config}
         self.config = {key: value for key, value in config.items() if value is not None}
-        self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["shard_elements"])
+        self.layout = Layout.build(specs(NUMEL), 1, "contiguous", self.config["slice_elements"])
 
     def do(self, row: Coroutine[Any, Any, T]) -> T:
         """Run a row in the nodes' loop, in bounded time."""

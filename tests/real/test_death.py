@@ -25,7 +25,7 @@ CONFIG = {
     "sync_every": 4,
     "outer_lr": 0.5,
     "codec": "fp32",
-    "shard_elements": 3_000_000,
+    "slice_elements": 3_000_000,
     "start_peers": 3,
     "heartbeat_interval": INTERVAL_S,
     "heartbeat_timeout": TIMEOUT_S,

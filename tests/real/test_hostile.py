@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from liar import STATE_ZEROS, ZEROS, Liar, liar, stranger, until_told
-from nodes import RUN_ID, SHARDS, Field
+from nodes import RUN_ID, SLICES, Field
 
 from p2p_diloco.core.messages import Ask, Claim, Head, Part, Probe, Told, Vote
 from p2p_diloco.core.version import ContributionId
@@ -41,7 +41,7 @@ def test_a_stranger_reads_nothing(field: Field) -> None:
 
     async def row() -> None:
         async with stranger(field) as outside:
-            for message in (Describe(), Ask(), Ask(0), Ask(0, tuple(range(SHARDS)))):
+            for message in (Describe(), Ask(), Ask(0), Ask(0, tuple(range(SLICES)))):
                 refused(await outside.tell_all(message))
             assert outside.came == []
             member = field.nodes[0].access.member
@@ -100,7 +100,7 @@ def test_what_no_peer_asked_for_is_ignored(field: Field) -> None:
                 forged = replace(version, samples=version.samples + 1000, epoch=version.epoch + 1)
                 links = (*state.links, (forged.epoch, forged.digest))
                 await member.tell_all(Head(0, replace(state, version=forged, links=links)))
-                for number in range(SHARDS):
+                for number in range(SLICES):
                     await member.tell_all(Part(0, forged, number), STATE_ZEROS)
                 raised = replace(version, generation=version.generation + 1)
                 await member.tell_all(Told((raised,), (((raised.epoch, raised.digest),),)))

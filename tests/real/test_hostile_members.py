@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 from liar import TRIES, ZEROS, liar, until_told
-from nodes import RUN_ID, SHARDS, STEP_S, Field, RealNode
+from nodes import RUN_ID, SLICES, STEP_S, Field, RealNode
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Ask, Claim, Vote
@@ -99,7 +99,7 @@ def test_a_flood_of_requests_for_states_is_refused(field: Field) -> None:
             answers, before, began = list[str](), field.epoch, time.monotonic()
             while len(answers) < 400 or field.epoch < before + 5:
                 for member in greedy:
-                    answers += await member.tell_all(Ask(0, tuple(range(SHARDS))))
+                    answers += await member.tell_all(Ask(0, tuple(range(SLICES))))
             most = FETCHES_AT_ONCE + (time.monotonic() - began) / FETCH_EVERY_S
             assert 0 < answers.count("") <= len(field.nodes) * most
             await field.tells("greedy", "the sender, or others with its invitation, asked for too many", nodes=3)

@@ -22,7 +22,7 @@ from p2p_diloco.history.reading import check, naming, read
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 CONFIG = {
-    "sync_every": 4, "outer_lr": 0.5, "codec": "bf16", "shard_elements": 500, "num_fragments": 4, "overlap_steps": 1,
+    "sync_every": 4, "outer_lr": 0.5, "codec": "bf16", "slice_elements": 500, "num_fragments": 4, "overlap_steps": 1,
     "start_peers": 2, "heartbeat_interval": 0.5, "heartbeat_timeout": 20.0,
 }  # fmt: skip
 TRAINING: dict[str, Any] = {"params": {name: [700] for name in "stuvw"}, "step_s": 0.02, "hashes": True}
@@ -143,7 +143,7 @@ STOP = 14
 def test_a_killed_run_goes_on_from_disk_and_stays_ended(swarm: Swarm, tmp_path: Path) -> None:
     """Its numbers are those of an undisturbed run, momentum included. Once it has ended nobody trains it any more: who
     lacks the last state waits for it, or says so; who gets it has the digest with which the run ended."""
-    config = {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.9, "codec": "fp32", "shard_elements": 2}
+    config = {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.9, "codec": "fp32", "slice_elements": 2}
     config |= {"start_peers": 2, "stop_after_epochs": STOP, "heartbeat_timeout": 20.0}
 
     def start(name: str, wait_s: float = 200.0, disk: str = "", **options: Any) -> Member:

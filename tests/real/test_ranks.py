@@ -27,7 +27,7 @@ EVERY, ETA, MU = 3, 0.5, 0.5
 CONFIG = {
     "sync_every": EVERY,
     "num_fragments": 1,
-    "shard_elements": 20,  # several shards, whose borders are not those of the rows
+    "slice_elements": 20,  # several slices, whose borders are not those of the rows
     "codec": "fp32",
     "outer_lr": ETA,
     "outer_momentum": MU,

@@ -1,7 +1,7 @@
 """Ten rounds of the GPT on three real peers against a plain reference, computed here in the documented order.
 
 From the swarm the reference only takes θ₀ and each peer's parameters just before each exchange; it computes all else by
-itself, on whole parameters, in one process, without shards.
+itself, on whole parameters, in one process, without slices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def config(codec: str, fragments: int, layout: str, every: int) -> dict[str, Any
         "sync_every": every,
         "num_fragments": fragments,
         "fragment_layout": layout,
-        "shard_elements": 2000,
+        "slice_elements": 2000,
         "codec": codec,
         "outer_lr": ETA,
         "outer_momentum": MU,

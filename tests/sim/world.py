@@ -45,7 +45,7 @@ from .ways import Ways
 from .witness import Witness
 
 STORM = 5_000
-"""The most events in a simulated second; twelve peers with four shards have about 800."""
+"""The most events in a simulated second; twelve peers with four fragments have about 800."""
 
 
 class World:

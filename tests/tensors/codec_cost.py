@@ -1,6 +1,6 @@
 """Measures the time and the error of codecs: `python tests/tensors/codec_cost.py`.
 
-Of 25 million normally distributed elements in shards of the default size, on one thread: bytes by element, how many
+Of 25 million normally distributed elements in slices of the default size, on one thread: bytes by element, how many
 times fewer than bf16 has, ns of processor time by element to encode, to decode, and to send (to encode and to keep what
 is lost), and the root mean square of what is lost, as a share of that of the values. One object of JSON by codec;
 `bf16, stochastic` is `rounding="stochastic"`.
@@ -21,43 +21,43 @@ from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.codec import CODECS
 from p2p_diloco.tensors.feedback import Feedback
 
-NUMEL, SHARD, TURNS = 25_000_000, 2**20, 9
+NUMEL, SLICE, TURNS = 25_000_000, 2**20, 9
 
 
-def took_ns(what: Callable[[Tensor], object], shards: Sequence[Tensor]) -> float:
+def took_ns(what: Callable[[Tensor], object], slices: Sequence[Tensor]) -> float:
     """By element: processor time, the least of several turns, for what else the cores do is no cost of ours."""
     times = []
     for _ in range(TURNS):
         began = time.process_time()
-        for shard in shards:
-            what(shard)
+        for part in slices:
+            what(part)
         times.append(time.process_time() - began)
     return round(1e9 * min(times) / NUMEL, 2)
 
 
 def measured(values: Tensor, codec: str, encode: Callable[[Tensor], memoryview]) -> dict[str, float]:
     """A row."""
-    shards = values.split(SHARD)
-    payloads = {len(shard): bytes(encode(shard)) for shard in shards}
-    lost = [(codecs.decode(encode(shard), codec, len(shard)) - shard).norm() for shard in shards]
-    feedbacks = {len(shard): Feedback(len(shard)) for shard in shards}
+    slices = values.split(SLICE)
+    payloads = {len(part): bytes(encode(part)) for part in slices}
+    lost = [(codecs.decode(encode(part), codec, len(part)) - part).norm() for part in slices]
+    feedbacks = {len(part): Feedback(len(part)) for part in slices}
 
-    def decode(shard: Tensor) -> None:
-        for _ in codecs.decode_blocks(payloads[len(shard)], codec, len(shard)):
+    def decode(part: Tensor) -> None:
+        for _ in codecs.decode_blocks(payloads[len(part)], codec, len(part)):
             pass
 
-    def send(shard: Tensor) -> None:
-        feedback = feedbacks[len(shard)]
-        payload = encode(feedback.added(shard))
-        feedback.sent(ContributionId(1, 1), codecs.decode_blocks(payload, codec, len(shard)))
+    def send(part: Tensor) -> None:
+        feedback = feedbacks[len(part)]
+        payload = encode(feedback.added(part))
+        feedback.sent(ContributionId(1, 1), codecs.decode_blocks(payload, codec, len(part)))
 
-    nbytes = sum(codecs.nbytes(codec, len(shard)) for shard in shards)
+    nbytes = sum(codecs.nbytes(codec, len(part)) for part in slices)
     return {
         "bytes": round(nbytes / NUMEL, 4),
         "fewer_than_bf16": round(2 * NUMEL / nbytes, 2),
-        "encode_ns": took_ns(encode, shards),
-        "decode_ns": took_ns(decode, shards),
-        **({"send_ns": took_ns(send, shards)} if codecs.feeds_back(codec) else {}),
+        "encode_ns": took_ns(encode, slices),
+        "decode_ns": took_ns(decode, slices),
+        **({"send_ns": took_ns(send, slices)} if codecs.feeds_back(codec) else {}),
         "lost": round((torch.stack(lost).norm() / values.norm()).item(), 4),
     }
 

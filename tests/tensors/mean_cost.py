@@ -1,6 +1,6 @@
 """Measures what limits add to the time of a mean: `python tests/tensors/mean_cost.py`.
 
-One shard in bf16 of as many elements as given (2²⁰ unless told otherwise), on one thread, by number of contributions:
+One slice in bf16 of as many elements as given (2²⁰ unless told otherwise), on one thread, by number of contributions:
 processor time in ms of the plain mean, of each aggregation, and of the plain mean with its encoding and the
 outer step. Medians of several turns. One object of JSON by number.
 """
@@ -60,7 +60,7 @@ def main() -> None:
     """Measure, tell."""
     torch.set_num_threads(1)
     numel = int(sys.argv[1]) if sys.argv[1:] else 2**20
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
     for count in (3, 4, 8, 16):
         print(json.dumps({count: measured(count, numel, layout)}), flush=True)
 

@@ -1,6 +1,6 @@
 """Measures what the step limit adds to an outer step: `python tests/tensors/step_limit_cost.py`.
 
-One shard in bf16 with SGD, on one thread, by its number of elements: processor time in ms of what a peer computes for
+One slice in bf16 with SGD, on one thread, by its number of elements: processor time in ms of what a peer computes for
 another peer's commit (the check of the payload's values, decoding, the outer step, the digest and the copy into θ),
 without and with `step_limit`, measured in turns. The median of each, and the median of the ratios of neighbours, as one
 object of JSON by number.
@@ -28,7 +28,7 @@ TURNS = 101
 
 def applying(numel: int, step_limit: float) -> Callable[[], None]:
     """What a peer computes for another peer's commit."""
-    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
     held = OuterState(layout, OuterOptimizer(), torch.zeros(numel), step_limit)
     payload = memoryview(bytes(codecs.encode(torch.randn(numel, generator=torch.Generator().manual_seed(0)), "bf16")))
 

@@ -187,12 +187,12 @@ def edit(path: Path) -> None:
 
 
 def newer_format(path: Path) -> None:
-    (path / "manifest.json").write_text(json.dumps({"format": 3}))
+    (path / "manifest.json").write_text(json.dumps({"format": 4}))
 
 
 def older_format(path: Path) -> None:
-    """Whole and sealed, of a time when digests were others."""
-    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 1}
+    """Whole and sealed, of a time when its layout had other names."""
+    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 2}
     sealed = {key: value for key, value in manifest.items() if key != "seal"}
     (path / "manifest.json").write_text(json.dumps({**sealed, "seal": checkpoint._seal(sealed)}))
 
@@ -206,8 +206,8 @@ def older_format(path: Path) -> None:
         (lambda p: (p / "manifest.json").write_text("[" * 10**6), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not a manifest of p2p"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not a manifest of p2p_diloco"),
-        (newer_format, "it has format 3, and this version reads format 2"),
-        (older_format, "it has format 1, and this version reads format 2"),
+        (newer_format, "it has format 4, and this version reads format 3"),
+        (older_format, "it has format 2, and this version reads format 3"),
         (edit, "manifest.json has been altered"),
         (lambda p: (p / "theta.safetensors").unlink(), "theta.safetensors can't be read: No such file"),
         (truncate, r"outer.safetensors has 20 bytes instead of \d+"),

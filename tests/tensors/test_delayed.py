@@ -150,8 +150,8 @@ def test_what_can_not_be_names_its_key(outer: OuterOptimizer, size: int, variant
 
 def held() -> OuterState:
     """Two slices of 3 elements."""
-    layout = Layout.build((ParamSpec("a", (6,), "float32"),), 1, shard_elements=3)
-    assert [shard.numel for shard in layout.shards] == [3, 3]
+    layout = Layout.build((ParamSpec("a", (6,), "float32"),), 1, slice_elements=3)
+    assert [place.numel for place in layout.slices] == [3, 3]
     return OuterState(layout, delayed(3, lr=0.7), torch.zeros(6))
 
 

@@ -36,8 +36,8 @@ def id(sequence: int) -> ContributionId:
     return ContributionId(5, sequence)
 
 
-class Shard:
-    """One shard of one peer, with what the core, the trainer and the node each keep of it, and a log that counts its
+class Sender:
+    """One slice of one peer, with what the core, the trainer and the node each keep of it, and a log that counts its
     contributions or doesn't. All progress so far is `trained`; what is known to be given up is `dropped`.
     """
 
@@ -141,34 +141,34 @@ def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, ha
     contribution is counted, missed, carried, dropped for its age, counted in a lineage that lost, in both, or in one
     that wins when this peer has given it up.
     """
-    shard = Shard(codec, seed)
+    sender = Sender(codec, seed)
     for happening in happenings:
-        included, newest = shard.progress.included, shard.progress.last
-        log = shard.log[:-1] if included else shard.log
+        included, newest = sender.progress.included, sender.progress.last
+        log = sender.log[:-1] if included else sender.log
         match happening:
             case "train":
-                shard.train()
+                sender.train()
             case "send":
-                shard.send()
+                sender.send()
             case "counted" if newest is not None:
-                shard.merge([*log, newest.sequence])
+                sender.merge([*log, newest.sequence])
             case "missed":
-                shard.merge(shard.log)
+                sender.merge(sender.log)
             case "forked":
-                shard.merge(log, kin=False)
+                sender.merge(log, kin=False)
             case "both" if newest is not None:
-                shard.merge([*log, newest.sequence], kin=False)
+                sender.merge([*log, newest.sequence], kin=False)
             case "forgotten" if included:
-                shard.merge(log)
-            case "older" if shard.riding:
-                shard.merge([*log, shard.riding[0]])
-            case "late" if shard.given_up is not None and all(n <= shard.given_up for n in log):
+                sender.merge(log)
+            case "older" if sender.riding:
+                sender.merge([*log, sender.riding[0]])
+            case "late" if sender.given_up is not None and all(n <= sender.given_up for n in log):
                 # A lineage wins that counts what was given up, and none since. What the other one counted since is gone
                 # with it, but for the last contribution: of more there is nothing to tell here.
-                older = [n for n in shard.log if n <= shard.given_up]
-                shard.merge(older if shard.given_up in older else [*older, shard.given_up])
-        scale = 1 + shard.trained.abs().max().item()
-        assert shard.balance.abs().max().item() < 1e-5 * scale * len(happenings)
+                older = [n for n in sender.log if n <= sender.given_up]
+                sender.merge(older if sender.given_up in older else [*older, sender.given_up])
+        scale = 1 + sender.trained.abs().max().item()
+        assert sender.balance.abs().max().item() < 1e-5 * scale * len(happenings)
 
 
 def test_the_residual_before_a_lost_lineage_is_exact() -> None:

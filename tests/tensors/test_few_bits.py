@@ -123,7 +123,7 @@ def test_what_is_small_or_huge_travels(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["int4", "e3m0"])
 def test_four_bits_take_3_8_times_fewer_bytes_than_bf16(name: str) -> None:
-    """Of a shard of the usual size, peaks included."""
+    """Of a slice of the usual size, peaks included."""
     assert codec.nbytes("bf16", 2**20) / codec.nbytes(name, 2**20) >= 3.8
 
 

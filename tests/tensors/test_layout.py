@@ -13,8 +13,8 @@ from torch import nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
-from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
-from p2p_diloco.tensors.partition import SHARD_ELEMENTS_MAX, SHARD_ELEMENTS_MIN, SHARDS, SHARDS_MAX
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, SliceSpec, specs_of, trainable
+from p2p_diloco.tensors.partition import SLICE_ELEMENTS_MAX, SLICE_ELEMENTS_MIN, SLICES, SLICES_MAX
 
 sizes_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -36,28 +36,28 @@ class Blocks(nn.Module):
 
 @settings(max_examples=80, deadline=None)
 @given(sizes_lists, st.data(), st.sampled_from(["contiguous", "strided"]), st.integers(1, 40))
-def test_every_element_lies_in_one_parameter_one_fragment_and_one_shard(sizes, data, how, shard_elements):
-    """Parameters tile fragments, shards tile fragments, fragments tile the flat vector; no shard is too
+def test_every_element_lies_in_one_parameter_one_fragment_and_one_slice(sizes, data, how, slice_elements):
+    """Parameters tile fragments, slices tile fragments, fragments tile the flat vector; no slice is too
     large.
     """
     count = data.draw(st.integers(1, len(sizes)))
-    layout = Layout.build(specs(sizes), count, how, shard_elements)
+    layout = Layout.build(specs(sizes), count, how, slice_elements)
     owner = [-1] * layout.numel
     for fragment, members in enumerate(layout.fragments):
-        start, stop = layout.shards_of(fragment)[0].start, layout.shards_of(fragment)[-1].stop
+        start, stop = layout.slices_of(fragment)[0].start, layout.slices_of(fragment)[-1].stop
         assert stop - start == sum(sizes[index] for index in members)
         for index in members:
             for element in range(layout.offset(index), layout.offset(index) + sizes[index]):
                 assert owner[element] == -1
                 assert start <= element < stop
                 owner[element] = index
-        shards = layout.shards_of(fragment)
-        assert [s.start for s in shards] == [start, *(s.stop for s in shards[:-1])]
-        assert shards[-1].stop == stop
-        assert len(shards) == -(-(stop - start) // shard_elements)
-        assert max(s.numel for s in shards) - min(s.numel for s in shards) <= 1
+        slices = layout.slices_of(fragment)
+        assert [s.start for s in slices] == [start, *(s.stop for s in slices[:-1])]
+        assert slices[-1].stop == stop
+        assert len(slices) == -(-(stop - start) // slice_elements)
+        assert max(s.numel for s in slices) - min(s.numel for s in slices) <= 1
     assert -1 not in owner
-    assert [s.index for s in layout.shards] == list(range(len(layout.shards)))
+    assert [s.index for s in layout.slices] == list(range(len(layout.slices)))
     assert len(layout.fragments) == count
     assert all(layout.fragments)
 
@@ -66,49 +66,49 @@ numels = st.one_of(st.integers(1, 10**5), st.integers(1, 10**8), st.integers(1, 
 
 
 @given(numels, st.integers(1, 2000))
-def test_a_chosen_number_of_shards_keeps_to_its_bounds(numel, limit):
-    """No shard is longer than SHARD_ELEMENTS_MAX. Spreading alone makes no shard shorter than SHARD_ELEMENTS_MIN, and
-    no more shards than the limit.
+def test_a_chosen_number_of_slices_keeps_to_its_bounds(numel, limit):
+    """No slice is longer than SLICE_ELEMENTS_MAX. Spreading alone makes no slice shorter than SLICE_ELEMENTS_MIN, and
+    no more slices than the limit.
     """
     count = partition.spread(numel, limit)
-    needed = -(-numel // SHARD_ELEMENTS_MAX)
+    needed = -(-numel // SLICE_ELEMENTS_MAX)
     assert count >= needed
-    if count > needed and needed <= SHARDS:
-        assert count == 1 or numel // count >= SHARD_ELEMENTS_MIN
+    if count > needed and needed <= SLICES:
+        assert count == 1 or numel // count >= SLICE_ELEMENTS_MIN
         assert count <= limit
 
 
 @pytest.mark.parametrize("peers", range(2, 17))
 @pytest.mark.parametrize("numel", [200_000, 1_000_000, 4_000_000, 10_000_000, 25_000_000, 26_000_000, 60_000_000])
 def test_every_number_of_peers_shares_the_aggregation_nearly_evenly(numel, peers):
-    """The peer that averages most shards sends at most a fifth more bytes than on an exactly even share."""
-    count = partition.spread(numel, SHARDS_MAX)
+    """The peer that averages most slices sends at most a fifth more bytes than on an exactly even share."""
+    count = partition.spread(numel, SLICES_MAX)
     share = -(-count // peers) / count
     assert 1 + (peers - 2) * share <= 1.2 * (1 + (peers - 2) / peers)
 
 
-def test_few_elements_stay_in_one_shard():
-    """Up to twice the least length of a shard a model is one shard."""
-    assert partition.spread(2 * SHARD_ELEMENTS_MIN - 1, SHARDS_MAX) == 1
-    assert partition.spread(2 * SHARD_ELEMENTS_MIN, SHARDS_MAX) == 2
+def test_few_elements_stay_in_one_slice():
+    """Up to twice the least length of a slice a model is one slice."""
+    assert partition.spread(2 * SLICE_ELEMENTS_MIN - 1, SLICES_MAX) == 1
+    assert partition.spread(2 * SLICE_ELEMENTS_MIN, SLICES_MAX) == 2
 
 
 @pytest.mark.parametrize("fragments", [1, 4, 20, 100, 900])
-def test_many_fragments_are_not_spread_over_too_many_shards(fragments):
-    """All fragments together have SHARDS_MAX shards at most, if no shard must be cut for its length; each one has one
+def test_many_fragments_are_not_spread_over_too_many_slices(fragments):
+    """All fragments together have SLICES_MAX slices at most, if no slice must be cut for its length; each one has one
     at least.
     """
     layout = Layout.build(specs([100_000] * fragments), fragments)
-    assert fragments <= len(layout.shards) <= SHARDS_MAX
-    assert len(Layout.build(specs([10] * 1000), 1000).shards) == 1000
+    assert fragments <= len(layout.slices) <= SLICES_MAX
+    assert len(Layout.build(specs([10] * 1000), 1000).slices) == 1000
 
 
-def test_given_shard_elements_replace_the_choice():
-    """Then a fragment is cut into the fewest shards of at most so many elements."""
+def test_given_slice_elements_replace_the_choice():
+    """Then a fragment is cut into the fewest slices of at most so many elements."""
     model = specs([100_000])
-    assert len(Layout.build(model).shards) == 12
-    assert len(Layout.build(model, shard_elements=100_000).shards) == 1
-    assert len(Layout.build(model, shard_elements=99_999).shards) == 2
+    assert len(Layout.build(model).slices) == 12
+    assert len(Layout.build(model, slice_elements=100_000).slices) == 1
+    assert len(Layout.build(model, slice_elements=99_999).slices) == 2
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,7 +191,7 @@ def test_more_fragments_than_there_is_to_send_are_refused(how):
     ("arguments", "sentence"),
     [
         ({"num_fragments": 0}, "num_fragments=0 must be at least 1"),
-        ({"shard_elements": 0}, "shard_elements=0 must be at least 1"),
+        ({"slice_elements": 0}, "slice_elements=0 must be at least 1"),
         ({"fragment_layout": "zigzag"}, "fragment_layout=zigzag is unknown; use contiguous or strided"),
     ],
 )
@@ -243,12 +243,12 @@ BUFFERS = (
 
 
 def test_buffers_come_last_each_with_the_fragment_of_its_module():
-    """A shard of buffers has one kind; what lies in no module with parameters is with the first one."""
-    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, shard_elements=4, buffers=BUFFERS)
+    """A slice of buffers has one kind; what lies in no module with parameters is with the first one."""
+    layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, slice_elements=4, buffers=BUFFERS)
     assert layout.homes == (1, 1, 0, 0)
     flat = [(spec.name, start) for spec, start in layout.places]
     assert flat == [("0.weight", 0), ("1.0.weight", 5), ("0.mean", 11), ("ema", 13), ("1.1.mean", 17), ("1.1.seen", 20)]
-    assert [(s.fragment, s.start, s.stop, s.kind) for s in layout.shards] == [
+    assert [(s.fragment, s.start, s.stop, s.kind) for s in layout.slices] == [
         (0, 0, 2, "parameter"),
         (0, 2, 5, "parameter"),
         (1, 5, 8, "parameter"),
@@ -258,16 +258,16 @@ def test_buffers_come_last_each_with_the_fragment_of_its_module():
         (1, 17, 20, "mean"),
         (1, 20, 21, "greatest"),
     ]
-    assert [s.index for s in layout.shards_of(0)] == [0, 1, 4, 5]
+    assert [s.index for s in layout.slices_of(0)] == [0, 1, 4, 5]
     assert layout.numel == 21
     named = {name: name for name, _ in flat}
     assert layout.arrange(named) == [name for name, _ in flat]
 
 
-def test_buffers_change_neither_the_parameters_places_nor_their_shards():
+def test_buffers_change_neither_the_parameters_places_nor_their_slices():
     alone = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2)
     layout = Layout.build(specs([5, 6], ["0.weight", "1.0.weight"]), 2, buffers=BUFFERS)
-    assert layout.shards[: len(alone.shards)] == alone.shards
+    assert layout.slices[: len(alone.slices)] == alone.slices
     assert [layout.offset(index) for index in (0, 1)] == [alone.offset(index) for index in (0, 1)]
 
 
@@ -287,12 +287,12 @@ def test_another_shape_or_kind_of_a_buffer_is_another_model():
 
 @settings(max_examples=40, deadline=None)
 @given(sizes_lists, st.data(), st.integers(1, 40), st.sampled_from([(), BUFFERS]))
-def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
+def test_a_layout_survives_the_wire(sizes, data, slice_elements, buffers):
     count = data.draw(st.integers(1, len(sizes)))
-    layout = Layout.build(specs(sizes), count, "strided", shard_elements, buffers)
+    layout = Layout.build(specs(sizes), count, "strided", slice_elements, buffers)
     again = Layout.from_wire(layout.to_wire())
     assert again == layout
-    assert again.shards_of(0) == layout.shards_of(0)
+    assert again.slices_of(0) == layout.slices_of(0)
 
 
 @pytest.mark.parametrize(
@@ -307,23 +307,24 @@ def test_a_layout_survives_the_wire(sizes, data, shard_elements, buffers):
         {"fragments": [[0, 0], [1]]},
         {"fragments": [[0, 1], []]},
         {"fragments": [[0], [2]]},
-        {"shards": [[0, 0, 2]]},
-        {"shards": []},
-        {"shards": [[0, 0, 2], [1, 2, 6]]},
-        {"shards": [[0, 0, 3], [1, 3, 5]]},
-        {"shards": [[0, 0, 2], [7, 2, 5]]},
-        {"shards": [[0, 0, 2], [1, 2]]},
-        {"shards": [[0, 0, 2], [1, 2, 2], [1, 2, 5]]},
-        {"shards": [[0, 0, 2], [1, 2, -1]]},
-        {"shards": [[0, 0, 2, 1], [1, 2, 5, 0]]},
-        {"shards": [[0, 0, 2, 3], [1, 2, 5, 0]]},
-        {"shards": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
-        {"shards": [reduce(lambda inner, _: [inner], range(3000), [])]},
+        {"slices": [[0, 0, 2, 0]]},
+        {"slices": []},
+        {"slices": [[0, 0, 2], [1, 2, 5]]},
+        {"slices": [[0, 0, 2, 0], [1, 2, 6, 0]]},
+        {"slices": [[0, 0, 3, 0], [1, 3, 5, 0]]},
+        {"slices": [[0, 0, 2, 0], [7, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 0], [1, 2]]},
+        {"slices": [[0, 0, 2, 0], [1, 2, 2, 0], [1, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 0], [1, 2, -1, 0]]},
+        {"slices": [[0, 0, 2, 1], [1, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 3], [1, 2, 5, 0]]},
+        {"slices": [[0, 0, 2, 0], [1, 2, 5, 0, 0]]},
+        {"slices": [reduce(lambda inner, _: [inner], range(3000), [])]},
         {"homes": [0]},
         {"buffers": [["b", [1], "float32"]]},
         {"buffers": [["b", [1], "float32"]], "homes": [0]},
-        {"buffers": [["b", [1], "float32"]], "homes": [2], "shards": [[0, 0, 2], [1, 2, 5], [2, 5, 6, 1]]},
-        {"buffers": [["p0", [1], "float32"]], "homes": [0], "shards": [[0, 0, 2], [1, 2, 5], [0, 5, 6, 1]]},
+        {"buffers": [["b", [1], "float32"]], "homes": [2], "slices": [[0, 0, 2, 0], [1, 2, 5, 0], [2, 5, 6, 1]]},
+        {"buffers": [["p0", [1], "float32"]], "homes": [0], "slices": [[0, 0, 2, 0], [1, 2, 5, 0], [0, 5, 6, 1]]},
     ],
 )
 def test_what_is_no_layout_is_refused(change):
@@ -346,7 +347,7 @@ def test_arrange_gives_values_in_flat_order():
     layout = Layout.build(specs([1, 1, 1, 1], ["b.0.w", "b.1.w", "b.2.w", "b.3.w"]), 2, "strided")
     named = {spec.name: spec.name for spec in layout.params}
     assert layout.arrange(named) == ["b.0.w", "b.2.w", "b.1.w", "b.3.w"]
-    assert layout.shards == (Shard(0, 0, 0, 2), Shard(1, 1, 2, 4))
+    assert layout.slices == (SliceSpec(0, 0, 0, 2), SliceSpec(1, 1, 2, 4))
 
 
 def test_fragments_fall_due_in_turn():

@@ -153,7 +153,7 @@ def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, opt
 
 @pytest.mark.parametrize("name", [*ELEMENTWISE, "sgd"])
 def test_every_optimizer_of_the_table_is_element_wise(name):
-    """A shard stepped in two halves is the shard stepped whole: the property that lets shards be flat
+    """A slice stepped in two halves is the slice stepped whole: the property that lets slices be flat
     slices.
     """
     torch.manual_seed(3)
@@ -177,10 +177,10 @@ def test_names_may_be_written_in_any_case():
     ("arguments", "sentence"),
     [
         ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use sgd, the name of a class of torch.optim, or package"),
-        ({"name": "LBFGS"}, "outer_optimizer=LBFGS can't step a shard, which is a flat slice of the model .*closure"),
+        ({"name": "LBFGS"}, "outer_optimizer=LBFGS can't step a slice, which is a flat part of the model .*closure"),
         ({"name": "Adafactor"}, "outer_optimizer=Adafactor is not element-wise"),
-        ({"name": "Muon"}, "outer_optimizer=Muon can't step a shard, .*Muon only supports 2D"),
-        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a shard, .*dense gradients"),
+        ({"name": "Muon"}, "outer_optimizer=Muon can't step a slice, .*Muon only supports 2D"),
+        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a slice, .*dense gradients"),
         ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
         ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
         ({"name": "Adam", "options": {"betas": 5}}, "outer_options=betas=5 doesn't suit Adam"),
@@ -288,7 +288,7 @@ def test_a_class_of_any_package_goes_on_as_one_long_life(classes, name, kept):
         ("Trusts", "is not element-wise: it steps each element by others"),
         ("Remembers", "keeps something beside the state of its parameters, which no checkpoint and no newcomer"),
         ("Noisy", "makes another step each time, so the peers' models would differ"),
-        ("Whole", "can't step a shard.*its state factor is neither as long as the parameter nor one number"),
+        ("Whole", "can't step a slice.*its state factor is neither as long as the parameter nor one number"),
         ("NoOptimizer", "is no class of optimizers"),
         ("Missing", "is no class of optimizers"),
     ],

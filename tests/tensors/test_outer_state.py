@@ -59,7 +59,7 @@ def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, 
             held = made.slices[index]
             assert torch.equal(held.theta, theta[index])
             assert all(torch.equal(values, state[index][name]) for name, values in held.state.items())
-            parts = [theta[index], *(state[index][name] for name in made.lengths(LAYOUT.shards[index]))]
+            parts = [theta[index], *(state[index][name] for name in made.lengths(LAYOUT.slices[index]))]
             assert bytes(joined(held.export())) == b"".join(part.numpy().tobytes() for part in parts)
             assert made.nbytes(index) == sum(4 * part.numel() for part in parts)
 
@@ -67,9 +67,9 @@ def test_steps_are_those_of_the_optimizer(outer: Any, limit: float, codec: str, 
 def test_buffers_move_towards_what_is_sent() -> None:
     theta = drawn(1, BUFFERED.numel)
     made = OuterState(BUFFERED, NESTEROV, theta.clone())
-    expected = [theta[place.start : place.stop].clone() for place in BUFFERED.shards]
+    expected = [theta[place.start : place.stop].clone() for place in BUFFERED.slices]
     for index, share in ((1, 0.25), (2, 1.0), (2, 0.5)):
-        place, values = BUFFERED.shards[index], drawn(index, BUFFERED.shards[index].numel)
+        place, values = BUFFERED.slices[index], drawn(index, BUFFERED.slices[index].numel)
         expected[index] = running.stepped(place.kind, expected[index], values, share)
         made.step_buffers(index, made.slices[index], encode(values, "fp32"), share)
         assert torch.equal(made.slices[index].theta, expected[index])

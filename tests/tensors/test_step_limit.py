@@ -1,4 +1,4 @@
-"""No mean counts for more than a multiple of the median length of the shard's last means, on all replicas alike."""
+"""No mean counts for more than a multiple of the median length of the slice's last means, on all replicas alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ lengths_of_honest_means = st.lists(st.floats(1.0, 2.0), min_size=LENGTHS_MIN, ma
 
 
 def layout(numel: int = NUMEL) -> Layout:
-    return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=numel)
+    return Layout.build((ParamSpec("p", (numel,), "float32"),), 1, slice_elements=numel)
 
 
 def store(outer: OuterOptimizer | DelayedNesterov = PLAIN, limit: float = TIMES, numel: int = NUMEL) -> OuterState:
@@ -55,12 +55,12 @@ def moved(held: OuterState, mean: Tensor) -> float:
     return (held.slices[0].theta - before).norm().item()
 
 
-# -- how far one mean can move a shard
+# -- how far one mean can move a slice
 
 
 @settings(max_examples=60, deadline=None)
 @given(lengths_of_honest_means, st.floats(1e-3, 1e15), st.sampled_from([1.0, 1.5, 4.0]))
-def test_no_mean_moves_a_shard_further_than_the_limit(lengths, wrong, times):
+def test_no_mean_moves_a_slice_further_than_the_limit(lengths, wrong, times):
     held = store(limit=times)
     for length in lengths:
         step(held, of_length(length))
@@ -180,15 +180,15 @@ def test_with_delayed_nesterov_the_mean_of_each_commit_is_limited_before_it_ente
     assert held.slices[0].state["b"].norm().item() == pytest.approx(TIMES)
 
 
-def test_each_shard_has_lengths_of_its_own():
-    """The mean of one shard says nothing of another's: fragments and shards may have means of unlike length."""
+def test_each_slice_has_lengths_of_its_own():
+    """The mean of one slice says nothing of another's: fragments and slices may have means of unlike length."""
     held = OuterState(
-        Layout.build((ParamSpec("p", (8,), "float32"),), 1, shard_elements=4), PLAIN, torch.zeros(8), TIMES
+        Layout.build((ParamSpec("p", (8,), "float32"),), 1, slice_elements=4), PLAIN, torch.zeros(8), TIMES
     )
     for _ in range(4):
-        for shard, length in enumerate((1.0, 100.0)):
+        for index, length in enumerate((1.0, 100.0)):
             raw = codec.encode(of_length(length, numel=4), "fp32")
-            assert held.step(shard, held.slices[shard], raw, "fp32") == 1
+            assert held.step(index, held.slices[index], raw, "fp32") == 1
 
 
 # -- the same bits on all replicas

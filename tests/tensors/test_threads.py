@@ -16,7 +16,7 @@ NUMEL = 1000
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a small shard has several."""
+    """So that a small slice has several."""
     monkeypatch.setattr("p2p_diloco.tensors.flat.BLOCK", 128)
     monkeypatch.setattr("p2p_diloco.tensors.outer_state.BLOCK", 128)
 

@@ -207,7 +207,7 @@ def transfer(seen: Seen) -> Iterator[Found]:
     elif slow:
         text = f"{LARGE_BYTES >> 10} KiB to {_listed(slow)} take more than {LARGE_S:g} s"
         yield Found(
-            "warn", text, "use a faster link, end other transfers on it, or set a lower shard_elements in the run"
+            "warn", text, "use a faster link, end other transfers on it, or set a lower slice_elements in the run"
         )
     elif passed:
         yield Found("ok", f"{LARGE_BYTES >> 10} KiB pass to {_listed(passed)}")

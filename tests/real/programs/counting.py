@@ -1,8 +1,8 @@
 """A peer whose submissions can be found in θ: η = 1, no momentum, whole numbers, asynchronous mode.
 
-Each shard is a parameter with two elements for each life of a peer. This life (`life`) changes only its own two: by
+Each slice is a parameter with two elements for each life of a peer. This life (`life`) changes only its own two: by
 `amounts(k)` with its k-th submission. So θ shows exactly which submissions of which life are counted. Prints the
-answered submissions, with the shards that it aggregates; on "end" it stops, and prints θ's elements of all lives.
+answered submissions, with the slices that it aggregates; on "end" it stops, and prints θ's elements of all lives.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     life, lives, numel = options["life"], options["lives"], options["numel"]
     model = nn.Module()
-    shards = [nn.Parameter(torch.zeros(numel)) for _ in range(options["shards"])]
-    for index, shard in enumerate(shards):
-        model.register_parameter(f"w{index}", shard)
-        shard.grad = torch.zeros(numel)
-    optimizer = torch.optim.SGD(shards, lr=1.0)
+    params = [nn.Parameter(torch.zeros(numel)) for _ in range(options["slices"])]
+    for index, param in enumerate(params):
+        model.register_parameter(f"w{index}", param)
+        param.grad = torch.zeros(numel)
+    optimizer = torch.optim.SGD(params, lr=1.0)
     config = {"mode": "async", "sync_every": 1, "codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0}
-    config |= {"step_limit": 0.0, "shard_elements": numel, **options["config"]}
+    config |= {"step_limit": 0.0, "slice_elements": numel, **options["config"]}
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
     local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
@@ -48,9 +48,9 @@ def main(options: dict[str, Any]) -> None:
         say("in", life=life)
         number, sent = 0, 0
         while not ended.is_set():
-            for shard in shards:
-                assert shard.grad is not None
-                shard.grad[2 * life], shard.grad[2 * life + 1] = amounts(number)
+            for param in params:
+                assert param.grad is not None
+                param.grad[2 * life], param.grad[2 * life + 1] = amounts(number)
             optimizer.step()
             if (done := peer.metrics.sync_count) > sent:
                 told = peer._entered.node.client.ask("ask", "told")
@@ -59,7 +59,7 @@ def main(options: dict[str, Any]) -> None:
                 number, sent = number + 1, done
             time.sleep(options["pause_s"])
         say("last", number=number)
-        time.sleep(options["settle_s"])  # meanwhile others' last submissions reach the holders of the shard
+        time.sleep(options["settle_s"])  # meanwhile others' last submissions reach the holders of the fragment
         values = [value[: 2 * lives].tolist() for value in peer.global_state_dict().values()]
         say("theta", values=values)
         time.sleep(options["settle_s"])

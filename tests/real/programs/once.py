@@ -63,7 +63,7 @@ def main(options: dict[str, Any]) -> None:
     weight.grad = torch.zeros(numel)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     config = {"codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0, "aggregation": "mean", "weighting": "uniform"}
-    config |= {"step_limit": 0.0, "shard_elements": options.get("shard_elements", numel), **options["config"]}
+    config |= {"step_limit": 0.0, "slice_elements": options.get("slice_elements", numel), **options["config"]}
     own = {"cache_dir": f"{options['caches']}/{life}"} if "caches" in options else {}
     local = PeerConfig(name=options["name"], open=True, **own, **options.get("local", {}))
     with Peer(

@@ -49,7 +49,7 @@ def sabotage(plan: dict[str, Any]) -> None:
 
 
 def state_of(peer: Peer, epoch: int) -> tuple[str, bool, int]:
-    """The digest at this moment, whether all shards are at this epoch (they advance one by one), and how many inner
+    """The digest at this moment, whether all fragments are at this epoch (they advance one by one), and how many inner
     steps (samples, if reported) they count."""
     versions = [Version(*version) for version in peer._entered.node.client.ask("ask", "told")["versions"]]
     counted = sum(version.samples for version in versions) // len(versions)
