@@ -15,10 +15,10 @@ NODE_BYTES = 200_000_000
 SMALL = 50_000_000
 """Models with fewer parameters than this take `SMALL_MORE` bytes more for each parameter."""
 SMALL_MORE = 2
-PER_PARAMETER = 12
+PER_PARAMETER = 20
 """Bytes of host memory for each parameter, at the peak of a round: bf16, SGD, two peers."""
-PER_PEER, PEERS_MOST = 0.45, 3.0
-"""Further bytes for each parameter: `PER_PEER` for each peer beyond two (0.7 in all were measured with four peers, 2.6
+PER_PEER, PEERS_MOST = 1.5, 9.0
+"""Further bytes for each parameter: `PER_PEER` for each peer beyond two (2.8 in all were measured with four peers, 8.7
 with eight), `PEERS_MOST` at most in all, because collected contributions and kept commits are limited."""
 TRAINER = 16
 """Bytes for each parameter in the trainer: fp32 values and gradients, and AdamW's two moments."""
