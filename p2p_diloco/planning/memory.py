@@ -36,6 +36,7 @@ def per_parameter(run: RunConfig, parameters: int) -> int:
     not included."""
     amount = PER_PARAMETER + (SMALL_MORE if parameters < SMALL else 0)
     amount += 0 if run.codec == "bf16" else 2  # the pseudo-gradient in shared memory
+    amount += 8 if run.codec == "fp32" else 0  # contributions and means are twice as long
     amount += 4 if run.overlap_steps or run.mode == "async" else 0  # the older θ
     return amount + (8 if run.codec in FEEDS_BACK else 0)  # the kept rounding error
 
