@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Told, Vote
+from p2p_diloco.core import events as e
+from p2p_diloco.core.messages import Claim, Close, Commit, Mean, Message, Ready, Slice, Told, Vote, Want, What
 from p2p_diloco.core.round import Phase
 from tests.core.world import LOST, World, rules
 
@@ -60,6 +61,16 @@ def test_the_founder_does_not_compute_the_first_round_alone() -> None:
     means, slices = world.sent(Mean), [part for part in world.sent(Slice, to="A") if part.base.epoch == 0]
     assert {mean.owner for mean in means if mean.base.epoch == 0} == set("ABC")
     assert len(slices) == 2 * 2  # of B and C each, those that A owns
+
+
+def test_who_owns_nothing_is_told_that_the_first_round_is_closed() -> None:
+    """B can't be dialled, so A owns all slices, as its founding says. B must hear so: it holds its slices back."""
+    world = World("AB", rules(slices=6, start_peers=2))
+    world.handle("B", e.Reachable(False))
+    world.reach(1)
+    assert {mean.owner for mean in world.sent(Mean) if mean.base.epoch == 0} == {"A"}
+    assert world.peers["A"].state().roll["B"].epoch == 1
+    assert not [want for want in world.sent(Want, to="B") if want.what is What.SLICES], "A had to ask for them"
 
 
 def test_the_leader_dies_after_one_peer_got_its_commit() -> None:

@@ -62,6 +62,16 @@ def commit(chosen: Choice, epoch: int = 0) -> Commit:
     return Commit(0, at(epoch), at(epoch + 1), 0, "a", "k", chosen, ("",) * SLICES, ("a",) * SLICES)
 
 
+@pytest.mark.parametrize(("codec", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_contribution_stays_when_the_next_one_is_written(codec: str, dtype: torch.dtype) -> None:
+    """Slices are sent, averaged and shown to auditors while the trainer writes its next pseudo-gradient."""
+    delta = torch.linspace(1, 2, LAYOUT.numel).to(dtype)
+    sent = work(codec=codec).encode(0, delta, ID)
+    before = bytes(sent)
+    delta.zero_()
+    assert bytes(sent) == before != bytes(len(before))
+
+
 def means(made: SliceWork, given: dict[str, tuple[float, Tensor]], epoch: int = 0) -> tuple[Mean, ...]:
     """The means of all slices as their owners make them. `given`: by peer, weight and values [numel]."""
     found = []
