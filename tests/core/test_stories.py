@@ -61,6 +61,9 @@ def test_the_founder_does_not_compute_the_first_round_alone() -> None:
     means, slices = world.sent(Mean), [part for part in world.sent(Slice, to="A") if part.base.epoch == 0]
     assert {mean.owner for mean in means if mean.base.epoch == 0} == set("ABC")
     assert len(slices) == 2 * 2  # of B and C each, those that A owns
+    came = [(type(m), at) for at, sender, _, m in world.delivered if sender == "A" and isinstance(m, Close | Slice)]
+    first = dict(reversed(came))
+    assert first[Slice] == first[Close], "A's own slices wait for something after its Close"
 
 
 def test_who_owns_nothing_is_told_that_the_first_round_is_closed() -> None:
