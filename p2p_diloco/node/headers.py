@@ -28,7 +28,7 @@ from p2p_diloco.node.wire import ANY_RUN, PROTOCOL, AnyMessage, DataMessage, Nod
 
 Buffer = bytes | bytearray | memoryview
 
-LENGTH = Annotated[int, msgspec.Meta(ge=0, le=2**28)]
+LENGTH = Annotated[int, msgspec.Meta(ge=1, le=2**28)]
 
 KINDS = (*get_args(m.Message), *get_args(NodeMessage))
 """All messages; a message's tag is its place."""

@@ -199,7 +199,8 @@ def test_a_header_of_another_protocol_or_run_is_refused() -> None:
     old = msgpack.packb([8, TOKEN, "Leave", [1, False]])
     for raw, why in ((old, f"uses protocol {PROTOCOL}, but the message uses protocol 8"), (b"\x90", "can't be read"),
                      (b"", "can't be read"), (header[:-1], "can't be read"),
-                     (msgpack.packb([PROTOCOL, TOKEN, "x"]), "neither a message nor the length")):  # fmt: skip
+                     (msgpack.packb([PROTOCOL, TOKEN, "x"]), "neither a message nor the length"),
+                     (msgpack.packb([PROTOCOL, TOKEN, 0]), "neither a message nor the length")):  # fmt: skip
         with pytest.raises(Refusal, match=why):
             opened(raw, TOKEN)
     with pytest.raises(Refusal, match="wrong run token"):
