@@ -311,8 +311,7 @@ class Fetching:
             if fetch.head is None or number in fetch.busy:
                 continue
             if version == fetch.head.version:
-                if self.rules.asynchronous:
-                    fetch.staged[number] = version, now  # it lacks nothing yet
+                fetch.staged[number] = version, now  # it lacks nothing yet
                 continue
             commit, before, means = fetch.path.get(version.epoch, (None, None, ()))
             if commit is None or before is None or commit.base != version:
@@ -326,7 +325,7 @@ class Fetching:
             elif mean is not None:
                 fetch.busy[number] = commit.version
                 yield Roll(commit, mean, before.buffered, len(before.plan.succession))
-            elif now - since > (self.rules.fetch_again if self.rules.asynchronous else self.rules.settle):
+            elif now - since > self.rules.fetch_again:
                 del fetch.staged[number]
             else:
                 yield from self._wants(fetch, number, version, (fetch.sources[number],), now)
@@ -429,7 +428,12 @@ class Fetching:
         return self.repair(log, damaged, [peer for peer in self.roster.holders() if log.is_here(peer)], now)
 
     def moves(self, peer: str, now: float) -> None:
-        """Handle progress of a transfer: what this donor was asked for has time."""
+        """Handle progress of a transfer: what this peer was asked for has time, and so has the mean that it owns. On a
+        slow link means come long after the commit."""
         self._hears(peer, now)
         for fetch in self.fetches.values():
             fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}
+            for number, (version, _) in fetch.staged.items():
+                commit, *_ = fetch.path.get(version.epoch, (None,))
+                if commit is not None and commit.owners[number] == peer:
+                    fetch.staged[number] = version, now

@@ -25,6 +25,7 @@ from p2p_diloco.core.messages import (
     Commit,
     Head,
     Held,
+    Mean,
     Message,
     Part,
     Probe,
@@ -336,6 +337,34 @@ def test_a_peer_that_starts_again_in_the_middle_of_a_round_is_a_newcomer() -> No
 
 
 # -- fetching
+
+
+@pytest.mark.parametrize(("trains_s", "last_s", "late_s", "moves"), [(3.0, 16.0, 3.0, False), (25.0, 40.0, 18.0, True)])
+def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
+    trains_s: float, last_s: float, late_s: float, *, moves: bool
+) -> None:
+    """X has a slow link, so a commit, which is short, overtakes the commit's means. X dropped what it had at each of
+    them, and asked for it again: it might have had its state never. A mean may take long, while it moves."""
+    world = World("AB", trains_s=trains_s)
+    world.reach(2)
+    takes_s = 2.0, 9.0, last_s
+
+    def slow(_sender: str, to: str, message: Message) -> float | None:
+        if to != "X" or not isinstance(message, Mean | Part):
+            return None
+        return late_s if isinstance(message, Mean) else takes_s[message.number]
+
+    world.rules_of_net.append(slow)
+    newcomer = world.join("X")
+    for _ in range(50):
+        if world.run(2.0, lambda: newcomer.replica.has_state):
+            break
+        for owner in "AB" if moves else "":
+            world.handle("X", e.Moving(owner))
+    else:
+        raise AssertionError(world.tell())
+    asked = [number for ask in world.sent(Ask, by="X") for number in ask.numbers]
+    assert len(asked) <= 4, f"asked for {asked}"
 
 
 def test_a_slice_that_comes_late_is_taken() -> None:
