@@ -213,6 +213,11 @@ class Face(Replica):
 
     # -- tensors
 
+    def leaves_out(self, unit: int, peer: str) -> bool:
+        """Whether this peer, as a leader, leaves the peer's contributions out, because slices of one did not come."""
+        log = self.logs[unit]
+        return log.undelivered.get(peer, (0, -1))[1] >= log.epoch
+
     def founds(self) -> e.Found:
         """Put the founding tensors in place, and return the event that founds the run on them."""
         for store in self.stores:

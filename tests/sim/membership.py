@@ -93,8 +93,8 @@ class Membership:
 
     def merges(self, process: Process) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
-        contribution, unless this was its first contribution to the unit, or came after `round_timeout` (invariant
-        l)."""
+        contribution, unless this was its first contribution to the unit, came after `round_timeout`, or a peer leaves it
+        out, because it sent no slices of an earlier one (invariant l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -104,7 +104,8 @@ class Membership:
         missed = process.trainer.delta[exchange.unit] & ~process.replica.holds(exchange.unit)
         # a trainer whose steps take longer than round_timeout is too late by the rule
         in_time = exchange.sent + ARRIVES_S < exchange.first + self.world.rules.round_timeout
-        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time
+        left_out = any(other.replica.leaves_out(exchange.unit, process.name) for other in self.world.alive.values())
+        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1 and in_time and not left_out
         self.world.happened["judged"] += judged
         if not missed:
             life.counted_at = self.world.now
