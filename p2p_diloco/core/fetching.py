@@ -80,6 +80,11 @@ class Fetching:
         """Whether a newer state is on its way; not a repair."""
         return any(not fetch.repair for fetch in self.fetches.values())
 
+    @property
+    def came_at(self) -> float:
+        """When a slice, or a part of one, came last; long ago, if no slice is here."""
+        return max((fetch.heard_at for fetch in self.fetches.values() if fetch.staged), default=float("-inf"))
+
     def repaired(self, fragment: int) -> tuple[int, ...]:
         """Return the slices of this fragment that are damaged here: they are sent once they are replaced."""
         return self.damaged.get(fragment, ())
@@ -271,10 +276,11 @@ class Fetching:
 
     def _wants(self, fetch: Fetch, number: int, base: Version, donors: Sequence[str], now: float) -> list[Effect]:
         """Ask for the commit on this base (number -1: whoever has none yet sends it once it has), or for a slice's mean
-        of it. In asynchronous mode commits go to the named peers alone; without them slices that come from moving
-        donors would never meet at one version."""
+        of it: without these, slices that come from moving donors would never meet at one version. In synchronous mode
+        commits go to all peers, and means to all but newcomers."""
         asked = fetch.wanted.get((number, base.epoch), float("-inf"))
-        if not self.rules.asynchronous or now - asked < self.rules.settle:
+        comes = not self.rules.asynchronous and (number < 0 or self.logs[fetch.fragment].state is not None)
+        if comes or now - asked < self.rules.settle:
             return []
         fetch.wanted[number, base.epoch] = now
         what, numbers = (What.NEXT, ()) if number < 0 else (What.MEANS, (number,))
@@ -293,8 +299,8 @@ class Fetching:
             head = fetch.head
             early = ((key[1], m) for key, m in log.early.items() if isinstance(m, Commit) and m.base == head.version)
             able = {*fetch.donors, *head.plan.succession[:1]}
-            sound = ((p, c) for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
-            sender, commit = next(sound, ("", None))
+            sound = (c for p, c in early if p in able and not objection(c, head, self.rules, None, log.me))
+            commit = next(sound, None)
             if commit is None:  # a short fetch needs no commit
                 lasts = fetch.path or now > fetch.head_at
                 return wants + (self._wants(fetch, -1, head.version, fetch.donors, now) if lasts else [])
@@ -302,7 +308,7 @@ class Fetching:
             fetch.head, fetch.digests = append(head, commit.choice, commit.key, commit.hashes, self.rules), ()
             fetch.head_at = now
             for number in sorted({*fetch.asked, *fetch.busy, *fetch.staged} - {-1}) if commit.hashes else ():
-                wants += self._wants(fetch, number, commit.base, (sender,), now)
+                wants += self._wants(fetch, number, commit.base, (commit.owners[number],), now)
         return wants
 
     def _roll(self, fetch: Fetch, now: float) -> Iterator[Effect]:
@@ -428,12 +434,13 @@ class Fetching:
         return self.repair(log, damaged, [peer for peer in self.roster.holders() if log.is_here(peer)], now)
 
     def moves(self, peer: str, now: float) -> None:
-        """Handle progress of a transfer: what this peer was asked for has time, and so has the mean that it owns. On a
-        slow link means come long after the commit."""
+        """Handle progress of a transfer: what this peer was asked for has time, and is not asked for again. On a slow
+        link means come long after the commit."""
         self._hears(peer, now)
         for fetch in self.fetches.values():
             fetch.asked = {n: (donor, now if donor == peer else when) for n, (donor, when) in fetch.asked.items()}
             for number, (version, _) in fetch.staged.items():
                 commit, *_ = fetch.path.get(version.epoch, (None,))
-                if commit is not None and commit.owners[number] == peer:
+                if commit is not None and peer in (commit.owners[number], fetch.sources[number]):
                     fetch.staged[number] = version, now
+                    fetch.wanted[number, version.epoch] = now

@@ -367,6 +367,20 @@ def test_a_newcomer_whose_means_come_after_the_commits_keeps_its_slices(
     assert len(asked) <= 4, f"asked for {asked}"
 
 
+def test_a_newcomer_gets_only_the_means_that_it_asks_for() -> None:
+    """X has one slice of three; each mean that it got of the others was of no use, and filled its link."""
+    world = World("AB")
+    world.reach(2)
+    world.rules_of_net.append(lambda _s, to, m: 30.0 if to == "X" and isinstance(m, Part) and m.number else None)
+    world.join("X")
+    world.run(12.0)
+    asked = {(want.base, number) for want in world.sent(Want, by="X") for number in want.numbers}
+    got = [(mean.base, mean.number) for mean in world.sent(Mean, to="X")]
+    assert {number for _, number in got} >= {0}
+    assert set(got) <= asked
+    assert len(got) == len(set(got)), "a mean came twice"
+
+
 def test_a_slice_that_comes_late_is_taken() -> None:
     """A slice may take longer than a fetch waits before it asks another donor."""
     world = World("AB", rules(heartbeat_timeout=2.0))

@@ -93,8 +93,8 @@ class Membership:
 
     def merges(self, process: Process) -> None:
         """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
-        contribution, unless this was its first contribution to the unit, came after `round_timeout`, or a peer leaves it
-        out, because it sent no slices of an earlier one (invariant l)."""
+        contribution, unless this was its first contribution to the unit, came after `round_timeout`, or a leader leaves
+        it out, because it sent no slices of an earlier one (invariant l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
