@@ -127,7 +127,8 @@ class PeerConfig(Settings):
         description="Seconds to wait, after a start from a checkpoint, for as many peers as the last round had.",
     )
     wait_timeout: Seconds = Field(
-        default=300.0, description="Seconds to wait for the run to be founded, for its state, and for start_peers."
+        default=300.0,
+        description="Seconds to wait for the run to be founded, for each slice of its state, and for start_peers.",
     )
 
     on_exit: Literal["sync", "warn", "drop"] = Field(

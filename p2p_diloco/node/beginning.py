@@ -107,7 +107,8 @@ class Beginning:
         unreachable from here, and founding again would make two runs. A run that has ended is not founded either.
 
         Raises:
-            GaveUpWaiting: no state, or not the run's last one, came within `wait_timeout`.
+            GaveUpWaiting: no state, or not the run's last one, came within `wait_timeout`, which begins anew with each
+                slice: a large state takes long on a slow link.
             Refused: the run has ended, this peer has no state, and no other peer has been there for a while.
         """
         replica, give_up_s = self._common.replica, self._common.local.wait_timeout
@@ -118,7 +119,7 @@ class Beginning:
             over = await ending.look()
             if not over and replica.has_state:
                 return
-            late = clock() - began >= give_up_s
+            late = clock() - max(began, replica.fetching.came_at) >= give_up_s
             if roster.alive() if over else any(roster.holds_state(peer) for peer in roster.alive()):
                 alone_since = clock()
             alone = not replica.has_state and clock() - alone_since >= self._patience_s
@@ -144,7 +145,7 @@ class Beginning:
         if over or common.replica.has_state:
             return
         if late and known:
-            wrong = f"no peer handed over the run's state within {give_up_s:g} s"
+            wrong = f"nothing came of the run's state for {give_up_s:g} s"
             mend = "check that its peers can be reached from here, or raise wait_timeout"
             raise GaveUpWaiting(f"{wrong}; by their records these peers hold it: {known}", mend=mend)
         if late:

@@ -50,7 +50,8 @@ class NodeClient:
         """Called with each report of the node on what the node waits for."""
         self._using = threading.RLock()
         self._n = 0
-        self._told, self._told_at = "", 0.0
+        self._told, self.told_at = "", 0.0
+        """The last report that was logged, and when."""
         self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same
         self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
 
@@ -144,9 +145,9 @@ class NodeClient:
     def report(self, text: str) -> None:
         """Log what this peer waits for, unless the same was logged less than REPEAT_S ago."""
         now = time.monotonic()
-        if text and (text != self._told or now - self._told_at >= REPEAT_S):
+        if text and (text != self._told or now - self.told_at >= REPEAT_S):
             self.say(text)
-            self._told, self._told_at = text, now
+            self._told, self.told_at = text, now
 
     def why_it_ended(self) -> P2PDilocoError:
         """The error that the node sent before its end, or an error that says how its process ended."""

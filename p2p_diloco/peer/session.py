@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -328,9 +329,12 @@ def _cards(model: nn.Module, layout: Layout, client: NodeClient) -> Callable[[in
 
 
 def _awaited(node: NodeProcess, kind: str, within_s: float) -> Message:
-    message = node.client.wait_for(kind, timeout_s=within_s)
-    if message is None:
-        raise NodeDied(f"the node (process {node.pid}) did not start within {within_s:g} s", mend="see its log above")
+    """Wait for a message of the node, which bounds its own waits, and tells of them meanwhile."""
+    while (message := node.client.wait_for(kind, timeout_s=within_s)) is None:
+        if time.monotonic() - node.client.told_at > within_s:
+            raise NodeDied(
+                f"the node (process {node.pid}) has told nothing for {within_s:g} s", mend="see its log above"
+            )
     return message
 
 

@@ -640,7 +640,10 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
     """A newcomer has looked and found none; then the record shows, and an older state comes."""
     transport = MemoryNetwork().join("x", Inbox())
     roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=list)
-    replica: Any = SimpleNamespace(me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES)
+    fetching = SimpleNamespace(came_at=0.0)
+    replica: Any = SimpleNamespace(
+        me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES, fetching=fetching
+    )
 
     async def nobody() -> dict[str, float]:
         return {}
@@ -652,6 +655,32 @@ async def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
     await asyncio.sleep(0.05)
     await ends.store(transport, FOUNDING, signed_end(LAST))
     replica.has_state = True
+    with pytest.raises(GaveUpWaiting):
+        await waiting
+
+
+@awaited
+async def test_a_state_may_take_long_while_its_slices_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large state on a slow link takes longer than `wait_timeout`, which is for each slice."""
+    monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.05)
+    clock, fetching = asyncio.get_running_loop().time, SimpleNamespace(came_at=0.0)
+    roster = SimpleNamespace(alive=lambda: ["y"], holds_state=lambda peer: True)
+    replica: Any = SimpleNamespace(has_state=False, roster=roster, fetching=fetching)
+    common = SimpleNamespace(replica=replica, local=SimpleNamespace(wait_timeout=1.0))
+
+    async def gives_up(*_: object, **__: object) -> None:
+        raise GaveUpWaiting("nothing came")
+
+    async def goes_on() -> bool:
+        return False
+
+    newcomer: Any = SimpleNamespace(_common=common, _patience_s=9.0, _find_holders=gives_up)
+    made: Any = SimpleNamespace(look=goes_on)
+    waiting = asyncio.create_task(beginning.Beginning.until_it_has_a_state(newcomer, made, lambda text: None))
+    for _ in range(10):
+        fetching.came_at = clock()
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
     with pytest.raises(GaveUpWaiting):
         await waiting
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -14,6 +16,7 @@ import pytest
 
 from p2p_diloco.errors import NodeDied, Refused, UsageError
 from p2p_diloco.node.channel import TrainerEnd
+from p2p_diloco.peer import session
 from p2p_diloco.peer.node_client import NodeClient
 
 
@@ -83,3 +86,23 @@ def test_a_thread_that_must_wait_too_long_is_told_why() -> None:
             with pytest.raises(UsageError, match=r"another thread has been in a step .* the thread that trains"):
                 other.submit(node.ask, "ask", "ask").result()
         assert other.submit(node.ask, "ask", "ask").result()["n"] == 2
+
+
+def test_a_node_that_tells_what_it_waits_for_may_take_long() -> None:
+    """A large state comes slowly. The node bounds its own waits; one that tells nothing is given up."""
+    ours, theirs = socket.socketpair()
+    node = NodeClient(TrainerEnd(ours), None, lambda: "the node ended")  # type: ignore[arg-type]
+    process: Any = SimpleNamespace(client=node, pid=7)
+
+    def tell() -> None:
+        for number in range(8):
+            theirs.sendall(msgpack.packb({"kind": "waiting", "text": f"{number} of 8 slices"}))
+            time.sleep(0.2)
+        theirs.sendall(msgpack.packb({"kind": "ready"}))
+
+    with theirs, ThreadPoolExecutor(1) as pool:
+        telling = pool.submit(tell)
+        assert session._awaited(process, "ready", 1.0) == {"kind": "ready"}
+        telling.result()
+        with pytest.raises(NodeDied, match=r"has told nothing for 1 s"):
+            session._awaited(process, "ready", 1.0)
