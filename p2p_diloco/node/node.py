@@ -11,9 +11,10 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from p2p_diloco.core import events as e
@@ -96,8 +97,8 @@ class Node:
         self._due: deque[Work] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
-        self._parts: set[tuple[str, int, int]] = set()  # (peer, fragment, number) that are queued or being sent
         self._means = Counter[str]()  # to each peer, queued or being sent
+        self._going = set[Hashable]()  # tensors that are queued or being sent, and to whom
         self._heard = Counter[str]()  # signs of life of each peer
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
@@ -256,13 +257,14 @@ class Node:
 
     def _send(self, to: str, message: Message) -> None:
         """Send a message. An event tells the replica whether it was delivered."""
-        part = (to, message.fragment, message.number) if isinstance(message, Part) else None
-        heard = self._heard[to]
+        heard, tensors = self._heard[to], _tensors(to, message)
+        if tensors in self._going:
+            return  # on a slow link, what is asked for again while it is on its way would come again and again
+        self._going |= {tensors} - {None}
 
         def answer(outcome: Outcome) -> None:
+            self._going.discard(tensors)
             self._means[to] -= isinstance(message, Mean)
-            if part is not None:
-                self._parts.discard(part)
             if outcome is None:
                 self.events.post(e.Delivered(to, message))
                 return
@@ -272,15 +274,14 @@ class Node:
             gone = isinstance(outcome, Unreachable) and outcome.refused and self._heard[to] == heard
             self.events.post(e.SendFailed(to, message, gone))
 
-        if part is not None:
-            if part not in self._parts:  # the queued one will have the newest tensors
-                self._parts.add(part)
-                self._outbox.put_late(to, lambda: self._part(part[1], part[2]), answer)
+        if isinstance(message, Part):
+            self._outbox.put_late(to, partial(self._part, message.fragment, message.number), answer)
             return
         try:
             header, body = self._packed(message)
         except Exception:  # a fault of our own, which must not end this peer
             log.exception("a %s message to %s can't be encoded", type(message).__name__, to)
+            self._going.discard(tensors)
             self.events.post(e.SendFailed(to, message, gone=False))
             return
         payload = getattr(message, "payload", None) if body is None else memoryview(body)
@@ -320,3 +321,16 @@ class Node:
             raise Refusal(f"slice {number} of fragment {fragment} is corrupted in the sender's memory")
         part = self.work.part(fragment, number)
         return self._packed(part)[0], part.payload
+
+
+def _tensors(to: str, message: Message) -> Hashable:
+    """What is sent to whom, of a message that carries tensors; None of another one. A slice of the state is encoded
+    when its turn comes, so it has the newest tensors."""
+    match message:
+        case Part(fragment, _, number):
+            return to, fragment, number
+        case Slice(fragment, base, author, id, number):
+            return to, fragment, base, author, id, number
+        case Mean(fragment, base, key, number, hash):
+            return to, fragment, base, key, number, hash
+    return None

@@ -14,7 +14,7 @@ import uvloop
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core import events as e
-from p2p_diloco.core.messages import Leave, Slice, Want, What
+from p2p_diloco.core.messages import Leave, Mean, Slice, Want, What
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.node.node import Node
@@ -166,6 +166,25 @@ def test_a_refused_dial_that_began_before_a_sign_of_life_is_no_proof_of_death(si
         assert {f.to: f.gone for f in await table.answered(e.SendFailed, 2)} == {"b": False, "c": True}
         await table.carry_out(e.Send("b", Leave(1)))
         assert (await table.answered(e.SendFailed, 3))[-1] == e.SendFailed("b", Leave(1), gone=True)
+
+    at_table(test)
+
+
+def test_tensors_on_their_way_to_a_peer_are_not_sent_to_it_again() -> None:
+    """On a slow link a peer asks again for what is coming. Afterwards it may have it once more: its answer got lost."""
+
+    mean = Mean(0, BASE, "0" * 32, 0, "0" * 64, "me", memoryview(bytes(8)), bytes(64))
+
+    async def test(table: Table) -> None:
+        table.wires.gate.clear()
+        await table.carry_out(e.Send("b", mean), e.Send("b", mean), e.Send("c", mean))
+        while table.wires.under_way < 2:
+            await asyncio.sleep(0.001)
+        table.wires.gate.set()
+        await table.answered(e.Delivered, 2)
+        assert [to for to, *_ in table.wires.sent] == ["b", "c"]
+        await table.carry_out(e.Send("b", mean))
+        await table.answered(e.Delivered, 3)
 
     at_table(test)
 
