@@ -87,22 +87,15 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [None, b"", b"text", b"\x08\x01\x12\x40", b"\x08\x01\x12\x03abc"])
+@pytest.mark.parametrize("content", [None, b"", b"\x08\x01\x12\x40", b"\x08\x01\x12\x03abc", RSA])
 def test_a_file_without_a_key_is_a_config_error(tmp_path: Path, content: bytes | None) -> None:
-    """Whether it doesn't exist or holds something else, the error names the key, the file and the mend."""
+    """Whether it doesn't exist or holds something else, the error names the key, the file and the mend. A peer that
+    starts is refused as well, and the file stays."""
     path = tmp_path / "identity"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"identity_path=.*identity.*name the file") as error:
-        read_key(path)
-    assert (error.value.key, error.value.value) == ("identity_path", str(path))
-
-
-def test_an_rsa_key_is_refused_and_kept(tmp_path: Path) -> None:
-    """To a peer that starts and to `set` alike. The file stays."""
-    path = tmp_path / "identity"
-    path.write_bytes(RSA)
-    for use in (lambda: IdentityFile.claim(str(path)), lambda: read_key(path)):
-        with pytest.raises(ConfigError, match=r"identity_path=.*holds no key of a peer"):
-            use()
-    assert path.read_bytes() == RSA
+    for use in (read_key, lambda path: IdentityFile.claim(str(path))) if content is not None else (read_key,):
+        with pytest.raises(ConfigError, match=r"identity_path=.*identity.*name the file") as error:
+            use(path)
+        assert (error.value.key, error.value.value) == ("identity_path", str(path))
+    assert content is None or path.read_bytes() == content

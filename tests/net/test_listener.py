@@ -46,17 +46,6 @@ async def test_a_knock_lets_its_peer_in_once(start: Start) -> None:
 
 
 @plays(run)
-async def test_the_handshake_says_which_peer_sends(start: Start) -> None:
-    """A payload counts as sent by the peer that TLS has proven, whatever its header says."""
-    a, b = start("a"), start("b")
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
-    await until(lambda: b.box.got)
-    assert b.box.got == [("a", b"from somebody else", b"abc")]
-    pipe.abort()
-
-
-@plays(run)
 async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Start) -> None:
     """They are closed before the handshake, and counted."""
     b = start("b")

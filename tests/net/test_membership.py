@@ -136,15 +136,6 @@ def test_hidden_keys_and_the_salt_belong_to_the_run() -> None:
     assert ME.token_salt == OTHER.token_salt != foreign.token_salt
 
 
-def test_an_invitation_is_read_from_its_file_and_from_its_line() -> None:
-    """Both forms hold the same; the file says what it is."""
-    assert Invitation.unpack(GIVEN.pack()) == GIVEN
-    assert Invitation.unpack(GIVEN.line() + "\n") == GIVEN
-    assert len(GIVEN.line().split()) == 1
-    content = json.loads(GIVEN.pack())
-    assert (content["kind"], content["run_id"], content["name"]) == ("p2p_diloco invitation", "main", "alice")
-
-
 @pytest.mark.parametrize("key", ["run_id", "addresses", "grant", "seed", "secret"])
 @pytest.mark.parametrize("value", [None, 1, "", "AAA=", ["x"], {}])
 def test_a_changed_invitation_is_refused(key: str, value: object) -> None:

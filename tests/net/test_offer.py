@@ -39,16 +39,6 @@ def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, in
         Offer.unpack(Offer(ports, bytes(KNOCK_BYTES)).pack())
 
 
-@pytest.mark.parametrize("sends", [False, True])
-def test_a_knock_names_its_peer_once(sends: bool) -> None:
-    """Its first use says for which peer it was made and who sends; a second use says nothing."""
-    knocks = Knocks(Clock())
-    a, b = knocks.draw("a", sends=sends), knocks.draw("b", sends=sends)
-    assert knocks.use(b) == ("b", sends)
-    assert knocks.use(a) == ("a", sends)
-    assert [knocks.use(knock) for knock in (a, b, bytes(KNOCK_BYTES), b"")] == [None] * 4
-
-
 def test_a_knock_expires() -> None:
     """While any knock is valid, connections are expected."""
     clock = Clock()

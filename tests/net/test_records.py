@@ -8,12 +8,11 @@ import time
 from typing import Any
 
 import msgpack
-import pytest
 
+from p2p_diloco.net.hivemind_library import DHTRecord
 from p2p_diloco.net.interface import KEY_BYTES_MAX, TTL_S_MAX, VALUE_BYTES_MAX
+from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey
-
-pytestmark = pytest.mark.real  # it imports Hivemind
 
 KEY, OTHER_KEY = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 ME = KEY.peer_id
@@ -23,31 +22,21 @@ VALUE = msgpack.packb(b"1")
 
 def record(name: object, value: bytes = VALUE, until: float = SOON, key: SigningKey = KEY) -> Any:
     """A record as the peer with this key stores it."""
-    from hivemind.dht.validation import DHTRecord
-
-    from p2p_diloco.net.records import SignedRecords
-
     bare = DHTRecord(b"key", msgpack.packb(name), value, until)
     return dataclasses.replace(bare, value=SignedRecords(key).sign_value(bare))
 
 
 def valid(given: Any) -> bool:
     """Whether a peer with another key believes the record."""
-    from p2p_diloco.net.records import SignedRecords
-
     return SignedRecords(OTHER_KEY).validate(given)
 
 
 def owned(name: bytes) -> bytes:
-    from p2p_diloco.net.records import SignedRecords
-
     return SignedRecords(KEY).owned(name)
 
 
 def test_records_are_believed_up_to_their_limits() -> None:
     """Plain ones, owned ones, and both with the longest name, value and life. What is read is what was stored."""
-    from p2p_diloco.net.records import SignedRecords
-
     longest = msgpack.packb(os.urandom(VALUE_BYTES_MAX))
     for name in (b"free", b"n" * KEY_BYTES_MAX, b""):
         for value in (VALUE, longest):
@@ -97,8 +86,6 @@ def test_invalid_records_are_not_believed() -> None:
 
 def test_of_records_with_one_name_the_last_of_the_right_owner_is_read() -> None:
     """A record under a peer's id counts only if that peer owns it, whatever it expires; elsewhere the last one wins."""
-    from p2p_diloco.net.records import SignedRecords, newest_records
-
     theirs = SignedRecords(OTHER_KEY).owned
     found = {
         owned(ME.encode()): (b"mine", SOON),

@@ -35,14 +35,6 @@ def wakes_for(sock: socket.socket) -> int:
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-def test_the_kernel_never_waits_for_bytes_that_may_not_come(ends: tuple[socket.socket, socket.socket]) -> None:
-    """Of the missing bytes one TLS record may be here already; at the end of a payload each byte wakes the process."""
-    tcp = TcpSocket(ends[0])
-    for missing in (10**7, RECORD_BYTES + WAKE_BYTES, RECORD_BYTES + WAKE_BYTES - 1, RECORD_BYTES + 1, 9, 10**6, 0):
-        tcp.wake_for(missing)
-        assert wakes_for(ends[0]) == max(1, min(WAKE_BYTES, missing - RECORD_BYTES))
-
-
 def test_few_bytes_of_a_long_payload_do_not_wake_the_process(ends: tuple[socket.socket, socket.socket]) -> None:
     """The process is woken once `WAKE_BYTES` are there, or at the connection's end."""
     near, far = ends
