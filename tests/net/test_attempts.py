@@ -35,6 +35,14 @@ class Attempts:
             self.cancelled.append(number)
             raise
 
+    async def stubborn(self, number: int) -> str:
+        """The same, with a result in spite of a cancellation."""
+        try:
+            return await self.attempt(number)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "in spite of it"
+
     def first(self) -> Coroutine[Any, Any, str]:
         return first(
             [partial(self.attempt, number) for number in range(len(self.outcomes))],
@@ -125,15 +133,7 @@ async def test_a_failure_can_end_all(clock: ByHand) -> None:
 async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:
     """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
     attempts = Attempts(2)
-
-    async def stubborn() -> str:
-        try:
-            return await attempts.attempt(1)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-            return "in spite of it"
-
-    ways = [partial(attempts.attempt, 0), stubborn]
+    ways = [partial(attempts.attempt, 0), partial(attempts.stubborn, 1)]
     racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append))
     await clock.passes(1.1 * STAGGER_S)
     if in_time:
@@ -151,15 +151,7 @@ async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> 
 async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
     """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
     attempts = Attempts(1)
-
-    async def stubborn() -> str:
-        try:
-            return await attempts.attempt(0)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-            return "in spite of it"
-
-    waiting = asyncio.create_task(within(1.0, stubborn(), discard=attempts.discarded.append))
+    waiting = asyncio.create_task(within(1.0, attempts.stubborn(0), discard=attempts.discarded.append))
     await clock.passes(0.9)
     if how == "cancelled":
         waiting.cancel()

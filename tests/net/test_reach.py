@@ -43,31 +43,28 @@ def nat(why: str | None = "timed out") -> DialBack:
     return DialBack(SEEN_AT_A_ROUTER, {**elsewhere, MAPPED: why})
 
 
-def test_behind_a_router_that_lets_nothing_in_a_peer_is_private() -> None:
-    """The reason names the router's address, the port that was dialled, and what became of the dial."""
-    reach = judged(OWN, nat())
-    assert reach.private
-    assert reach.why == "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"
+def seen_at_its_own(why: str | None) -> DialBack:
+    return DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: why})
 
 
-def test_a_peer_that_listens_on_ip4_alone_is_not_behind_a_router_of_ip6() -> None:
-    """The reason names what it lacks."""
-    answer = DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2"))
-    reach = judged(PUBLIC, answer)
-    assert reach.private
-    assert reach.why == "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there"
-
-
-def test_a_peer_that_is_reached_at_its_own_address_is_public() -> None:
-    """The reason names the address."""
-    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: None}))
-    assert reach == Reach("public", f"other peers dial this peer at {PUBLIC[0]}")
-
-
-def test_a_firewall_makes_a_peer_with_a_public_address_private() -> None:
-    """It is seen at its own address, so no router is blamed."""
-    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: "timed out"}))
-    assert reach == Reach("private", "it is seen at 20.0.0.5; port 40: timed out")
+@pytest.mark.parametrize(
+    ("own", "answer", "kind", "why"),
+    [
+        (OWN, nat(), "private", "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"),
+        (
+            PUBLIC,
+            DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2")),
+            "private",
+            "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there",
+        ),
+        (PUBLIC, seen_at_its_own(None), "public", f"other peers dial this peer at {PUBLIC[0]}"),
+        (PUBLIC, seen_at_its_own("timed out"), "private", "it is seen at 20.0.0.5; port 40: timed out"),
+    ],
+    ids=["a router that lets nothing in", "no address of IPv6", "reached at its own address", "a firewall"],
+)
+def test_a_peer_is_private_unless_it_was_reached(own: list[str], answer: DialBack, kind: str, why: str) -> None:
+    """The reason names the address at which it is seen, the port that was dialled, and what became of the dial."""
+    assert judged(own, answer) == Reach(kind, why)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +91,6 @@ def test_one_peer_that_fails_makes_private() -> None:
     assert together(OWN, [silent, nat(None)]).kind == "mapped"
     assert together(OWN, [silent]) == Reach()
     assert together(OWN, []) == Reach()
-
-
-def test_a_peer_that_listens_nowhere_is_private() -> None:
-    """Before any peer was asked."""
-    assert together([], []).private
-    assert "client_mode" in together([], []).why
 
 
 # -- asking
@@ -193,11 +184,12 @@ async def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None
 
 
 @awaited
-async def test_a_peer_that_listens_nowhere_asks_none() -> None:
+async def test_a_peer_that_listens_nowhere_is_private_and_asks_none() -> None:
     """There is nothing to dial."""
     asker: Any = Asker(addresses=[])
     assert await ask_all(asker, ["other"]) == {}
     assert asker.far == []
+    assert together([], []).private
 
 
 # -- finding out
