@@ -270,24 +270,7 @@ async def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
     await rig.exchange.close()
 
 
-@awaited
-async def test_progress_does_not_extend_a_payloads_deadline() -> None:
-    """A receiver that reports one more byte again and again is given up at the payload's own deadline."""
-    rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
-    with by_hand() as clock:
-        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
-        slow = await rig.dialled()
-        assert await slow.read() == Bulk(b"h", 1000)
-        started, count = clock.now, 0
-        while not sending.done():
-            slow.write(Progress(count := count + 1))
-            await clock.passes(0.03)
-        assert isinstance(sending.exception(), Unreachable)
-        assert 0.3 < clock.now - started < 0.8
-    await rig.exchange.close()
-
-
-@pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
+@pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b""))])
 @pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
 @awaited
 async def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(

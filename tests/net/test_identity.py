@@ -16,27 +16,20 @@ RSA = b"\x08\x00\x12\xa8\x09" + bytes(1192)
 """As libp2p's file of an RSA key begins, and as long as one."""
 
 
-def test_a_new_file_is_private_and_keeps_its_key(tmp_path: Path) -> None:
-    """Only its owner may read it, nothing else is left in its folder, and a later claim finds the same key."""
-    path = tmp_path / "identity"
-    first = IdentityFile.claim(str(path))
-    first.release()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["identity"]
-    second = IdentityFile.claim(str(path))
-    second.release()
-    assert first.key.peer_id == second.key.peer_id == read_key(path).peer_id
-
-
-def test_a_file_is_in_use_by_one_process(tmp_path: Path) -> None:
-    """A second claim is refused until the first is released; a key can be read all the while."""
+def test_a_new_file_is_private_and_in_use_by_one_process(tmp_path: Path) -> None:
+    """Only its owner may read it, and nothing else is left in its folder. A second claim is refused until the first is
+    released, and finds the same key then; a key can be read all the while."""
     path = tmp_path / "identity"
     first = IdentityFile.claim(str(path))
     with pytest.raises(ConfigError, match=r"identity_path=.*in use by another process"):
         IdentityFile.claim(str(path))
     assert read_key(path).peer_id == first.key.peer_id
     first.release()
-    IdentityFile.claim(str(path)).release()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["identity"]
+    second = IdentityFile.claim(str(path))
+    second.release()
+    assert first.key.peer_id == second.key.peer_id
 
 
 def test_a_temporary_file_goes_with_its_peer() -> None:

@@ -62,22 +62,6 @@ def test_an_expired_invitation_makes_no_member() -> None:
         membership(invitation(expires=NOW))
 
 
-def test_a_revoked_grant_is_refused_from_then_on() -> None:
-    """The newest list that the run key signed holds; it can be passed on."""
-    me, first, second = membership(), invitation(), invitation()
-    theirs = membership(first, BOB)
-    assert me.admit(BOB, theirs.chain, NOW)
-    list_1 = KEY.sign_revocations(1, [first.grant.id])
-    assert me.revoke(list_1)
-    with pytest.raises(Stranger):
-        me.admit(BOB, theirs.chain, NOW)
-    assert me.admit(EVE, membership(second, EVE).chain, NOW)
-    assert (me.banned, me.revocations) == (frozenset([first.grant.id]), list_1)
-    assert theirs.revoke(list_1)
-    assert theirs.revoked
-    assert not me.revoked
-
-
 def test_only_a_newer_list_of_this_run_counts() -> None:
     """An older or equal number, another run's list, or another key's signature changes nothing."""
     me = membership()

@@ -18,14 +18,6 @@ from p2p_diloco.net.listener import (
 OFFER = Offer(((4, 1), (6, 65535)), bytes(KNOCK_BYTES))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_an_offer_is_unpacked_as_it_was_packed() -> None:
     """Also with the most ports."""
     for offer in (OFFER, Offer(((4, 80),) * PORTS_MAX, b"k" * KNOCK_BYTES)):
@@ -41,14 +33,14 @@ def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, in
 
 def test_a_knock_expires() -> None:
     """While any knock is valid, connections are expected."""
-    clock = Clock()
-    knocks = Knocks(clock)
+    now = 100.0
+    knocks = Knocks(lambda: now)
     assert not knocks
     early = knocks.draw("a", sends=False)
-    clock.now += KNOCK_LIFE_S - 1
+    now += KNOCK_LIFE_S - 1
     late = knocks.draw("a", sends=False)
     assert knocks
-    clock.now += 2
+    now += 2
     assert knocks.use(early) is None
     assert knocks.use(late) == ("a", False)
     assert not knocks
@@ -56,7 +48,7 @@ def test_a_knock_expires() -> None:
 
 def test_the_number_of_knocks_is_limited() -> None:
     """A peer's newest replaces its own oldest only; beyond the total limit the oldest of all goes."""
-    knocks = Knocks(Clock())
+    knocks = Knocks(lambda: 100.0)
     other = knocks.draw("other", sends=False)
     drawn = [knocks.draw("greedy", sends=False) for _ in range(KNOCKS_PER_PEER_MAX + 1)]
     assert knocks.use(drawn[0]) is None

@@ -123,15 +123,6 @@ def test_a_faster_link_is_noticed(used: float) -> None:
     assert link.shares.link == pytest.approx(30 * MB, rel=0.03)
 
 
-def test_a_low_first_reading_is_corrected_at_once() -> None:
-    """It may have been taken while others used the link, or before TCP's windows were wide: the next one is a probe."""
-    link = Link(6 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
-    link.run(FIRST)
-    link.rate = 12 * MB
-    link.run(SPAN * (1 + math.ceil(math.log(2, LEAP * GAPS))))
-    assert link.shares.link == pytest.approx(12 * MB)
-
-
 @pytest.mark.parametrize("waiting", ["a", "ab"])
 def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> None:
     """What a peer sends now and then must limit neither itself nor another connection."""
