@@ -56,8 +56,6 @@ class Load:
     sync_every: int
     step_s: float
     heartbeat_s: float
-    pace: str
-    overlap: int
 
     def training(self) -> dict[str, object]:
         """Options of every peer."""
@@ -68,9 +66,6 @@ class Load:
             "slice_elements": -(-self.numel // self.slices),
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
-            "pace": self.pace,
-            "overlap_steps": self.overlap,
-            "merge": "rebase",
         }
         return {"params": {"u": [self.numel]}, "step_s": self.step_s, "config": config, "log": "INFO"}
 
@@ -271,8 +266,7 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
-    parser.add_argument("--pace", choices=("steps", "time"), default="steps")
-    parser.add_argument("--overlap", type=int, default=0, help="steps that go on during an exchange")
+
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()

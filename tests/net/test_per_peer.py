@@ -64,21 +64,6 @@ async def payloads(far: Stranger, count: int) -> list[bytes]:
 # -- what goes well
 
 
-@plays(run)
-async def test_many_payloads_go_on_one_stream(start: Start) -> None:
-    """One after the other or at once, in their order and with their own bytes; each way has its own stream."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"1" * LONG, b"1")
-    await a.send("b", b"", b"2")
-    await asyncio.gather(*sent(a, b"3", b"4", b"5", nbytes=LONG))
-    await b.send("a", b"back")
-    got = [(header, payload) for _, header, payload in b.box.got]
-    assert got == [(b"1", b"1" * LONG), (b"2", b""), *((header, header * LONG) for header in (b"3", b"4", b"5"))]
-    assert a.box.got == [("b", b"h", b"back")]
-    assert (a.libp2p_streams, b.libp2p_streams) == (1, 1)
-    assert a.traffic.ways() == {"b": "libp2p"}
-
-
 # -- what breaks
 
 

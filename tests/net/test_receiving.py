@@ -9,7 +9,6 @@ import weakref
 import pytest
 
 from p2p_diloco.net.framing import Accepted, Bulk, Refused, encode
-from p2p_diloco.net.interface import Refusal
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import Start, let_in, run
 from tests.net.gates import LONG, Gate, answers, sent
@@ -33,22 +32,6 @@ async def test_the_next_payload_arrives_while_the_inbox_takes_one(start: Start) 
     assert not down._under_way
     assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
     assert (a.talks, a.libp2p_streams) == (1, 0)
-
-
-@plays(run)
-async def test_a_payload_that_is_too_long_is_refused_after_the_earlier_answers(start: Start) -> None:
-    """It isn't read, and its answer keeps the order."""
-    a, b = start("a"), start("b")
-    gate = Gate(b)
-    b.box.admitted_bytes = 2000
-    before, long, after = sent(a, b"1"), sent(a, b"2", nbytes=3000), sent(a, b"3")
-    await until(lambda: gate.come == [b"1"])
-    await asyncio.sleep(0.1)
-    gate.open.set()
-    with pytest.raises(Refusal, match="at most 2000"):
-        await long[0]
-    await asyncio.gather(*before, *after)
-    assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
 
 
 @plays(run)

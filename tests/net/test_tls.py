@@ -10,30 +10,23 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.net.tcp import TcpSocket
 from p2p_diloco.net.tls import Tls
 from tests.net.members import DAY_S, OTHER_KEY, invitation, key_of, membership, revocation, tls_of
 from tests.net.patience import awaited
+from tests.net.relays import loops as loops
 from tests.net.tls_ends import ALICE, BOB, HandshakeFailed, handshake, sock_of, sockets
 
-
-@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
-def loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs on both event loops: each has TLS of its own."""
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
-    yield
-    asyncio.set_event_loop_policy(None)
+pytestmark = pytest.mark.usefixtures("loops")
 
 
 @contextlib.asynccontextmanager
@@ -229,24 +222,6 @@ async def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told
         for one in (1e6, rate):
             paced_end(near).pace(one)
         assert sock_of(near).getsockopt(socket.SOL_SOCKET, 47) in told
-
-
-@pytest.mark.parametrize("accounts", [OSError("not here"), bytes(104)])
-def test_without_kernel_counts_nothing_is_measured_or_paced(accounts: OSError | bytes) -> None:
-    """The kernel has no such counts or paces, or older and shorter ones."""
-
-    class Old:
-        def getsockopt(self, *_: object) -> bytes:
-            if isinstance(accounts, OSError):
-                raise accounts
-            return accounts
-
-        def setsockopt(self, *_: object) -> None:
-            raise OSError("not here")
-
-    old = TcpSocket(Old())  # type: ignore[arg-type]
-    old.pace(1.0)
-    assert old.took() == (0, 0.0)
 
 
 def paced_end(pipe: Pipe) -> Paced:
