@@ -28,7 +28,7 @@ from p2p_diloco.net.reach import (
 )
 from tests.net.clocks import ByHand, by_hand
 from tests.net.direct_peers import pair
-from tests.net.patience import awaited
+from tests.net.patience import awaited, plays
 
 ME = "QmMe"
 OWN = [f"/ip4/192.168.1.2/tcp/40/p2p/{ME}", f"/ip4/127.0.0.1/tcp/40/p2p/{ME}"]
@@ -210,83 +210,73 @@ class Swarm:
         self.asked += peers
         return {peer: self.answers[peer] for peer in peers if peer in self.answers}
 
-    def finder(self, answers: dict[str, DialBack]) -> ReachFinder:
-        return ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
+    def start(self, answers: dict[str, DialBack]) -> ReachFinder:
+        self.finder = ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
+        return self.finder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[Swarm, ByHand], Awaitable[ReachFinder]]) -> None:
+def run(test: Callable[[Swarm, ByHand], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        with by_hand() as clock:
-            finder = await test(Swarm(monkeypatch), clock)
-            await finder.close()
+        with by_hand() as clock, pytest.MonkeyPatch.context() as patch:
+            swarm = Swarm(patch)
+            await test(swarm, clock)
+            await swarm.finder.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(bounded())
 
 
-def test_newly_linked_peers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_newly_linked_peers_are_asked(swarm: Swarm, clock: ByHand) -> None:
     """Each one once, and not those that have answered at the start. `changed` is called once for a change."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
-        finder = swarm.finder({"seed": nat(None)})
-        assert finder.now.kind == "mapped"
-        assert finder.mapped == [MAPPED]
+    swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
+    finder = swarm.start({"seed": nat(None)})
+    assert finder.now.kind == "mapped"
+    assert finder.mapped == [MAPPED]
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == []
+    swarm.linked.append("a")
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["a"]
+    assert finder.now.private
+    swarm.linked.append("b")
+    for _ in range(3):
         await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == []
-        swarm.linked.append("a")
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["a"]
-        assert finder.now.private
-        swarm.linked.append("b")
-        for _ in range(3):
-            await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["a", "b"]
-        assert [reach.kind for reach in swarm.told] == ["private"]
-        return finder
-
-    run(monkeypatch, test)
+    assert swarm.asked == ["a", "b"]
+    assert [reach.kind for reach in swarm.told] == ["private"]
 
 
-def test_all_are_asked_again_after_a_change_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_all_are_asked_again_after_a_change_of_addresses(swarm: Swarm, clock: ByHand) -> None:
     """The answers before the change don't count any more; a peer that doesn't answer now is asked again later."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked = ["seed", "a"]
-        finder = swarm.finder({"seed": nat(), "a": nat()})
-        assert finder.now.private
-        await clock.passes(0.0)
-        swarm.addresses = PUBLIC
-        swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "a"]
-        assert finder.now.kind == "public"
-        assert finder.mapped == []
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "a"]
-        assert [reach.kind for reach in swarm.told] == ["public"]
-        return finder
-
-    run(monkeypatch, test)
+    swarm.linked = ["seed", "a"]
+    finder = swarm.start({"seed": nat(), "a": nat()})
+    assert finder.now.private
+    await clock.passes(0.0)
+    swarm.addresses = PUBLIC
+    swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "a"]
+    assert finder.now.kind == "public"
+    assert finder.mapped == []
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "a"]
+    assert [reach.kind for reach in swarm.told] == ["public"]
 
 
-def test_all_are_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_all_are_asked_again_after_a_while(swarm: Swarm, clock: ByHand) -> None:
     """Because a router or a firewall may change; without any answer the last ones stay."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked = ["seed"]
-        finder = swarm.finder({"seed": nat()})
-        passed_s = 0.0
-        while not swarm.asked:
-            await clock.passes(LOOK_EVERY_S)
-            passed_s += LOOK_EVERY_S
-        assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
-        assert finder.now.private
-        swarm.answers = {"seed": nat(None)}
-        for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
-            await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "seed"]
-        assert [reach.kind for reach in swarm.told] == ["mapped"]
-        return finder
-
-    run(monkeypatch, test)
+    swarm.linked = ["seed"]
+    finder = swarm.start({"seed": nat()})
+    passed_s = 0.0
+    while not swarm.asked:
+        await clock.passes(LOOK_EVERY_S)
+        passed_s += LOOK_EVERY_S
+    assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
+    assert finder.now.private
+    swarm.answers = {"seed": nat(None)}
+    for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
+        await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "seed"]
+    assert [reach.kind for reach in swarm.told] == ["mapped"]
