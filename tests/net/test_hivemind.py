@@ -51,38 +51,33 @@ async def test_direct_connections_end_with_the_daemon() -> None:
     await b.close()
 
 
-def test_importing_hivemind_leaves_logging_as_it_was() -> None:
-    """No handler on the root logger, level names unchanged; Hivemind's warnings come, through our logger."""
-    code = (
-        "import logging, p2p_diloco.net.hivemind\n"
-        "assert logging.getLogger().handlers == [], logging.getLogger().handlers\n"
-        "assert logging.getLevelName(logging.WARNING) == 'WARNING'\n"
-        "logging.basicConfig(format='%(name)s|%(message)s', level=logging.DEBUG)\n"
-        "logging.getLogger('hivemind.dht.node').warning('careful')\n"
-        "logging.getLogger('hivemind.dht.node').info('chatter')\n"
-        "logging.getLogger('p2p_diloco').setLevel(logging.INFO)\n"
-        "logging.getLogger('hivemind.p2p').error('accept unix x.sock: use of closed network connection')\n"
-    )
+IMPORTS = """
+import _multiprocessing, errno, logging, multiprocessing
+
+class Refused(_multiprocessing.SemLock):
+    def __new__(*_): raise OSError(errno.EROFS, "Read-only file system")
+
+known, _multiprocessing.SemLock = multiprocessing.Lock, Refused
+import p2p_diloco.net.hivemind
+assert multiprocessing.Lock == known
+assert logging.getLogger().handlers == [], logging.getLogger().handlers
+assert logging.getLevelName(logging.WARNING) == "WARNING"
+logging.basicConfig(format="%(name)s|%(message)s", level=logging.DEBUG)
+logging.getLogger("hivemind.dht.node").warning("careful")
+logging.getLogger("hivemind.dht.node").info("chatter")
+logging.getLogger("p2p_diloco").setLevel(logging.INFO)
+logging.getLogger("hivemind.p2p").error("accept unix x.sock: use of closed network connection")
+"""
+
+
+def test_importing_hivemind_leaves_the_process_as_it_was() -> None:
+    """No handler on the root logger, level names unchanged; Hivemind's warnings come, through our logger. It is imported
+    also where no lock of processes can be made, as in a container without /dev/shm; other code still finds the function
+    that it knows."""
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
     )
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind_library|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
     assert "x.sock" not in result.stderr
-
-
-def test_hivemind_is_imported_where_no_lock_of_processes_can_be_made() -> None:
-    """In a container without /dev/shm. Other code still finds the function that it knows."""
-    program = (
-        "import _multiprocessing, errno, multiprocessing\n"
-        "class Refused(_multiprocessing.SemLock):\n"
-        "    def __new__(*_): raise OSError(errno.EROFS, 'Read-only file system')\n"
-        "known, _multiprocessing.SemLock = multiprocessing.Lock, Refused\n"
-        "from p2p_diloco.net.hivemind_library import DHTNode\n"
-        "assert multiprocessing.Lock == known\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
-    )
-    assert ended.returncode == 0, ended.stderr
