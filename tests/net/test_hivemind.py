@@ -71,9 +71,9 @@ logging.getLogger("hivemind.p2p").error("accept unix x.sock: use of closed netwo
 
 
 def test_importing_hivemind_leaves_the_process_as_it_was() -> None:
-    """No handler on the root logger, level names unchanged; Hivemind's warnings come, through our logger. It is imported
-    also where no lock of processes can be made, as in a container without /dev/shm; other code still finds the function
-    that it knows."""
+    """No handler on the root logger, level names unchanged; Hivemind's warnings come, through our logger. No lock of
+    processes is needed, which can't be made in a container without /dev/shm; other code still finds the function that
+    it knows."""
     result = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, env=os.environ | child_path()
     )
