@@ -20,7 +20,7 @@ from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Relay
 from tests.net.clocks import by_hand
 from tests.net.members import tls_of
-from tests.net.patience import plays, until
+from tests.net.patience import awaited, plays, until
 from tests.net.relays import AT_ONCE_S, ECHO, KEYS, World, closed, heard, run
 from tests.net.relays import loops as loops
 
@@ -279,7 +279,8 @@ async def test_a_registration_is_renewed_after_the_relay_s_restart(
     await until(lambda: a.registered)
 
 
-def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seldom at last: a relay may be away for hours, and 2.0 ** 1024 is no number."""
     attempts: list[float] = []
 
@@ -288,16 +289,12 @@ def test_a_registration_is_attempted_for_ever(monkeypatch: pytest.MonkeyPatch) -
         raise Unreachable("away")
 
     monkeypatch.setattr(Circuits, "_registration", fails)
-
-    async def test() -> None:
-        with by_hand() as clock:
-            circuits = Circuits(World().daemon(A), tls_of(KEYS[0]))
-            circuits.register(["/ip4/127.0.0.1/tcp/1/p2p/away"])
-            for _ in range(1100):
-                await clock.passes(module.PING_S)
-            await circuits.close()
-
-    asyncio.run(test())
+    with by_hand() as clock:
+        circuits = Circuits(World().daemon(A), tls_of(KEYS[0]))
+        circuits.register(["/ip4/127.0.0.1/tcp/1/p2p/away"])
+        for _ in range(1100):
+            await clock.passes(module.PING_S)
+        await circuits.close()
     assert len(attempts) >= 1099
     assert attempts[1] - attempts[0] >= module.REGISTER_AGAIN_S
 

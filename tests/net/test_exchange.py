@@ -391,27 +391,24 @@ async def test_payloads_under_way_are_limited_in_number() -> None:
     await rig.exchange.close()
 
 
-def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+@awaited
+async def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A peer that sends refused messages again and again doesn't fill the log."""
+    caplog.set_level("INFO")
+    rig = Rig()
 
-    async def test() -> None:
-        rig = Rig()
+    async def refuse(sender: str, header: bytes, payload: memoryview | None) -> None:
+        raise Refusal("not today")
 
-        async def refuse(sender: str, header: bytes, payload: memoryview | None) -> None:
-            raise Refusal("not today")
-
-        rig.box.deliver = refuse  # type: ignore[method-assign]
-        for peer in ("one", "other"):
-            stranger = await rig.stranger(peer)
-            for _ in range(5):
-                stranger.write(Message(b"again"))
-                assert isinstance(await stranger.read(), Refused)
-            stranger.writer.close()
-        assert rig.traffic.refused == 10
-        await rig.exchange.close()
-
-    with caplog.at_level("INFO"):
-        asyncio.run(test())
+    rig.box.deliver = refuse  # type: ignore[method-assign]
+    for peer in ("one", "other"):
+        stranger = await rig.stranger(peer)
+        for _ in range(5):
+            stranger.write(Message(b"again"))
+            assert isinstance(await stranger.read(), Refused)
+        stranger.writer.close()
+    assert rig.traffic.refused == 10
+    await rig.exchange.close()
     assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]
 
 

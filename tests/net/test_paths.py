@@ -211,7 +211,10 @@ async def test_what_is_remembered_is_bounded(start: Start, clock: ByHand) -> Non
     assert str(REMEMBERED_MAX + 9) in paths._relayed_until
 
 
-def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
+    start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The daemon would open streams on the dead connection at once, and nothing would pass."""
     answering: list[bool] = [False, False, True]
 
@@ -219,29 +222,25 @@ def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pyte
         return answering.pop(0)
 
     monkeypatch.setattr(paths, "answers", answers)
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
-        await clock.passes(0.01)
-        stream = sides.succeed(sides.relayed[0], RELAYED)
-        assert await dial == (stream, RELAYED)
-        again = sides.dial()
-        await clock.passes(0.01)
-        sides.succeed(sides.relayed[1], RELAYED)
-        await again
-        assert sides.direct == []
-        for _ in range(4):
-            await clock.passes(paths.LOOK_EVERY_S)
-        assert answering == []
-        healed = sides.dial()
-        await clock.passes(0.01)
-        assert len(sides.direct) == 1
-        sides.succeed(sides.direct[0], DIRECTLY)
-        await healed
-        await sides.paths.close()
-
-    run(test)
+    sides = start()
+    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+    await clock.passes(0.01)
+    stream = sides.succeed(sides.relayed[0], RELAYED)
+    assert await dial == (stream, RELAYED)
+    again = sides.dial()
+    await clock.passes(0.01)
+    sides.succeed(sides.relayed[1], RELAYED)
+    await again
+    assert sides.direct == []
+    for _ in range(4):
+        await clock.passes(paths.LOOK_EVERY_S)
+    assert answering == []
+    healed = sides.dial()
+    await clock.passes(0.01)
+    assert len(sides.direct) == 1
+    sides.succeed(sides.direct[0], DIRECTLY)
+    await healed
+    await sides.paths.close()
 
 
 @plays(run, 2)

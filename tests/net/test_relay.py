@@ -224,7 +224,10 @@ async def test_a_flood_of_pings_takes_no_memory(world: World, monkeypatch: pytes
 # -- dialling back
 
 
-def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others are refused at once; afterwards there is room again."""
     monkeypatch.setattr(module, "CHECKS_MAX", 1)
     monkeypatch.setattr(module, "CHECKS_WAITING_MAX", 2)
@@ -236,27 +239,24 @@ def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: py
         return dict.fromkeys(addresses)
 
     monkeypatch.setattr(module, "dial_back", dial_back)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        first = await request(world, "a", check=["x", 7])
-        second = await request(world, "b", check=[])
-        await until(lambda: len(relay._checked) == 2)
-        busy = Refused("this peer dials too many others back already")
-        for asker in ("a", "c"):
-            assert await answer((await request(world, asker, check=[]))[1]) == busy
-        assert dialled == ["a"]
-        leave.set()
-        told = await answer(first[1])
-        assert isinstance(told, Message)
-        assert msgpack.unpackb(told.header) == {"seen": "/ip4/127.0.0.1/tcp/4001", "reached": {"x": None}}
-        assert isinstance(await answer(second[1]), Message)
-        assert isinstance(await answer((await request(world, "c", check=[]))[1]), Message)
-
-    run(test)
+    relay = await world.relay()
+    first = await request(world, "a", check=["x", 7])
+    second = await request(world, "b", check=[])
+    await until(lambda: len(relay._checked) == 2)
+    busy = Refused("this peer dials too many others back already")
+    for asker in ("a", "c"):
+        assert await answer((await request(world, asker, check=[]))[1]) == busy
+    assert dialled == ["a"]
+    leave.set()
+    told = await answer(first[1])
+    assert isinstance(told, Message)
+    assert msgpack.unpackb(told.header) == {"seen": "/ip4/127.0.0.1/tcp/4001", "reached": {"x": None}}
+    assert isinstance(await answer(second[1]), Message)
+    assert isinstance(await answer((await request(world, "c", check=[]))[1]), Message)
 
 
-def test_a_relay_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_relay_ends_in_bounded_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is under way, and even if a dial back doesn't let itself be cancelled."""
     monkeypatch.setattr(module, "CLOSE_S", 0.3)
     over = asyncio.Event()
@@ -270,18 +270,14 @@ def test_a_relay_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setattr(module, "dial_back", stubborn)
-
-    async def test(world: World) -> None:
-        relay = await world.relay()
-        here, there = await joined(world)
-        await registered(world, relay, "c")
-        await request(world, "d", check=[])
-        await until(lambda: relay._checked)
-        began = time.monotonic()
-        await relay.close()
-        assert time.monotonic() - began < AT_ONCE_S
-        await until(lambda: here.ended and there.ended)
-        over.set()
-        await until(lambda: not relay._tasks)
-
-    run(test)
+    relay = await world.relay()
+    here, there = await joined(world)
+    await registered(world, relay, "c")
+    await request(world, "d", check=[])
+    await until(lambda: relay._checked)
+    began = time.monotonic()
+    await relay.close()
+    assert time.monotonic() - began < AT_ONCE_S
+    await until(lambda: here.ended and there.ended)
+    over.set()
+    await until(lambda: not relay._tasks)
