@@ -71,6 +71,14 @@ def test_the_slower_direction_counts() -> None:
     assert fast.rate == FAST
 
 
+def test_a_single_high_reading_does_not_count() -> None:
+    """The system's clock may have jumped."""
+    meter = Meter()
+    now = send(meter, 0.0, 5.0, 2 * MB)
+    send(meter, now, 1.0, 50 * MB)
+    assert meter.rate == pytest.approx(2 * MB, rel=1e-3)
+
+
 def test_the_told_bandwidth_ignores_small_changes() -> None:
     """The bandwidth is announced once it is known, and later only if it clearly differs."""
     assert steady(0.0, 1234567.0) == 1.23e6

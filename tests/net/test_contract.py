@@ -195,35 +195,26 @@ async def test_messages_keep_their_order(company: Company) -> None:
 
 @shared
 async def test_a_refusal_comes_back_with_its_reason(company: Company) -> None:
-    """The receiver's reason reaches the sender, with and without a payload; what follows is taken as
-    before."""
+    """The receiver's reason reaches the sender, with and without a payload; a fault in the receiver's own code gives
+    nothing away. What follows is taken as before."""
     (a, _), (b, inbox), _ = company.peers
     before = company.refused(b, a)
-    for payload in (None, memoryview(b"x" * 100)):
-        with pytest.raises(Refusal) as refused:
-            await a.send(b.peer_id, b"no thanks", payload)
-        assert refused.value.reason == "not today: no thanks"
-    await a.send(b.peer_id, b"yes")
-    assert inbox.headers == [b"yes"]
-    assert company.refused(b, a) - before == 2
-
-
-@shared
-async def test_an_inbox_that_fails_refuses(company: Company) -> None:
-    """A fault in the receiver's own code is answered as a refusal that gives nothing away; the link goes
-    on."""
-    (a, _), (b, inbox), _ = company.peers
 
     async def fail(header: bytes) -> None:
         if header == b"bad":
             raise KeyError("a secret")
 
     inbox.on_deliver = fail
-    with pytest.raises(Refusal) as refused:
-        await a.send(b.peer_id, b"bad")
-    assert "secret" not in refused.value.reason
-    await a.send(b.peer_id, b"good")
-    assert inbox.headers == [b"good"]
+    for payload in (None, memoryview(b"x" * 100)):
+        with pytest.raises(Refusal) as refused:
+            await a.send(b.peer_id, b"no thanks", payload)
+        assert refused.value.reason == "not today: no thanks"
+        with pytest.raises(Refusal) as refused:
+            await a.send(b.peer_id, b"bad", payload)
+        assert "secret" not in refused.value.reason
+    await a.send(b.peer_id, b"yes")
+    assert inbox.headers == [b"yes"]
+    assert company.refused(b, a) - before == 4
 
 
 @shared
