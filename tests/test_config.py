@@ -247,6 +247,7 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"stop_after_epochs": 20, "outer_momentum": 0.5}, 0),
         ({"stop_after_epochs": 20, "outer_optimizer": "Adam"}, 0),
         ({"stop_after_epochs": 9, "mode": "async", "dn_buffer_size": 3}, 0),
+        ({"sync_every": 20, "overlap_steps": 20}, 1),
         ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 5}, 0),
         ({"codec": "topk"}, 1),
         ({"mode": "async"}, 0),

@@ -69,17 +69,6 @@ async def test_the_daemons_death_is_reported(number: signal.Signals, caplog: pyt
 
 
 @awaited
-async def test_closing_ends_the_daemon() -> None:
-    """No process is left after `close`, and `on_daemon_death` isn't called for an end that was asked for."""
-    reasons: list[str] = []
-    transport = await join(on_daemon_death=reasons.append)
-    daemon = transport._dht.daemon.p2p._child.pid
-    await transport.close()
-    assert gone(daemon)
-    assert reasons == []
-
-
-@awaited
 async def test_a_dead_peer_is_recognised_while_the_daemon_does_not_dial() -> None:
     """After a failed dial, e.g. by the DHT, the daemon makes no other for 5 s and doesn't tell the result. A plain
     connection then tells whether a process listens there, and a living peer is not taken for a dead one."""
@@ -123,11 +112,15 @@ async def test_a_dead_peer_is_recognised_while_the_daemon_does_not_dial() -> Non
 
 @awaited
 async def test_announced_addresses_replace_the_daemons() -> None:
-    """Behind a forwarded port other peers are told the outer address; one without a port is an error."""
-    outer = "/ip4/203.0.113.5/tcp/31337"
-    transport = await join(announce_maddrs=[outer])
+    """Behind a forwarded port other peers are told the outer address; one without a port is an error. After `close` no
+    process is left, and `on_daemon_death` isn't called for an end that was asked for."""
+    outer, reasons = "/ip4/203.0.113.5/tcp/31337", list[str]()
+    transport = await join(announce_maddrs=[outer], on_daemon_death=reasons.append)
+    daemon = transport._dht.daemon.p2p._child.pid
     assert transport.addresses() == [f"{outer}/p2p/{transport.peer_id}"]
     await transport.close()
+    assert gone(daemon)
+    assert reasons == []
     with pytest.raises(ConfigError, match="port 0"):
         await join(announce_maddrs=["/ip4/203.0.113.5/tcp/0"])
 

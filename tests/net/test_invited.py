@@ -50,11 +50,17 @@ def key(folder: Path) -> RunKey:
 
 
 def test_an_invitation_names_the_run_and_its_addresses(key: RunKey) -> None:
-    """So that `--invite` is all that a peer needs; given addresses come first."""
+    """So that `--invite` is all that a peer needs: its file, or its one line, as an environment variable holds it.
+    Given addresses come first; another run than the invitation's is an error, which names both."""
     local = with_invitation(PeerConfig(invite="r.invite"))
     assert (local.run_id, local.initial_peers) == ("r", (FAR,))
     assert with_invitation(PeerConfig(invite="r.invite", initial_peers=(FAR_TOO,))).initial_peers == (FAR_TOO,)
     assert with_invitation(local) == local
+    line = read_invitation(local).line()
+    assert read_invitation(PeerConfig(invite=line)) == read_invitation(local)
+    assert with_invitation(PeerConfig(invite=line)).run_id == "r"
+    with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
+        with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
 
 def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path) -> None:
@@ -65,19 +71,6 @@ def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path) ->
     assert with_invitation(PeerConfig(invite="alice.invite")).name == "alice"
     assert with_invitation(PeerConfig(invite="alice.invite", name="al")).name == "al"
     assert with_invitation(PeerConfig(invite="r.invite")).name is None
-
-
-def test_an_invitation_may_be_one_line(key: RunKey) -> None:
-    """As an environment variable holds it."""
-    line = read_invitation(PeerConfig(invite="r.invite")).line()
-    assert read_invitation(PeerConfig(invite=line)) == read_invitation(PeerConfig(invite="r.invite"))
-    assert with_invitation(PeerConfig(invite=line)).run_id == "r"
-
-
-def test_an_invitation_to_another_run_is_refused(key: RunKey) -> None:
-    """The error names both runs."""
-    with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
-        with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
 
 def test_an_invitation_in_this_folder_is_used(key: RunKey) -> None:
