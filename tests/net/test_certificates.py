@@ -217,10 +217,8 @@ def leaf_in_tls(folder: Path, shown: bytes, key: Ed25519PrivateKey, shows: int) 
         one, shown = split(shown)
         above = ssl.DER_cert_to_PEM_cert(one).encode() + above
     (folder / "chain").write_bytes(pem + above)
-    other, own = (
-        ssl.SSLContext(shows),
-        tls_of(key_of("bob"), Invitation("r", (), *KEY.grant("worker", "bob", 4e9), b"")),
-    )
+    own = tls_of(key_of("bob"), Invitation("r", (), *KEY.grant("worker", "bob", 4e9), b""))
+    other = ssl.SSLContext(shows)
     other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
     other.load_cert_chain(folder / "chain")
     honest = own._client if shows == ssl.PROTOCOL_TLS_SERVER else own._server
