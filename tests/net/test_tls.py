@@ -179,7 +179,7 @@ async def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
     async with ends() as (near, far):
         sock = sock_of(near)
-        near.write(bytes(16 << 20))
+        near.write(bytes(32 << 20))
         near.close()
         await asyncio.sleep(0.1)
         assert sock.fileno() >= 0
