@@ -54,7 +54,7 @@ def test_an_id_of_the_right_form_must_be_that_of_an_ed25519_key() -> None:
 
 
 STRANGE = st.one_of(
-    st.text(),
+    st.text("12D3KooW0Il é\n\0\U0001f600"),
     st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", min_size=44, max_size=44).map(
         "12D3KooW".__add__
     ),
