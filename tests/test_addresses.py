@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from p2p_diloco.addresses import (
@@ -32,7 +29,6 @@ RSA_ID = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
         f"/ip6/::1/tcp/1/p2p/{ID}",
         f"/dns4/seed.example.org/tcp/443/wss/p2p/{ID}",
         f"/dns/localhost/tcp/443/ipfs/{RSA_ID}",
-        f"/ip4/10.0.0.1/udp/4001/quic-v1/p2p/{ID}",
         f"/ip4/10.0.0.1/tcp/4001/p2p/{ID}/p2p-circuit/p2p/{RSA_ID}",
         f"/dnsaddr/bootstrap.example.org/p2p/{ID}",
         f"/dns4/my_host/tcp/31337/p2p/{ID}",
@@ -51,20 +47,15 @@ def test_dialable_addresses_are_accepted(address: str) -> None:
         ("localhost:31337", "/dns4/localhost/tcp/31337/p2p/"),
         ("[::1]:31337", "/ip6/::1/tcp/31337/p2p/"),
         ("--run-id", "is a flag, not an address"),
-        ("http://example.org", "is no multiaddr"),
         ("/", "names no host"),
         ("/ip4", "ends after /ip4"),
         (f"/ip4/127.0.0.1/p2p/{ID}", "names no port"),
         ("/ip4/127.0.0.1/tcp/31337", "names no peer"),
         (f"/ip4/300.0.0.1/tcp/31337/p2p/{ID}", "unreadable /ip4/300.0.0.1"),
-        (f"/ip4/::1/tcp/31337/p2p/{ID}", "unreadable /ip4/::1"),
         (f"/ip4/127.0.0.1/tcp/65536/p2p/{ID}", "unreadable /tcp/65536"),
-        (f"/ip4/127.0.0.1/tcp/x/p2p/{ID}", "unreadable /tcp/x"),
         (f"/ip4/127.0.0.1/tcp/0/p2p/{ID}", "has port 0"),
         (f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:-1]}", "unreadable /p2p"),
-        (f"/ip4/127.0.0.1/tcp/1/p2p/{ID.replace('K', '0')}", "unreadable /p2p"),
         (f"/tcp/1/p2p/{ID}", "names no host"),
-        (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "names no port"),
         (f"/ip4/127.0.0.1/tpc/1/p2p/{ID}", "unknown part 'tpc'"),
         (f"/ip6zone/eth0/ip6/fe80::1/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
         (f"/ip6/fe80::1%eth0/tcp/1/p2p/{ID}", "has a zone, which means another link on each machine; give an"),
@@ -127,15 +118,6 @@ def test_an_address_has_one_form(text: str, form: str) -> None:
     assert peer_of(canonical(text)) == ID
 
 
-@pytest.mark.parametrize("text", ["203.0.113.5:31337", "--run-id", GOOD[:-10], "hello", ""])
-def test_an_invalid_address_is_refused(text: str) -> None:
-    """Before anything is dialled; the error shows the text that the user wrote."""
-    with pytest.raises(AddressError) as error:
-        canonical(text)
-    assert (error.value.key, error.value.value) == ("initial_peers", text)
-    assert error.value.mend
-
-
 def test_a_peer_listens_where_its_initial_peers_are() -> None:
     """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is elsewhere, by IPv6 too
     if the machine has it."""
@@ -145,13 +127,3 @@ def test_a_peer_listens_where_its_initial_peers_are() -> None:
         assert listen_for([loopback, loopback6], ip6=ip6) == ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
     assert listen_for([loopback, GOOD], ip6=False) == ["/ip4/0.0.0.0/tcp/0"]
     assert listen_for([GOOD], ip6=True) == ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
-
-
-def test_reading_addresses_loads_nothing_heavy() -> None:
-    """A command that is about to say that an address is wrong need not load torch first."""
-    code = (
-        "import sys; from p2p_diloco.addresses import canonical; "
-        "bad = {'torch', 'hivemind', 'multiaddr'} & set(sys.modules); sys.exit(repr(bad) if bad else 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr

@@ -21,24 +21,6 @@ from p2p_diloco.errors import AddressError, ConfigError, Refused
 ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    """The defaults are public: a change of one changes every new run."""
-    assert RunConfig().model_dump() == {
-        "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
-        "fragment_layout": "contiguous", "slice_elements": None, "overlap_steps": 0, "merge": "mix",
-        "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
-        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9,
-        "outer": "auto", "nesterov": True,
-        "weighting": "steps", "aggregation": "clip", "step_limit": 1.25, "audit_rate": 0.03,
-        "buffers": "average", "min_peers": 1,
-        "start_peers": 1,
-        "round_timeout": 600.0, "pause_timeout": 60.0,
-        "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
-        "dn_variant": "paper", "dylu": False, "async_grace": 0.0, "max_staleness": None, "carry_rounds": 2,
-        "stop_after_epochs": None, "stop_after_samples": None,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("model", [RunConfig, PeerConfig])
 def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) -> None:
     """Flags and help are made from the descriptions, so none may be missing."""
@@ -49,35 +31,22 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
     ("values", "key", "wrong"),
     [
         ({"sync_every": 0}, "sync_every", "must be at least 1"),
-        ({"sync_every": -5}, "sync_every", "must be at least 1"),
         ({"sync_every": 1.5}, "sync_every", "is not a whole number"),
-        ({"sync_every": "many"}, "sync_every", "is not a whole number"),
         ({"sync_every": True}, "sync_every", "is not a whole number"),
         ({"sync_every": torch.ones(2)}, "sync_every", "is not a whole number"),
         ({"sync_every": np.float64(1.5)}, "sync_every", "is not a whole number"),
         ({"outer_lr": True}, "outer_lr", "is not a number"),
         ({"sync_every": 2, "num_fragments": 3}, "sync_every", "is less than num_fragments=3"),
-        ({"num_fragments": 0}, "num_fragments", "must be at least 1"),
         ({"codec": "zip"}, "codec", "is not known"),
-        ({"reply_codec": "zip"}, "reply_codec", "is not known"),
         ({"reply_codec": "topk"}, "reply_codec", "leaves most of an averaged result out"),
         ({"rounding": "stochastic", "codec": "int8"}, "rounding", "is for codec=bf16, and codec is int8"),
-        ({"rounding": "stochastic", "codec": "fp32"}, "rounding", "is for codec=bf16, and codec is fp32"),
-        ({"rounding": "up"}, "rounding", "is not known"),
-        ({"step_limit": -1.0}, "step_limit", "must be at least 0"),
         ({"step_limit": 0.5}, "step_limit", "would cut means of the usual length"),
         ({"step_limit": float("inf")}, "step_limit", "is not a finite number"),
         ({"outer_lr": -0.1}, "outer_lr", "must be at least 0"),
-        ({"outer_lr": float("nan")}, "outer_lr", "is not a finite number"),
-        ({"outer_lr": float("inf")}, "outer_lr", "is not a finite number"),
         ({"outer_momentum": 1.0}, "outer_momentum", "must be less than 1"),
-        ({"start_peers": 0}, "start_peers", "must be at least 1"),
-        ({"min_peers": 0}, "min_peers", "must be at least 1"),
         ({"round_timeout": 0}, "round_timeout", "must be more than 0"),
-        ({"round_timeout": float("inf")}, "round_timeout", "is not a finite number"),
         ({"heartbeat_timeout": 0.5}, "heartbeat_timeout", "leaves no time for a probe"),
         ({"heartbeat_timeout": 0}, "heartbeat_timeout", "would switch off the detection of dead peers"),
-        ({"heartbeat_interval": 0}, "heartbeat_interval", "would switch off the detection of dead peers"),
         ({"merge_alpha": 1.1}, "merge_alpha", "must be at most 1"),
         ({"merge_alpha": 0.5, "merge": "rebase"}, "merge_alpha", "no meaning for merge=rebase"),
         ({"sync_every": 6, "num_fragments": 2, "overlap_steps": 4}, "overlap_steps", "more than the 3 steps between"),
@@ -85,8 +54,6 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"outer_options": "{"}, "outer_options", "is not JSON"),
         ({"outer_options": "[" * 10**6}, "outer_options", "is not JSON"),
         ({"sync_evry": 5}, "sync_evry", "is not a setting; did you mean sync_every?"),
-        ({"stop_after_epochs": 0}, "stop_after_epochs", "must be at least 1"),
-        ({"pace": "speed"}, "pace", "is not known"),
         ({"outer_optimizer": lambda params: None}, "outer_optimizer", "has no name by which the other peers"),
     ],
 )
@@ -109,20 +76,11 @@ def test_a_class_of_outer_optimizers_is_named_as_others_can_import_it() -> None:
     ("values", "key", "wrong"),
     [
         ({"successors": 2}, "successors", "is for mode=async, and mode is sync"),
-        ({"dn_buffer_size": 2}, "dn_buffer_size", "is for mode=async"),
-        ({"dn_variant": "buffered"}, "dn_variant", "is for mode=async"),
-        ({"dylu": True}, "dylu", "is for mode=async"),
-        ({"async_grace": 1.0}, "async_grace", "is for mode=async"),
-        ({"max_staleness": 3}, "max_staleness", "is for mode=async"),
         ({"mode": "async", "round_timeout": 9}, "round_timeout", "is for mode=sync, and mode is async"),
-        ({"mode": "async", "carry_rounds": 3}, "carry_rounds", "is for mode=sync"),
-        ({"mode": "async", "pace": "time"}, "pace", "is for mode=sync"),
         ({"mode": "async", "weighting": "samples"}, "weighting", "each submission counts one"),
         ({"mode": "async", "dn_buffer_size": 2, "nesterov": False}, "dn_buffer_size", "sgd with nesterov"),
         ({"mode": "async", "dn_buffer_size": 2, "outer_optimizer": "Adam"}, "dn_buffer_size", "sgd with nesterov"),
         ({"mode": "async", "dn_variant": "buffered"}, "dn_variant", "needs a buffer of 2 or more"),
-        ({"mode": "async", "dn_buffer_size": -1}, "dn_buffer_size", "must be at least 0"),
-        ({"mode": "async", "max_staleness": -1}, "max_staleness", "must be at least 0"),
     ],
     ids=str,
 )
@@ -154,12 +112,6 @@ def test_given_has_the_fields_that_were_set() -> None:
     """A default that was written out counts as given; one that was not written does not."""
     assert RunConfig().given == {}
     assert RunConfig(sync_every=500, nesterov=False).given == {"sync_every": 500, "nesterov": False}
-
-
-def test_settings_are_frozen() -> None:
-    """Settings that all peers have agreed on can't be changed."""
-    with pytest.raises(Exception, match="frozen"):
-        RunConfig().sync_every = 3  # type: ignore[misc]
 
 
 runs = st.builds(
@@ -237,16 +189,11 @@ def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
     ("values", "key", "kind"),
     [
         ({"initial_peers": ["127.0.0.1:80"]}, "initial_peers", AddressError),
-        ({"host_maddrs": [ADDRESS]}, "host_maddrs", AddressError),
         ({"announce_maddrs": ["x"]}, "announce_maddrs", AddressError),
         ({"run_id": "a b"}, "run_id", ConfigError),
-        ({"run_id": ""}, "run_id", ConfigError),
         ({"name": "x" * 65}, "name", ConfigError),
-        ({"role": "boss"}, "role", ConfigError),
         ({"wait_timeout": 0}, "wait_timeout", ConfigError),
         ({"new_generation": True}, "new_generation", ConfigError),
-        ({"keep": 0}, "keep", ConfigError),
-        ({"role": "chief"}, "role", ConfigError),
     ],
 )
 def test_a_bad_peer_config_is_one_sentence(values: dict[str, Any], key: str, kind: type[Exception]) -> None:
@@ -294,9 +241,7 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"sync_every": 20, "overlap_steps": 5}, 0),
         ({"sync_every": 20, "overlap_steps": 6}, 1),
         ({"sync_every": 20, "overlap_steps": 19, "outer_momentum": 0.5}, 0),
-        ({"stop_after_epochs": 50}, 0),
         ({"stop_after_epochs": 49, "outer": "fixed"}, 1),
-        ({"stop_after_epochs": 20}, 0),
         ({"stop_after_epochs": 19}, 1),
         ({"stop_after_epochs": 19, "outer_momentum": 0.9}, 2),
         ({"stop_after_epochs": 20, "outer_momentum": 0.5}, 0),
@@ -307,9 +252,7 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"codec": "topk"}, 1),
         ({"mode": "async"}, 0),
         ({"mode": "async", "outer": "fixed"}, 1),
-        ({"mode": "async", "dn_buffer_size": 3}, 0),
         ({"mode": "async", "outer_momentum": 0.5}, 0),
-        ({"mode": "async", "outer_optimizer": "Adam"}, 0),
     ],
     ids=str,
 )

@@ -9,13 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from p2p_diloco.interrupts import ENDING, UNWINDING, Interrupts, unwound_by_signals
-
-each = pytest.mark.parametrize("number", ENDING)
+from p2p_diloco.interrupts import ENDING, Interrupts, unwound_by_signals
 
 SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
 """A module that receives a signal while it is loaded."""
@@ -55,30 +54,25 @@ def struck(work: Callable[[], None]) -> list[int]:
     return interrupts.received
 
 
-@each
+@pytest.mark.parametrize("number", ENDING)
 def test_a_signal_strikes_with_its_number(number: signal.Signals) -> None:
     assert struck(lambda: os.kill(os.getpid(), number)) == [number]
 
 
-@each
-def test_a_signal_waits_until_a_module_is_loaded(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_waits_until_a_module_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import system may take any exception for a missing module. Two signals of one kind take effect once."""
-    name = f"signalled_{int(number)}"
-    again = f"import time\ntime.sleep(0.2)\nos.kill(os.getpid(), {int(number)})"
-    (tmp_path / f"{name}.py").write_text(SIGNALLED.format(number=int(number), then=again))
+    again = "import time\ntime.sleep(0.2)\nos.kill(os.getpid(), 15)"
+    (tmp_path / "signalled.py").write_text(SIGNALLED.format(number=15, then=again))
     monkeypatch.syspath_prepend(tmp_path)
     loaded = []
-    assert struck(lambda: loaded.append(__import__(name))) == [number]
+    assert struck(lambda: loaded.append(__import__("signalled"))) == [signal.SIGTERM]
     assert loaded[0].whole
 
 
-@each
-def test_a_signal_waits_until_a_text_is_executed(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_waits_until_a_text_is_executed(tmp_path: Path) -> None:
     """Python would remember the signal, and end a module run as a program by SIGINT, with any exit status."""
     code = "from p2p_diloco.interrupts import Interrupts\nimport os, sys, time\ntry:\n    with Interrupts():\n        "
-    code += f"exec('os.kill(os.getpid(), {int(number)})\\nmade = 1')\n        assert made\n        time.sleep(10)\n"
+    code += "exec('os.kill(os.getpid(), 2)\\nmade = 1')\n        assert made\n        time.sleep(10)\n"
     code += "except KeyboardInterrupt:\n    sys.exit(77)\n"
     (tmp_path / "executing.py").write_text(code)
     command = [sys.executable, "-m", "executing"]
@@ -93,21 +87,18 @@ def test_an_imported_script_can_be_interrupted(tmp_path: Path, monkeypatch: pyte
     assert __import__("imported_script").struck
 
 
-@each
-def test_a_signal_swallowed_by_a_finaliser_is_raised_again(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_swallowed_by_a_finaliser_is_raised_again(capsys: pytest.CaptureFixture[str]) -> None:
     """Python drops what a finaliser raises and prints it, though the signal has nothing to do with the finaliser."""
 
     class Finalised:
         def __del__(self) -> None:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
 
     def drop() -> None:
         Finalised()
 
-    assert struck(drop) == [number]
+    assert struck(drop) == [signal.SIGTERM]
     assert "KeyboardInterrupt" not in capsys.readouterr().err
 
 
@@ -138,12 +129,13 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_in_another_thread_nothing_changes() -> None:
+@pytest.mark.parametrize("context", [Interrupts, unwound_by_signals])
+def test_in_another_thread_nothing_changes(context: Callable[[], AbstractContextManager[object]]) -> None:
     """Only the main thread handles signals."""
     seen: list[object] = []
 
     def work() -> None:
-        with Interrupts():
+        with context():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
@@ -152,8 +144,7 @@ def test_in_another_thread_nothing_changes() -> None:
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
-@each
-@pytest.mark.parametrize("module", ["typer.py", "hivemind/dht.py"])
+@pytest.mark.parametrize(("number", "module"), [(signal.SIGINT, "typer.py"), (signal.SIGTERM, "hivemind/dht.py")])
 def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, module: str, tmp_path: Path) -> None:
     """With 128 and the signal's number, without output: it holds no resources yet."""
     then = "import time\ntime.sleep(60)"
@@ -200,16 +191,15 @@ with unwound_by_signals():
 """
 
 
-@pytest.mark.parametrize("number", UNWINDING)
-def test_a_signal_unwinds_a_program_once(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "times", "status"), [(1, 1, 129), (15, 2, 143), (15, 3, -15)])
+def test_a_signal_unwinds_a_program_once(number: int, times: int, status: int) -> None:
     """The program leaves its blocks, and ends with the status of the signal, also if it gets the signal twice, as from
     a terminal and from `join`. A later one ends it at once. A forked child ends by the signal."""
-    for again, status in (([], 128 + number), ([number], 128 + number), ([number, number], -number)):
-        command = [sys.executable, "-c", UNWOUND, *(str(int(one)) for one in (number, *again))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        went_on = ["went on"] * min(1, len(again))
-        assert done.stdout.split("\n")[:-1] == [str(-signal.SIGTERM), "left in order", *went_on]
-        assert done.returncode == status
+    command = [sys.executable, "-c", UNWOUND, *[str(number)] * times]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    went_on = ["went on"] * min(1, times - 1)
+    assert done.stdout.split("\n")[:-1] == [str(-signal.SIGTERM), "left in order", *went_on]
+    assert done.returncode == status
 
 
 def test_who_handles_sigterm_goes_on_doing_so() -> None:
@@ -230,16 +220,3 @@ def test_who_handles_sigterm_goes_on_doing_so() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_another_thread_leaves_signals_alone() -> None:
-    found: list[object] = []
-
-    def enter() -> None:
-        with unwound_by_signals():
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join(10)
-    assert found == [signal.getsignal(signal.SIGTERM)]

@@ -54,27 +54,18 @@ def test_flags_as_people_write_them() -> None:
     [
         (["--peers", "1"], "--peers"),
         (["--parameters", "many"], "--parameters"),
-        (["--parameters", "0"], "--parameters"),
         (["--fragments", "0"], "--fragments"),
         (["--fragments", "30", "--parameters", "20"], "--parameters"),
-        (["--rounds", "0"], "--rounds"),
         (["--link", "fast"], "--link"),
-        (["--link", "0mbit"], "--link"),
         (["--link", "10mbit,20mbit,30mbit"], "--link"),
-        (["--link", "10mbit,"], "--link"),
-        (["--link", "10mbit:"], "--link"),
         (["--link", "10mbit:100"], "--link"),
-        (["--link", "10mbit:0ms"], "--link"),
         (["--link", "10mbit:100ms,10mbit"], "--link"),
         (["--link", "10mbit:100ms:0.4"], "--link"),
-        (["--link", "10mbit:100ms:50%"], "--link"),
-        (["--link", "10mbit:100ms:1%:1%"], "--link"),
         (["--beside", "nccl"], "--beside"),
         (["--steps", "4", "--beside", "gloo"], "--beside"),
         (["--device", "meta", "--beside", "gloo"], "--beside"),
         (["--steps", "3", "--fragments", "4"], "--steps"),
         (["--step-time", "-1"], "--step-time"),
-        (["--overlap", "-1"], "--overlap"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(
@@ -83,13 +74,6 @@ def test_a_flag_that_cannot_be_used_is_named(
     monkeypatch.setattr(command, "measured", lambda plan: pytest.fail("nothing is measured"))
     assert main(flags) == 2
     assert f"bench: {key}" in capsys.readouterr().err
-
-
-def test_a_plan_says_how_much_a_peer_sends() -> None:
-    """2·P·b·(K−1)/K for an all-reduce."""
-    four = plan_of(4, "1000")
-    assert four.reduced_bytes("gloo", "fp32") == 2 * 1000 * 4 * 3 // 4
-    assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
 
 
 def test_delay_and_loss_hold_between_any_two_machines() -> None:
@@ -171,17 +155,11 @@ FIGURES = figures(PLAN, RESULT)
 
 
 def test_a_result_is_the_median_and_the_best() -> None:
+    """Processor time is for each byte that any peer sends: in three rounds of two peers 6 GB. Memory is that over the
+    idle processes; what two of them share is counted once."""
     assert [FIGURES[key] for key in ("median_s", "best_s", "waiting_s", "hidden_s")] == [2.0, 1.0, 2.0, 0.0]
     assert FIGURES["parts_s"] == {"exchange": 1.5, "merge": 0.5}
-
-
-def test_processor_time_is_for_each_byte_that_any_peer_sends() -> None:
-    """Three rounds of two peers that send 1 GB each: 6 GB."""
     assert FIGURES["cpu_s_per_gb"] == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
-
-
-def test_memory_is_the_models_share() -> None:
-    """Over the idle processes; memory that two of them share is counted once."""
     assert FIGURES["memory_over_idle_bytes"] == 5 * 10**8
 
 
@@ -358,13 +336,12 @@ def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("after", ["starting processes", "warm-up"])
-def test_an_interrupt_leaves_nothing(tmp_path: Path, after: str) -> None:
-    """^C while processes start, or while they take turns: exit code 130, soon, and every process is gone."""
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    """^C while processes take turns: exit code 130, soon, and every process is gone."""
     process = started(str(tmp_path), "--rounds", "1000", "--beside", "raw")
     assert process.stderr is not None
     for line in process.stderr:
-        if after in line:
+        if "warm-up" in line:
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)

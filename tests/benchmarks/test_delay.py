@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from examples.benchmarks.delay import gap_between_losses
-from examples.benchmarks.frames import packets, part, survivors
+from examples.benchmarks.frames import packets, survivors
 from examples.benchmarks.network import Network, NoNetwork
 
 EACH, HEADERS = 1000, 10 + 14 + 20 + 32
@@ -29,15 +29,6 @@ def long_frame(payload: bytes, sequence: int = 7) -> bytes:
 
 def sequence_of(frame: bytes) -> int:
     return int(struct.unpack_from("!I", frame, 10 + 14 + 20 + 4)[0])
-
-
-def sum_of(data: bytes) -> int:
-    """The Internet's checksum, added the slow way."""
-    total = 0
-    for one, other in zip(data[::2], data[1::2], strict=True):
-        total += 256 * one + other
-        total = (total & 0xFFFF) + (total >> 16)
-    return total
 
 
 def test_a_long_frame_counts_as_its_packets() -> None:
@@ -59,21 +50,6 @@ def test_exactly_the_lost_packets_are_missing(lost: tuple[int, ...]) -> None:
     assert b"".join(arrived.values()) == b"".join(expected.values())
     assert arrived.keys() <= expected.keys()
     assert left == 99 - 3
-
-
-def test_a_part_of_a_frame_has_fitting_headers() -> None:
-    """Lengths, IP's number and checksum, TCP's sum of the pseudo header, and the flags that only one end may have."""
-    whole = long_frame(bytes(2500))
-    for first, end, payload_bytes, flags in ((0, 2, 2000, 0x90), (1, 2, 1000, 0x10), (1, 3, 1500, 0x18)):
-        piece = part(whole, first, end)
-        ip, tcp = piece[24:44], piece[44:76]
-        assert len(piece) == HEADERS + payload_bytes
-        assert struct.unpack_from("!HH", ip, 2) == (52 + payload_bytes, 500 + first)
-        assert sum_of(ip) == 0xFFFF
-        assert struct.unpack_from("!H", tcp, 16)[0] == sum_of(ip[12:] + struct.pack("!HH", 6, 32 + payload_bytes))
-        assert tcp[13] == flags
-        assert struct.unpack_from("=BBHH", piece) == ((1, 0, 66, 0) if payload_bytes == 1000 else (1, 1, 66, EACH))
-    assert part(whole, 0, 3) == whole
 
 
 def test_losses_are_as_frequent_as_asked_for() -> None:
@@ -140,19 +116,3 @@ def test_bytes_arrive_whole_and_no_sooner_than_the_delay() -> None:
     finally:
         network.close()
     assert network.switch not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
-
-
-def test_a_network_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the switch's process ends, the error says its last words."""
-    monkeypatch.setattr("examples.benchmarks.network.module", lambda *_: [sys.executable, "-c", "exit('no luck')"])
-    try:
-        network = Network(0.03)
-    except NoNetwork as error:
-        pytest.skip(str(error))
-    try:
-        with pytest.raises(NoNetwork, match="no luck"):
-            network.machine("one")
-    finally:
-        network.close()
-    assert network._delaying is not None
-    assert network._delaying.poll() is not None

@@ -8,18 +8,10 @@ peer, the anchor, and the bootstrap live from beginning to end, and what they ho
 is compared between the first and the last sixth of the time, after a minute of warming up. All peers train when the
 time begins.
 
-Three figures compare what was counted with what might have been. All are of the same time, between the anchor's first
-and last commit in it, and what was counted is the difference between the inner steps that these two commits' states
-count.
-
-- *goodput*: of the inner steps that all trainers made. Of a killed peer the steps since its last exchange are not
-  known; they are taken as the most that fit in the time that it lived since then. They are lost, and so count against
-  goodput, as do the steps of a newcomer that no commit counts. Progress that the last commit leaves to a later one
-  counts against it, too.
-- *of the possible*: of the inner steps that these trainers could have made if they had done nothing else, one in each
-  `--step-s`, each from the moment when it is in the run until it is killed. Here waits count against it, too.
-- *of all places*: the same, of as many trainers as there are peers, all of the time; so the time in which a newcomer
-  starts counts, too.
+*Goodput* is the share of the inner steps that was counted, of those that all trainers made between the anchor's first
+and last commit in this time. Of a killed peer the steps since its last exchange are not known; they are taken as the
+most that fit in the time that it lived since then. They are lost, and so count against goodput, as do the steps of a
+newcomer that no commit counts. Progress that the last commit leaves to a later one counts against it, too.
 
 A report as JSON on stdout; the exit code is 1 if digests differed, something grew, or goodput fell below 0.95.
 """
@@ -35,23 +27,20 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from looks import Look, Usage, after, by_minute, growth_per_hour, spans
 from swarm import Member, Swarm, agree, stall_s
 
 RANDOM_EVERY_S = 10.0
 LOOK_S = 5.0
 WARM_UP_S = 60.0
-SETTLED_S = 30.0
-"""So long after a peer is in, its processor time is that of its rounds alone."""
 AT_ONCE = 4
 """So many peers start at the same time."""
-LIVED_S = 120.0
-"""The growth of a node's memory is known if it was looked at for so long after warming up."""
 GOODPUT = 0.95
 GROWTH = 1.1
 """The most that the last part may hold, relative to the first one."""
@@ -67,8 +56,6 @@ class Load:
     sync_every: int
     step_s: float
     heartbeat_s: float
-    pace: str
-    overlap: int
 
     def training(self) -> dict[str, object]:
         """Options of every peer."""
@@ -79,11 +66,32 @@ class Load:
             "slice_elements": -(-self.numel // self.slices),
             "heartbeat_interval": self.heartbeat_s,
             "heartbeat_timeout": 10 * self.heartbeat_s,
-            "pace": self.pace,
-            "overlap_steps": self.overlap,
-            "merge": "rebase",
         }
         return {"params": {"u": [self.numel]}, "step_s": self.step_s, "config": config, "log": "INFO"}
+
+
+@dataclass
+class Look:
+    """What all processes of some members hold together at one moment."""
+
+    at_s: float
+    rss_mb: float
+    files: int
+    sockets: int
+    processes: int
+    threads: int
+
+    @classmethod
+    def at(cls, members: Sequence[Member], at_s: float) -> Look:
+        """The sums over all of their processes."""
+        sums: Counter[str] = Counter()
+        for process in (process for member in members for process in member.family()):
+            sums["processes"] += 1
+            sums["rss"] += process.memory_info().rss
+            sums["files"] += process.num_fds()
+            sums["sockets"] += len(process.net_connections("all"))
+            sums["threads"] += process.num_threads()
+        return cls(at_s, sums["rss"] / 1e6, sums["files"], sums["sockets"], sums["processes"], sums["threads"])
 
 
 @dataclass
@@ -96,7 +104,7 @@ class Soak:
     every_s: float | None
     rng: random.Random
     looks: list[Look] = field(default_factory=list)
-    usage: dict[str, Usage] = field(default_factory=dict)
+
     peers: list[Member] = field(default_factory=list)
     kills: dict[str, float] = field(default_factory=dict)
     """Names of killed peers, and when they died, as time.time()."""
@@ -121,20 +129,13 @@ class Soak:
         next_look, next_event = 0.0, self.every_s or 0.0
         while (now := time.monotonic() - began) < self.seconds:
             if now >= next_look:
-                self.look(bootstrap, now)
+                self.looks.append(Look.at([self.peers[0], bootstrap], now))
                 next_look = now + LOOK_S
             if now >= next_event:
                 next_event += self.every_s or self.rng.expovariate(1 / RANDOM_EVERY_S)
                 self.disturb()
             time.sleep(0.1)
         return self.report(began_at, time.time())
-
-    def look(self, bootstrap: Member, now: float) -> None:
-        """What the anchor and the bootstrap hold, and what each member uses."""
-        self.looks.append(Look.at([self.peers[0], bootstrap], now))
-        for member in (bootstrap, *self.peers):
-            if member.name not in self.kills:
-                self.usage.setdefault(member.name, Usage()).look(member, now)
 
     def disturb(self) -> None:
         """Kill one peer and start another; without an interval, one of the two."""
@@ -175,9 +176,7 @@ class Soak:
             **self.counted(began, ended),
             "round_s": {"median": round(statistics.median(gaps), 2), "99 %": round(gaps[int(len(gaps) * 0.99)], 2)},
             "longest_round_s": round(gaps[-1], 2),
-            "waits": self.waits(began, ended),
-            "cores": self.cores(began),
-            "memory": self.memory(),
+            "waits": self.waits(ended),
             "first": first,
             "last": last,
         }
@@ -188,16 +187,13 @@ class Soak:
         first, last = lines[0], lines[-1]
         counted = last["counted"] - first["counted"]
         made = sum(self.made(peer, first["epoch"], last["epoch"]) for peer in self.peers)
-        trained_s = sum(self.trained_s(peer, first["time"], last["time"]) for peer in self.peers)
-        places_s = self.load.peers * (last["time"] - first["time"])
+
         return {
             "epochs": last["epoch"] - first["epoch"],
             "inner steps counted": counted,
             "inner steps made, at most": round(made),
             "of them after a killed peer's last exchange, at most": round(sum(map(self.unseen, self.peers))),
             "goodput": round(counted / made, 4),
-            "of the possible": round(counted * self.load.step_s / trained_s, 4),
-            "of all places": round(counted * self.load.step_s / places_s, 4),
             "dropped by a rule": sum(grown_by(peer, "dropped", first["epoch"], last["epoch"]) for peer in self.peers),
         }
 
@@ -212,29 +208,11 @@ class Soak:
             return 0.0
         return min(self.load.sync_every, (self.kills[peer.name] - lines[-1]["time"]) / self.load.step_s)
 
-    def trained_s(self, peer: Member, began: float, ended: float) -> float:
-        """For how long a peer was in the run within this time."""
-        if not (entered := peer.lines("in")):
-            return 0.0
-        return max(0.0, min(ended, self.kills.get(peer.name, ended)) - max(began, entered[0]["time"]))
-
-    def waits(self, began: float, ended: float) -> dict[str, object]:
-        """How long trainers stood still for an exchange, from each one's second on; and how much longer than usual the
-        rounds were in which a peer was killed, and those in which a newcomer began to train."""
-        usual: list[float] = []
-        longest = (0.0, "", 0)
-        for peer in self.peers:
-            for earlier, later in itertools.pairwise(peer.lines("epoch")):
-                if began <= later["time"] <= ended:
-                    usual.append(later["waiting_s"] - earlier["waiting_s"])
-                    longest = max(longest, (usual[-1], peer.name, later["epoch"]))
+    def waits(self, ended: float) -> dict[str, object]:
+        """How much longer than usual the rounds were in which a peer was killed, and those in which a newcomer began to
+        train."""
         joined = [line["time"] for peer in self.peers[self.load.peers :] for line in peer.lines("in")]
         return {
-            "of a trainer, s": {
-                "median": round(statistics.median(usual), 2),
-                "99 %": round(sorted(usual)[int(len(usual) * 0.99)], 2),
-                "longest": f"{longest[0]:.2f} ({longest[1]}, epoch {longest[2]})",
-            },
             "a round longer by, s, after a kill": self.stalls(list(self.kills.values())),
             "a round longer by, s, after a newcomer was in": self.stalls([at for at in joined if at <= ended]),
         }
@@ -257,42 +235,6 @@ class Soak:
             if len([time for time in times if time <= at]) >= 3 and times[-1] > at:
                 found.append((stall_s(peer, at, 1), peer.name))
         return max(found, default=None)
-
-    def cores(self, began: float) -> dict[str, object]:
-        """The share of a core that each role uses, of the bootstrap and of peers that have settled: of the anchor, and
-        the median and the most of all peers."""
-        anchor, figures = self.peers[0], {}
-        for name in ("trainer", "node", "p2pd"):
-            shares = []
-            for peer in self.peers:
-                since_s = peer.lines("in")[0]["time"] - began + SETTLED_S if peer.lines("in") else self.seconds
-                shares.append(self.usage[peer.name].cores(name, since_s) if peer.name in self.usage else None)
-            known = [share for share in shares if share is not None]
-            if known:
-                middle, most = round(statistics.median(known), 3), round(max(known), 3)
-                of_anchor = self.usage[anchor.name].cores(name, SETTLED_S)
-                figures[name] = {"anchor": of_anchor and round(of_anchor, 3), "median": middle, "most": most}
-        return {**figures, "bootstrap": round(self.usage["bootstrap"].cores("bootstrap", 0.0) or 0.0, 3)}
-
-    def memory(self) -> dict[str, object]:
-        """The memory of processes by role: of the anchor's and of all by minute, in MB, and how fast it grows, in MB an
-        hour, in peers that were looked at for long enough."""
-        return {role: self.memory_of(role) for role in ("trainer", "node", "p2pd")}
-
-    def memory_of(self, role: str) -> dict[str, object]:
-        """The same of one role."""
-        of = {name: usage.rss_mb[role] for name, usage in self.usage.items() if role in usage.rss_mb}
-        warm = {name: after(points, points[0][0] + WARM_UP_S) for name, points in of.items()}
-        slopes = {name: growth_per_hour(points) for name, points in warm.items() if spans(points, LIVED_S)}
-        anchor = self.peers[0].name
-        return {
-            "anchor, by minute": by_minute(of[anchor]),
-            "all, by minute": by_minute([point for points in of.values() for point in points]),
-            "growth, anchor": round(slopes[anchor], 1) if anchor in slopes else None,
-            "growth, median": round(statistics.median(slopes.values()), 1) if slopes else None,
-            "growth, most": round(max(slopes.values()), 1) if slopes else None,
-            "growth, of": len(slopes),
-        }
 
     def parts(self) -> list[dict[str, float]]:
         """Medians over the first sixth of the time after warming up, and over the last sixth."""
@@ -324,8 +266,7 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a step sleeps")
     parser.add_argument("--heartbeat-s", type=float, default=0.5, help="a tenth of heartbeat_timeout")
-    parser.add_argument("--pace", choices=("steps", "time"), default="steps")
-    parser.add_argument("--overlap", type=int, default=0, help="steps that go on during an exchange")
+
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the logs stay")
     asked = parser.parse_args()

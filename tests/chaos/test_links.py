@@ -61,21 +61,6 @@ def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Cables) -> Non
     assert "joined the lineage of" in c.log()
 
 
-def test_two_sides_become_one_lineage(swarm: Swarm, network: Cables) -> None:
-    """Two against two: both sides train on; after healing all end on one lineage, whole, and go on together."""
-    members = on_machines(swarm, network, "abcd")
-    network.cut("c", "d")
-    cut_at = time.time()
-    for member in members:
-        until(lambda m=member: m.last("epoch")["time"] > cut_at + CUT_S, 60.0, f"rounds of {member.name} after the cut")
-    agree(members[:2])
-    agree(members[2:])
-    network.heal()
-    together(members)
-    losers = [member for member in members if "joined the lineage of" in member.log()]
-    assert {m.name for m in losers} in ({"a", "b"}, {"c", "d"})
-
-
 def test_below_the_floor_a_side_waits(swarm: Swarm, network: Cables) -> None:
     """With min_peers=2 the peer that is cut off makes no outer step, logs why, and joins the others again. Only a round
     whose contributions had come before the cut may still close: that commit is dropped."""

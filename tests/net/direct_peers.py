@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
-
-import psutil
 
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
@@ -22,6 +18,7 @@ from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Tls
 from tests.net.inboxes import Quiet
 from tests.net.members import OPEN, id_of, key_of, membership
+from tests.net.patience import leaving_nothing
 
 LIMITS = Limits(
     connect_timeout_s=5.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=64 << 20, streams_max=16
@@ -146,19 +143,8 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
         finally:
             for peer in list(world.values()):
                 await peer.close()
-        await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    threads, files = threading.active_count(), psutil.Process().num_fds()
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(bounded())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        loop.close()
-    gc.collect()
-    assert threading.active_count() <= threads
-    assert psutil.Process().num_fds() <= files
+    leaving_nothing(bounded())
 
 
 @contextlib.contextmanager

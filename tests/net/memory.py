@@ -27,6 +27,7 @@ from p2p_diloco.net.interface import (
     unnoticed,
 )
 from p2p_diloco.net.signing import as_text
+from tests.net.inboxes import Quiet
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +76,12 @@ class MemoryNetwork:
         return frozenset((a, b)) in self._cuts
 
 
-class DeafInbox:
+class DeafInbox(Quiet):
     """An inbox that refuses every message."""
 
     def admit(self, sender: str, header: bytes) -> int:
         """Refuse the message."""
         raise Refusal("this inbox takes no messages")
-
-    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        """Never called, because `admit` refuses every message."""
-
-    def moving(self, peer: str) -> None:
-        """Ignore progress."""
-
-    def closed(self, peer: str) -> None:
-        """Ignore the end of a stream."""
 
 
 class MemoryTransport:

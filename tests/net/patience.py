@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import psutil
 import pytest
 
 
@@ -16,6 +19,27 @@ def run(test: Awaitable[None], within_s: float = 100.0) -> None:
         await asyncio.wait_for(test, within_s)
 
     asyncio.run(bounded())
+
+
+def leaving_nothing(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test in a loop of its own; afterwards no task, thread or file may be left of it."""
+
+    async def alone() -> None:
+        await test
+        await asyncio.sleep(0.05)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(asyncio.sleep(0))  # uvloop's first loop opens files that stay
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(alone())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert psutil.Process().num_fds() <= files
 
 
 async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:

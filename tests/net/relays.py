@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-import psutil
 import pytest
 import uvloop
 
@@ -24,7 +21,7 @@ from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Tls
 from tests.net.direct_peers import pair
 from tests.net.members import OPEN, membership
-from tests.net.patience import until
+from tests.net.patience import leaving_nothing, until
 
 ECHO = "/p2p-diloco/test/echo"
 AT_ONCE_S = 10.0
@@ -156,20 +153,8 @@ def run(test: Callable[[World], Awaitable[None]]) -> None:
             await asyncio.wait_for(test(world), 100)
         finally:
             await world.close()
-        await asyncio.sleep(0.05)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(asyncio.sleep(0))  # uvloop's first loop opens files that stay
-    threads, files = threading.active_count(), psutil.Process().num_fds()
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(bounded())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        loop.close()
-    gc.collect()
-    assert threading.active_count() <= threads
-    assert psutil.Process().num_fds() <= files
+    leaving_nothing(bounded())
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

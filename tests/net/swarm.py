@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,11 @@ import asyncio
 import sys
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.net.hivemind import HivemindTransport
-
-class Box:
-    def admit(self, sender, header): return 1 << 30
-    async def deliver(self, sender, header, payload):
-        if payload is None:
-            asyncio.create_task(transport.send(sender, b"echo " + header))
-    def closed(self, peer): pass
-    def moving(self, peer): pass
+from tests.net.inboxes import Quiet
 
 async def main():
-    global transport
     transport = await HivemindTransport.create(
-        Box(), PeerConfig(run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+        Quiet(), PeerConfig(run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
         client_mode=len(sys.argv) > 1))
     print(transport.peer_id, (transport.addresses() or ["-"])[0], transport._dht.daemon.p2p._child.pid, flush=True)
     await asyncio.sleep(110)
@@ -91,24 +82,3 @@ def child_path() -> dict[str, str]:
 
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-class Awake:
-    """How long something takes, without the time for which this process stood still: that counts as one tick."""
-
-    TICK_S = 0.05
-
-    def __init__(self) -> None:
-        self.passed_s = 0.0
-        self._ticking = asyncio.create_task(self._tick())
-
-    async def _tick(self) -> None:
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(self.TICK_S)
-            self.passed_s += min(2 * self.TICK_S, time.monotonic() - began)
-
-    async def over(self) -> float:
-        self._ticking.cancel()
-        await asyncio.wait({self._ticking})
-        return self.passed_s

@@ -35,6 +35,14 @@ class Attempts:
             self.cancelled.append(number)
             raise
 
+    async def stubborn(self, number: int) -> str:
+        """The same, with a result in spite of a cancellation."""
+        try:
+            return await self.attempt(number)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "in spite of it"
+
     def first(self) -> Coroutine[Any, Any, str]:
         return first(
             [partial(self.attempt, number) for number in range(len(self.outcomes))],
@@ -57,34 +65,6 @@ def run(test: Callable[[ByHand], Awaitable[None]]) -> None:
 
 
 @plays(run)
-async def test_an_attempt_begins_a_stagger_after_the_one_before(clock: ByHand) -> None:
-    """Not earlier; the first that succeeds counts, whichever it is, and the others are cancelled."""
-    attempts = Attempts(3)
-    racing = asyncio.create_task(attempts.first())
-    await clock.passes(0.9 * STAGGER_S)
-    assert attempts.begun == [0]
-    await clock.passes(0.2 * STAGGER_S)
-    assert attempts.begun == [0, 1]
-    attempts.outcomes[1].set_result("second")
-    assert await racing == "second"
-    await clock.passes(5 * STAGGER_S)
-    assert (attempts.begun, attempts.cancelled, attempts.discarded) == ([0, 1], [0], [])
-
-
-@plays(run)
-async def test_after_a_failure_the_next_attempt_begins_at_once(clock: ByHand) -> None:
-    """And the error of the last one is raised when all have failed."""
-    attempts = Attempts(3)
-    racing = asyncio.create_task(attempts.first())
-    for number in range(3):
-        await clock.until(lambda n=number: attempts.begun == list(range(n + 1)))
-        attempts.outcomes[number].set_exception(OSError(f"no {number}"))
-    with pytest.raises(OSError, match="no 2"):
-        await racing
-    assert attempts.failures == ["no 0", "no 1", "no 2"]
-
-
-@plays(run)
 async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> None:
     """The result of the other one is discarded; a failure at the same moment doesn't matter."""
     for _ in range(20):  # the order of a set may vary
@@ -102,38 +82,12 @@ async def test_of_two_that_succeed_at_once_the_earlier_counts(clock: ByHand) -> 
         assert attempts.failures == []
 
 
-@plays(run)
-async def test_a_failure_can_end_all(clock: ByHand) -> None:
-    """What `failed` raises is raised, and the attempts under way are cancelled."""
-    attempts = Attempts(2)
-
-    def give_up(error: BaseException) -> None:
-        raise error
-
-    ways = [partial(attempts.attempt, number) for number in range(2)]
-    racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append, failed=give_up))
-    await clock.passes(1.1 * STAGGER_S)
-    attempts.outcomes[1].set_exception(OSError("enough"))
-    with pytest.raises(OSError, match="enough"):
-        await racing
-    await clock.passes(0.0)
-    assert attempts.cancelled == [0]
-
-
 @pytest.mark.parametrize("in_time", [True, False])
 @plays(run)
 async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> None:
     """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
     attempts = Attempts(2)
-
-    async def stubborn() -> str:
-        try:
-            return await attempts.attempt(1)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-            return "in spite of it"
-
-    ways = [partial(attempts.attempt, 0), stubborn]
+    ways = [partial(attempts.attempt, 0), partial(attempts.stubborn, 1)]
     racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append))
     await clock.passes(1.1 * STAGGER_S)
     if in_time:
@@ -151,15 +105,7 @@ async def test_a_cancelled_race_leaves_nothing(clock: ByHand, in_time: bool) -> 
 async def test_a_result_at_the_moment_of_the_end_is_discarded(clock: ByHand, how: str) -> None:
     """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
     attempts = Attempts(1)
-
-    async def stubborn() -> str:
-        try:
-            return await attempts.attempt(0)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-            return "in spite of it"
-
-    waiting = asyncio.create_task(within(1.0, stubborn(), discard=attempts.discarded.append))
+    waiting = asyncio.create_task(within(1.0, attempts.stubborn(0), discard=attempts.discarded.append))
     await clock.passes(0.9)
     if how == "cancelled":
         waiting.cancel()

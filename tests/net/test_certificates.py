@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,12 +26,12 @@ from p2p_diloco.net.certificates import (
     Stranger,
     admit,
     admit_chain,
-    authority,
     chain_of,
     split,
 )  # fmt: skip
+from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.signing import key_in, private_key, public_of
-from tests.net.members import id_of, key_of
+from tests.net.members import id_of, key_of, tls_of
 
 NOW = 1_800_000_000.0
 DAY = 86_400
@@ -208,44 +206,33 @@ def test_a_grant_has_a_known_role_a_usable_name_and_a_peer_id(role: str, name: s
     assert caught.value.key == key
 
 
-# -- the same in TLS: bare contexts of Python's ssl, which trust the run's certificate alone
-
-
-def context(side: int, folder: Path, shown: bytes, key: Ed25519PrivateKey) -> ssl.SSLContext:
-    made = ssl.SSLContext(side)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname, made.verify_mode = False, ssl.CERT_REQUIRED
-    made.verify_flags = ssl.VERIFY_X509_STRICT
-    made.load_verify_locations(cadata=der(authority(KEY.public)))
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    above = b""
-    while shown:  # the leaf comes first in the file
-        one, shown = split(shown)
-        above = ssl.DER_cert_to_PEM_cert(one).encode() + above
-    pem += above
-    file, path = tempfile.mkstemp(dir=folder)
-    os.write(file, pem)
-    os.close(file)
-    made.load_cert_chain(path)
-    return made
+# -- the same in TLS
 
 
 def leaf_in_tls(folder: Path, shown: bytes, key: Ed25519PrivateKey, shows: int) -> bytes:
-    """What the other end of a TLS connection gets to read as this end's leaf. Raises OSError if TLS refuses it."""
-    other = ssl.PROTOCOL_TLS_CLIENT if shows == ssl.PROTOCOL_TLS_SERVER else ssl.PROTOCOL_TLS_SERVER
+    """What an honest end of a TLS connection gets to read as the leaf of one that shows this chain. Raises OSError if
+    TLS refuses it."""
+    above, pem = b"", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    while shown:  # the leaf comes first in the file
+        one, shown = split(shown)
+        above = ssl.DER_cert_to_PEM_cert(one).encode() + above
+    (folder / "chain").write_bytes(pem + above)
+    own = tls_of(key_of("bob"), Invitation("r", (), *KEY.grant("worker", "bob", 4e9), b""))
+    other = ssl.SSLContext(shows)
+    other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+    other.load_cert_chain(folder / "chain")
+    honest = own._client if shows == ssl.PROTOCOL_TLS_SERVER else own._server
     mine, theirs = socket.socketpair()
-    honest = context(other, folder, chain_of(*KEY.grant("worker", "bob", 4e9), key_in(BOB)), private_key_of("bob"))
 
     def show() -> None:
-        with mine, contextlib.suppress(OSError):
-            made = context(shows, folder, shown, key).wrap_socket(mine, server_side=shows == ssl.PROTOCOL_TLS_SERVER)
-            with made:
-                made.recv(1)
+        server = shows == ssl.PROTOCOL_TLS_SERVER
+        with mine, contextlib.suppress(OSError), other.wrap_socket(mine, server_side=server) as made:
+            made.recv(1)
 
     showing = threading.Thread(target=show)
     showing.start()
     try:
-        with theirs, honest.wrap_socket(theirs, server_side=other == ssl.PROTOCOL_TLS_SERVER) as reading:
+        with theirs, honest.wrap_socket(theirs, server_side=shows == ssl.PROTOCOL_TLS_CLIENT) as reading:
             return reading.getpeercert(True) or b""
     finally:
         showing.join()
@@ -289,6 +276,8 @@ def below_a_leaf_in_tls() -> bytes:
     ],
 )
 def test_tls_refuses_what_we_refuse(tmp_path: Path, shown: Callable[[], bytes], why: str, shows: int) -> None:
-    """Before our own check comes."""
+    """Before our own check comes. A valid chain is taken."""
+    good = chain_of(LIVE, LIVE_SEED, key_in(EVE))
+    assert leaf_in_tls(tmp_path, good, private_key_of("eve"), shows) == split(good)[1]
     with pytest.raises(ssl.SSLError, match=why):
         leaf_in_tls(tmp_path, shown(), private_key_of("eve"), shows)

@@ -18,22 +18,6 @@ from tests.net.direct_peers import AT_ONCE_S, Start, ask_to_dial_back, changed_o
 from tests.net.patience import plays, until
 
 
-@plays(run)
-async def test_payloads_of_a_peer_share_a_connection(start: Start) -> None:
-    """One handshake serves all payloads to a peer, and none goes over libp2p. Each direction has its own connection."""
-    a, b = start("a"), start("b")
-    for number in range(5):
-        await a.send("b", bytes([number]) * 100_000)
-    await b.send("a", b"back")
-    assert [payload[:1] for _, _, payload in b.box.got] == [bytes([number]) for number in range(5)]
-    assert a.box.got == [("b", b"h", b"back")]
-    assert (a.talks, a.libp2p_streams, a.connected("b")) == (1, 0, True)
-    assert (b.talks, b.libp2p_streams, b.connected("a")) == (1, 0, True)
-    assert a.traffic.ways() == {"b": "direct"}
-    assert a.traffic.peers["b"].bytes_sent >= 500_000
-    assert b.traffic.peers["a"].bytes_received >= 500_000
-
-
 @pytest.mark.parametrize("relayed", [False, True])
 def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool) -> None:
     """A peer that claims the address of a third party can't make others dial it. If its request came through a relay,
@@ -174,7 +158,7 @@ async def test_an_address_that_never_answers_delays_one_payload_briefly(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first payload waits a tenth of the time to connect, later ones don't wait. After the attempt has failed the
-    next one comes after a while, and no payload waits for it."""
+    next one comes after a while, and no payload waits for it. An answered payload clears the failure."""
     monkeypatch.setattr(direct_module, "PATIENCE_PART", 0.1)
     monkeypatch.setattr(direct_module, "DIAL_S", 3.0)
     with socket.socket() as hole, by_hand() as clock:
@@ -202,7 +186,9 @@ async def test_an_address_that_never_answers_delays_one_payload_briefly(
         await a.send("b", b"not waited for")
         assert a.traffic.ways() == {"b": "libp2p"}
         await clock.until(lambda: a.connected("b"))
+        assert way.failures == 1
         await a.send("b", b"direct")
+        assert (way.failures, way.retry_at) == (0, 0.0)
         assert a.libp2p_streams == 1
         assert a.traffic.ways() == {"b": "direct"}
         assert len(b.box.got) == 6
@@ -223,29 +209,6 @@ async def test_each_failure_doubles_the_wait_for_the_next_attempt(
         waits.append(way.retry_at - now)
         now = way.retry_at
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
-
-
-@pytest.mark.parametrize("refused", [False, True])
-@plays(run)
-async def test_an_answered_payload_clears_earlier_failures(
-    start: Start, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
-    """Accepted or refused: the answer shows that the connection works."""
-    monkeypatch.setattr(direct_module, "RETRY_S", 0.05)
-    a, b = start("a"), start("b")
-    a.direct.failed("b", "why")
-    await asyncio.sleep(0.1)
-    await a.send("b", b"not waited for")
-    await until(lambda: a.connected("b"))
-    way = a.direct._way("b")
-    assert way.failures == 1
-    if refused:
-        b.box.admitted_bytes = 0
-        with pytest.raises(Refusal):
-            await a.send("b", b"x")
-    else:
-        await a.send("b", b"x")
-    assert (way.failures, way.retry_at) == (0, 0.0)
 
 
 @plays(run)

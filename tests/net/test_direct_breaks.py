@@ -34,21 +34,6 @@ async def test_a_payload_on_a_broken_connection_goes_over_libp2p(start: Start) -
 
 
 @plays(run)
-async def test_a_connection_that_breaks_while_idle_is_replaced(start: Start) -> None:
-    """The inbox isn't told, and the next payload makes another connection."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    for pipe in list(b.direct.listener._serving):
-        pipe.abort()
-    stream = a.direct._way("b").connections[0]
-    assert stream is not None
-    await until(lambda: stream.ended)
-    await a.send("b", b"second")
-    assert (a.libp2p_streams, a.talks, a.connected("b")) == (0, 2, True)
-    assert a.box.closed_peers == []
-
-
-@plays(run)
 async def test_flipped_bits_are_never_delivered(start: Start) -> None:
     """They break the connection; the payload arrives whole over libp2p."""
     a, b = start("a"), start("b")

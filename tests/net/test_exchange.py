@@ -127,11 +127,13 @@ class Stranger:
     ("sent", "reason"),
     [
         (b"GET / HTTP/1.1\r\n", "no frame"),
-        (PREFIX.pack(MAGIC, VERSION + 1, 0), "version"),
+        (PREFIX.pack(MAGIC, VERSION + 1, 0), f"version {VERSION + 1}, this peer speaks {VERSION}"),
         (PREFIX.pack(MAGIC, VERSION, 1 << 30), "bytes"),
         (PREFIX.pack(MAGIC, VERSION, 2) + b"\x91\x4d", "can't be read"),
         (encode(Accepted()), "no place"),
         (encode(Message(b"fine")) + encode(Accepted()), "no place"),
+        (encode(Message(b"fine")) + encode(Bulk(b"h", 1)) + b"x", "no place"),
+        (encode(Bulk(b"fine", 1)) + b"x" + encode(Message(b"lost")), "no place"),
         (encode(Message(b"cut short"))[:-1], "nothing came"),
         (b"", "nothing came"),
         (encode(Bulk(b"h", (1 << 20) + 1)), "at most 1048576"),
@@ -147,7 +149,7 @@ async def test_a_protocol_error_ends_its_stream_alone(sent: bytes, reason: str) 
     friend.write(Message(b"before"))
     assert await friend.read() == Accepted()
     stranger.write(sent)
-    if sent.startswith(encode(Message(b"fine"))):
+    if b"fine" in sent:
         assert await stranger.read() == Accepted()
     assert reason in await stranger.refusal()
     await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
@@ -216,7 +218,8 @@ async def test_progress_is_reported_while_a_payload_comes() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 @awaited
 async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
-    """From the moment at which it may come until all of it has, or its stream has ended."""
+    """From the moment at which it may come until all of it has, or its stream has broken: then nothing is delivered,
+    and the node hears of it."""
     rig, coming = Rig(), list[bool]()
 
     @contextlib.contextmanager
@@ -228,8 +231,9 @@ async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -
             coming.append(False)
 
     rig.traffic.receiving = receiving
-    stranger = await rig.stranger()
-    stranger.write(Message(b"no payload"))
+    link = await rig.stranger()
+    link.write(Message(b"no payload"))
+    assert await link.read() == Accepted()
     stranger = await rig.stranger()
     stranger.write(encode(Bulk(b"h", 8)) + b"half")
     while not coming:
@@ -241,6 +245,7 @@ async def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -
     else:
         stranger.writer.close()
         await asyncio.wait_for(rig.serving[1], AT_ONCE_S)
+        assert (rig.box.headers, rig.box.closed_peers) == ([b"no payload"], ["stranger"])
     assert coming == [True, False]
     await rig.exchange.close()
 
@@ -265,24 +270,7 @@ async def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
     await rig.exchange.close()
 
 
-@awaited
-async def test_progress_does_not_extend_a_payloads_deadline() -> None:
-    """A receiver that reports one more byte again and again is given up at the payload's own deadline."""
-    rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
-    with by_hand() as clock:
-        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
-        slow = await rig.dialled()
-        assert await slow.read() == Bulk(b"h", 1000)
-        started, count = clock.now, 0
-        while not sending.done():
-            slow.write(Progress(count := count + 1))
-            await clock.passes(0.03)
-        assert isinstance(sending.exception(), Unreachable)
-        assert 0.3 < clock.now - started < 0.8
-    await rig.exchange.close()
-
-
-@pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
+@pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b""))])
 @pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
 @awaited
 async def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(
@@ -313,20 +301,6 @@ async def test_a_surplus_answer_ends_the_link() -> None:
     second.write(Accepted())
     await sending
     assert rig.box.closed_peers == ["odd"]
-    await rig.exchange.close()
-
-
-@awaited
-async def test_a_payload_cut_short_is_a_broken_stream() -> None:
-    """When the sender vanishes midway nothing is delivered, and the node hears of it."""
-    rig = Rig()
-    stranger = await rig.stranger()
-    stranger.write(Bulk(b"h", 1000))
-    stranger.write(b"some")
-    stranger.writer.close()
-    await asyncio.wait_for(rig.serving[0], AT_ONCE_S)
-    assert rig.box.headers == []
-    assert rig.box.closed_peers == ["stranger"]
     await rig.exchange.close()
 
 
@@ -418,46 +392,23 @@ async def test_payloads_under_way_are_limited_in_number() -> None:
 
 
 @awaited
-async def test_closing_ends_everything_in_bounded_time() -> None:
-    """Waiting sends raise `Unreachable`, also if the inbox never returns; no task is left."""
-    rig = Rig()
-    rig.box.gate.clear()
-    stranger = await rig.stranger()
-    stranger.write(Message(b"never taken"))
-    sends = [asyncio.create_task(rig.exchange.send("far", b"h", payload)) for payload in (None, memoryview(b"x"))]
-    while len(rig.far_ends) < 3:
-        await asyncio.sleep(0.001)
-    started = asyncio.get_running_loop().time()
-    await rig.exchange.close()
-    results = await asyncio.gather(*sends, return_exceptions=True)
-    assert [type(result) for result in results] == [Unreachable, Unreachable]
-    assert asyncio.get_running_loop().time() - started < AT_ONCE_S
-    await asyncio.wait(rig.serving, timeout=AT_ONCE_S)
-    assert all(task.done() for task in rig.serving)
-    assert rig.box.closed_peers == []
-
-
-def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A peer that sends refused messages again and again doesn't fill the log."""
+    caplog.set_level("INFO")
+    rig = Rig()
 
-    async def test() -> None:
-        rig = Rig()
+    async def refuse(sender: str, header: bytes, payload: memoryview | None) -> None:
+        raise Refusal("not today")
 
-        async def refuse(sender: str, header: bytes, payload: memoryview | None) -> None:
-            raise Refusal("not today")
-
-        rig.box.deliver = refuse  # type: ignore[method-assign]
-        for peer in ("one", "other"):
-            stranger = await rig.stranger(peer)
-            for _ in range(5):
-                stranger.write(Message(b"again"))
-                assert isinstance(await stranger.read(), Refused)
-            stranger.writer.close()
-        assert rig.traffic.refused == 10
-        await rig.exchange.close()
-
-    with caplog.at_level("INFO"):
-        asyncio.run(test())
+    rig.box.deliver = refuse  # type: ignore[method-assign]
+    for peer in ("one", "other"):
+        stranger = await rig.stranger(peer)
+        for _ in range(5):
+            stranger.write(Message(b"again"))
+            assert isinstance(await stranger.read(), Refused)
+        stranger.writer.close()
+    assert rig.traffic.refused == 10
+    await rig.exchange.close()
     assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]
 
 

@@ -29,7 +29,7 @@ FLOODS = [
     (RELAYED, Message(msgpack.packb({"from": "x"})), Message(b"")),
 ]
 """The protocol and the frames of each connection's flood: bytes that are no certificate, silence, requests to relay."""
-FLOOD_S = 4.0
+FLOOD_S = 2.0
 
 
 async def watch(victim: Any, most: dict[str, int]) -> None:

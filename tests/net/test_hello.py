@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -78,21 +77,18 @@ Start = Callable[..., End]
 
 
 def run(test: Callable[[Start], Awaitable[None]]) -> None:
-    @contextlib.asynccontextmanager
-    async def ends() -> AsyncIterator[Start]:
+    async def bounded() -> None:
         started: list[End] = []
 
         def start(name: str, invited: Invitation | None = None) -> End:
             started.append(End(name, invited))
             return started[-1]
 
-        yield start
-        for end in started:
-            await end.close()
-
-    async def bounded() -> None:
-        async with ends() as start:
+        try:
             await asyncio.wait_for(test(start), 60)
+        finally:
+            for end in started:
+                await end.close()
 
     asyncio.run(bounded())
 
@@ -161,26 +157,23 @@ async def test_a_stranger_is_told_one_text(start: Start, kind: str, mark: bytes)
     assert not me.hellos.admits(S)
 
 
-def test_a_stranger_that_floods_is_closed_out_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run)
+async def test_a_stranger_that_floods_is_closed_out_unheard(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its first streams are read and answered, until the next sweep. Other peers are heard meanwhile."""
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 1000.0)
+    me, a = start(ME), start(A)
 
-    async def test(start: Start) -> None:
-        me, a = start(ME), start(A)
+    async def told() -> Frame | None:
+        pipe = await me.opened_by(S)
+        pipe.write(encode(Message(b"?" + strangers(me)["changed"])))
+        return await answer(pipe)
 
-        async def told() -> Frame | None:
-            pipe = await me.opened_by(S)
-            pipe.write(encode(Message(b"?" + strangers(me)["changed"])))
-            return await answer(pipe)
-
-        answers = [await told() for _ in range(TURNED_AWAY_MAX + 4)]
-        assert answers == [REFUSED] * TURNED_AWAY_MAX + [None] * 4
-        assert me.hellos.turned_away == TURNED_AWAY_MAX
-        await a.greets(me)
-        me.hellos.sweep()
-        assert await told() == REFUSED
-
-    run(test)
+    answers = [await told() for _ in range(TURNED_AWAY_MAX + 4)]
+    assert answers == [REFUSED] * TURNED_AWAY_MAX + [None] * 4
+    assert me.hellos.turned_away == TURNED_AWAY_MAX
+    await a.greets(me)
+    me.hellos.sweep()
+    assert await told() == REFUSED
 
 
 @plays(run)
@@ -197,24 +190,24 @@ async def test_a_stream_that_shows_nothing_ends_at_the_deadline(start: Start) ->
         await clock.until(lambda: me.hellos.turned_away == 1)
 
 
-def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+@plays(run)
+async def test_pending_streams_are_few_and_members_get_in_all_the_same(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     """The oldest pending stream makes room, of the same peer first. One line in the log counts them."""
-
-    async def test(start: Start) -> None:
-        me, a = start(ME), start(A)
-        mine = [await me.opened_by(S) for _ in range(PENDING_PER_PEER_MAX + 1)]
-        await until(lambda: mine[0].ended)
-        assert [pipe.ended is None for pipe in mine] == [False] + [True] * PENDING_PER_PEER_MAX
-        others = [await me.opened_by(id_of(f"s{index}")) for index in range(2 * PENDING_MAX)]
-        assert len(me.hellos._pending) == PENDING_MAX
-        await a.greets(me)
-        assert len(me.hellos._pending) <= PENDING_MAX
-        for pipe in (*mine, *others):
-            pipe.abort()
-
-    with caplog.at_level(logging.INFO):
-        run(test)
-    assert sum("turned away" in record.getMessage() for record in caplog.records) <= 1
+    caplog.set_level(logging.INFO)
+    me, a = start(ME), start(A)
+    mine = [await me.opened_by(S) for _ in range(PENDING_PER_PEER_MAX + 1)]
+    await until(lambda: mine[0].ended)
+    assert [pipe.ended is None for pipe in mine] == [False] + [True] * PENDING_PER_PEER_MAX
+    others = [await me.opened_by(id_of(f"s{index}")) for index in range(2 * PENDING_MAX)]
+    assert len(me.hellos._pending) == PENDING_MAX
+    await a.greets(me)
+    assert len(me.hellos._pending) <= PENDING_MAX
+    for pipe in (*mine, *others):
+        pipe.abort()
+    await until(lambda: not me.hellos._pending)
+    assert sum("turned away" in record.getMessage() for record in caplog.records) == 1
 
 
 @plays(run)
@@ -248,19 +241,16 @@ async def test_a_listener_that_shows_no_certificate_is_unreachable(start: Start,
     far.abort()
 
 
-def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+@plays(run)
+async def test_a_member_that_the_listener_refuses_is_told_so(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Once in the log, with what may be wrong; the peer doesn't count as dead."""
-
-    async def test(start: Start) -> None:
-        given_to_a = invitation()
-        a, b = start(A, given_to_a), start(B)
-        assert b.hellos.revoke(revocation(given_to_a))
-        for _ in range(2):
-            with pytest.raises(Unreachable, match="not a member") as error:
-                await a.greets(b)
-            assert not error.value.refused
-
-    run(test)
+    given_to_a = invitation()
+    a, b = start(A, given_to_a), start(B)
+    assert b.hellos.revoke(revocation(given_to_a))
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="not a member") as error:
+            await a.greets(b)
+        assert not error.value.refused
     assert sum("doesn't accept this peer as a member" in record.getMessage() for record in caplog.records) == 1
 
 

@@ -16,27 +16,20 @@ RSA = b"\x08\x00\x12\xa8\x09" + bytes(1192)
 """As libp2p's file of an RSA key begins, and as long as one."""
 
 
-def test_a_new_file_is_private_and_keeps_its_key(tmp_path: Path) -> None:
-    """Only its owner may read it, nothing else is left in its folder, and a later claim finds the same key."""
-    path = tmp_path / "identity"
-    first = IdentityFile.claim(str(path))
-    first.release()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == ["identity"]
-    second = IdentityFile.claim(str(path))
-    second.release()
-    assert first.key.peer_id == second.key.peer_id == read_key(path).peer_id
-
-
-def test_a_file_is_in_use_by_one_process(tmp_path: Path) -> None:
-    """A second claim is refused until the first is released; a key can be read all the while."""
+def test_a_new_file_is_private_and_in_use_by_one_process(tmp_path: Path) -> None:
+    """Only its owner may read it, and nothing else is left in its folder. A second claim is refused until the first is
+    released, and finds the same key then; a key can be read all the while."""
     path = tmp_path / "identity"
     first = IdentityFile.claim(str(path))
     with pytest.raises(ConfigError, match=r"identity_path=.*in use by another process"):
         IdentityFile.claim(str(path))
     assert read_key(path).peer_id == first.key.peer_id
     first.release()
-    IdentityFile.claim(str(path)).release()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["identity"]
+    second = IdentityFile.claim(str(path))
+    second.release()
+    assert first.key.peer_id == second.key.peer_id
 
 
 def test_a_temporary_file_goes_with_its_peer() -> None:
@@ -87,22 +80,15 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", [None, b"", b"text", b"\x08\x01\x12\x40", b"\x08\x01\x12\x03abc"])
+@pytest.mark.parametrize("content", [None, b"", b"\x08\x01\x12\x40", b"\x08\x01\x12\x03abc", RSA])
 def test_a_file_without_a_key_is_a_config_error(tmp_path: Path, content: bytes | None) -> None:
-    """Whether it doesn't exist or holds something else, the error names the key, the file and the mend."""
+    """Whether it doesn't exist or holds something else, the error names the key, the file and the mend. A peer that
+    starts is refused as well, and the file stays."""
     path = tmp_path / "identity"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"identity_path=.*identity.*name the file") as error:
-        read_key(path)
-    assert (error.value.key, error.value.value) == ("identity_path", str(path))
-
-
-def test_an_rsa_key_is_refused_and_kept(tmp_path: Path) -> None:
-    """To a peer that starts and to `set` alike. The file stays."""
-    path = tmp_path / "identity"
-    path.write_bytes(RSA)
-    for use in (lambda: IdentityFile.claim(str(path)), lambda: read_key(path)):
-        with pytest.raises(ConfigError, match=r"identity_path=.*holds no key of a peer"):
-            use()
-    assert path.read_bytes() == RSA
+    for use in (read_key, lambda path: IdentityFile.claim(str(path))) if content is not None else (read_key,):
+        with pytest.raises(ConfigError, match=r"identity_path=.*identity.*name the file") as error:
+            use(path)
+        assert (error.value.key, error.value.value) == ("identity_path", str(path))
+    assert content is None or path.read_bytes() == content

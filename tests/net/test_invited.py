@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Literal
@@ -51,11 +50,17 @@ def key(folder: Path) -> RunKey:
 
 
 def test_an_invitation_names_the_run_and_its_addresses(key: RunKey) -> None:
-    """So that `--invite` is all that a peer needs; given addresses come first."""
+    """So that `--invite` is all that a peer needs: its file, or its one line, as an environment variable holds it.
+    Given addresses come first; another run than the invitation's is an error, which names both."""
     local = with_invitation(PeerConfig(invite="r.invite"))
     assert (local.run_id, local.initial_peers) == ("r", (FAR,))
     assert with_invitation(PeerConfig(invite="r.invite", initial_peers=(FAR_TOO,))).initial_peers == (FAR_TOO,)
     assert with_invitation(local) == local
+    line = read_invitation(local).line()
+    assert read_invitation(PeerConfig(invite=line)) == read_invitation(local)
+    assert with_invitation(PeerConfig(invite=line)).run_id == "r"
+    with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
+        with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
 
 def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path) -> None:
@@ -66,19 +71,6 @@ def test_a_peer_has_the_name_of_its_own_invitation(key: RunKey, folder: Path) ->
     assert with_invitation(PeerConfig(invite="alice.invite")).name == "alice"
     assert with_invitation(PeerConfig(invite="alice.invite", name="al")).name == "al"
     assert with_invitation(PeerConfig(invite="r.invite")).name is None
-
-
-def test_an_invitation_may_be_one_line(key: RunKey) -> None:
-    """As an environment variable holds it."""
-    line = read_invitation(PeerConfig(invite="r.invite")).line()
-    assert read_invitation(PeerConfig(invite=line)) == read_invitation(PeerConfig(invite="r.invite"))
-    assert with_invitation(PeerConfig(invite=line)).run_id == "r"
-
-
-def test_an_invitation_to_another_run_is_refused(key: RunKey) -> None:
-    """The error names both runs."""
-    with pytest.raises(ConfigError, match=r"run_id=other is not the invitation's run, r; leave out run_id"):
-        with_invitation(PeerConfig(invite="r.invite", run_id="other"))
 
 
 def test_an_invitation_in_this_folder_is_used(key: RunKey) -> None:
@@ -240,12 +232,3 @@ def test_a_later_versions_list_is_read(folder: Path) -> None:
     entry = {"id": "00" * 8, "name": "alice", "role": "worker", "expires": 5, "colour": "blue"}
     (folder / "r.issued").write_text(json.dumps([entry]))
     assert Issued.beside(folder / "r.key").entries[0].name == "alice"
-
-
-def test_the_founder_is_told_how_others_join(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, with both files."""
-    caplog.set_level(logging.WARNING)
-    write_files("r", RunKey.create(), [FAR])
-    [line] = caplog.messages
-    assert "r.key is its key" in line
-    assert "p2p-diloco join --invite r.invite" in line

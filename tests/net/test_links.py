@@ -135,6 +135,7 @@ async def test_a_relayed_link_comes_back_to_a_direct_path(rig: Rig, monkeypatch:
     rig.opens["direct"] = False
     await rig.links.send("b", b"one")
     await rig.until(lambda: rig.dialled.count("relayed") >= 3)
+    assert rig.pipes[0].ended is None
     await rig.links.send("b", b"two")
     rig.opens["direct"] = True
     await rig.until(lambda: "direct" in rig.dialled)

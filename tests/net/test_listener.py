@@ -1,4 +1,4 @@
-"""Which connections the listener lets in, and that the others cost next to nothing."""
+"""Which connections the listener lets in, and that the others cost next to nothing; offers, and their knocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ import socket
 
 import pytest
 
-from p2p_diloco.net.framing import Accepted, Bulk, encode
+from p2p_diloco.net.framing import Accepted, Bulk, FrameError, encode
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.listener import KNOCK_BYTES, Listener, Offer
+from p2p_diloco.net.listener import (
+    KNOCK_BYTES,
+    KNOCK_LIFE_S,
+    KNOCKS_MAX,
+    KNOCKS_PER_PEER_MAX,
+    PORTS_MAX,
+    Knocks,
+    Listener,
+    Offer,
+)
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
 from tests.net.direct_peers import AT_ONCE_S, Peer, Start, let_in, offer_of, run
@@ -46,17 +55,6 @@ async def test_a_knock_lets_its_peer_in_once(start: Start) -> None:
 
 
 @plays(run)
-async def test_the_handshake_says_which_peer_sends(start: Start) -> None:
-    """A payload counts as sent by the peer that TLS has proven, whatever its header says."""
-    a, b = start("a"), start("b")
-    pipe = await let_in(a, "b")
-    pipe.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
-    await until(lambda: b.box.got)
-    assert b.box.got == [("a", b"from somebody else", b"abc")]
-    pipe.abort()
-
-
-@plays(run)
 async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Start) -> None:
     """They are closed before the handshake, and counted."""
     b = start("b")
@@ -68,7 +66,7 @@ async def test_while_no_knock_is_valid_connections_are_closed_unread(start: Star
         assert b.direct.listener.turned_away == count
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
 @plays(run)
 async def test_a_connection_without_a_handshake_is_closed_at_its_deadline(
     start: Start, monkeypatch: pytest.MonkeyPatch, noise: bytes
@@ -167,3 +165,49 @@ async def test_a_connection_let_in_while_the_listener_ends_is_closed(
     pipe = await let_in(a, "b")
     assert not await pipe.more(AT_ONCE_S)
     assert not b.direct.listener.ports
+
+
+# -- offers and knocks
+
+OFFER = Offer(((4, 1), (6, 65535)), bytes(KNOCK_BYTES))
+
+
+def test_an_offer_is_unpacked_as_it_was_packed() -> None:
+    """Also with the most ports."""
+    for offer in (OFFER, Offer(((4, 80),) * PORTS_MAX, b"k" * KNOCK_BYTES)):
+        assert Offer.unpack(offer.pack()) == offer
+
+
+@pytest.mark.parametrize("ports", [(), ((4, 1),) * (PORTS_MAX + 1), ((5, 1),), ((4, 0),)], ids=str)
+def test_an_offer_with_ports_out_of_range_is_an_error(ports: tuple[tuple[int, int], ...]) -> None:
+    """One such port is enough."""
+    with pytest.raises(FrameError):
+        Offer.unpack(Offer(ports, bytes(KNOCK_BYTES)).pack())
+
+
+def test_a_knock_expires() -> None:
+    """While any knock is valid, connections are expected."""
+    now = 100.0
+    knocks = Knocks(lambda: now)
+    assert not knocks
+    early = knocks.draw("a", sends=False)
+    now += KNOCK_LIFE_S - 1
+    late = knocks.draw("a", sends=False)
+    assert knocks
+    now += 2
+    assert knocks.use(early) is None
+    assert knocks.use(late) == ("a", False)
+    assert not knocks
+
+
+def test_the_number_of_knocks_is_limited() -> None:
+    """A peer's newest replaces its own oldest only; beyond the total limit the oldest of all goes."""
+    knocks = Knocks(lambda: 100.0)
+    other = knocks.draw("other", sends=False)
+    drawn = [knocks.draw("greedy", sends=False) for _ in range(KNOCKS_PER_PEER_MAX + 1)]
+    assert knocks.use(drawn[0]) is None
+    assert knocks.use(other) == ("other", False)
+    for number in range(KNOCKS_MAX):
+        knocks.draw(f"peer {number}", sends=False)
+    assert knocks.use(drawn[1]) is None
+    assert len(knocks._open) == KNOCKS_MAX

@@ -62,22 +62,6 @@ def test_an_expired_invitation_makes_no_member() -> None:
         membership(invitation(expires=NOW))
 
 
-def test_a_revoked_grant_is_refused_from_then_on() -> None:
-    """The newest list that the run key signed holds; it can be passed on."""
-    me, first, second = membership(), invitation(), invitation()
-    theirs = membership(first, BOB)
-    assert me.admit(BOB, theirs.chain, NOW)
-    list_1 = KEY.sign_revocations(1, [first.grant.id])
-    assert me.revoke(list_1)
-    with pytest.raises(Stranger):
-        me.admit(BOB, theirs.chain, NOW)
-    assert me.admit(EVE, membership(second, EVE).chain, NOW)
-    assert (me.banned, me.revocations) == (frozenset([first.grant.id]), list_1)
-    assert theirs.revoke(list_1)
-    assert theirs.revoked
-    assert not me.revoked
-
-
 def test_only_a_newer_list_of_this_run_counts() -> None:
     """An older or equal number, another run's list, or another key's signature changes nothing."""
     me = membership()
@@ -134,15 +118,6 @@ def test_hidden_keys_and_the_salt_belong_to_the_run() -> None:
     assert ME.hidden("main/peers/0") != foreign.hidden("main/peers/0")
     assert "main" not in ME.hidden("main/peers/0")
     assert ME.token_salt == OTHER.token_salt != foreign.token_salt
-
-
-def test_an_invitation_is_read_from_its_file_and_from_its_line() -> None:
-    """Both forms hold the same; the file says what it is."""
-    assert Invitation.unpack(GIVEN.pack()) == GIVEN
-    assert Invitation.unpack(GIVEN.line() + "\n") == GIVEN
-    assert len(GIVEN.line().split()) == 1
-    content = json.loads(GIVEN.pack())
-    assert (content["kind"], content["run_id"], content["name"]) == ("p2p_diloco invitation", "main", "alice")
 
 
 @pytest.mark.parametrize("key", ["run_id", "addresses", "grant", "seed", "secret"])

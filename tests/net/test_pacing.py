@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +17,8 @@ from p2p_diloco.net.pacing import (
     Shares,
     Took,
 )
+from tests.net.clocks import ByHand, by_hand
+from tests.net.patience import awaited
 
 MB = 1e6
 LONG = 6000
@@ -123,15 +123,6 @@ def test_a_faster_link_is_noticed(used: float) -> None:
     assert link.shares.link == pytest.approx(30 * MB, rel=0.03)
 
 
-def test_a_low_first_reading_is_corrected_at_once() -> None:
-    """It may have been taken while others used the link, or before TCP's windows were wide: the next one is a probe."""
-    link = Link(6 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
-    link.run(FIRST)
-    link.rate = 12 * MB
-    link.run(SPAN * (1 + math.ceil(math.log(2, LEAP * GAPS))))
-    assert link.shares.link == pytest.approx(12 * MB)
-
-
 @pytest.mark.parametrize("waiting", ["a", "ab"])
 def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> None:
     """What a peer sends now and then must limit neither itself nor another connection."""
@@ -142,76 +133,48 @@ def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> 
     assert link.paces == {}
 
 
-class Clock:
-    """An event loop whose time passes when told."""
-
-    def __init__(self) -> None:
-        self.now, self.loop = 1000.0, asyncio.new_event_loop()
-        self.loop.time = lambda: self.now  # type: ignore[method-assign]
-
-    def pacer(self, **writing: Wire) -> Pacer:
-        """One that goes by it, when something has begun to be written on these, by peers."""
-
-        async def made() -> Pacer:
-            return Pacer()
-
-        pacer = self.loop.run_until_complete(made())
-        for peer, wire in writing.items():
-            pacer.begin(peer, wire)
-        return pacer
-
-    def passes(self, ticks: float) -> None:
-        """So much time at once: what is due by then is done now, be it late."""
-        self.now += ticks * TICK_S
-        self.loop.call_soon(self.loop.stop)
-        self.loop.run_forever()
-
-    def ticks(self, count: int) -> None:
-        """Time for so many, and for no more."""
-        for _ in range(2 * count):
-            self.passes(0.5)
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    """For pacers; none of their timers is left."""
-    clock = Clock()
-    yield clock
-    clock.loop.close()
-
-
 class Wire:
-    """A connection over which so many bytes go each second, after others did, held up by the network or partly so."""
+    """A connection over which so many bytes go each second, held up by the network."""
 
-    def __init__(self, clock: Clock, rate: float, carried: int = 0, held_up: float = 1.0) -> None:
-        self.clock, self.rate, self.carried, self.held_up, self.read_at = clock, rate, carried, held_up, 0.0
+    def __init__(self, clock: ByHand, rate: float) -> None:
+        self.clock, self.rate, self.read_at = clock, rate, clock.now
         self.paces = list[float | None]()
 
     def took(self) -> Took:
         seconds, self.read_at = self.clock.now - self.read_at, self.clock.now
-        carried, self.carried = self.carried, 0
-        return Took(carried + round(self.rate * seconds), self.held_up * seconds)
+        return Took(round(self.rate * seconds), seconds)
 
     def pace(self, rate: float | None) -> None:
         self.paces.append(rate)
 
 
-def test_connections_are_paced_while_payloads_are_written(clock: Clock) -> None:
+@awaited
+async def test_connections_are_paced_while_payloads_are_written() -> None:
     """Both are paced; once one is over the other isn't any more; once both are, the ticks stop until one begins."""
-    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
-    pacer = clock.pacer(a=a, b=b)
-    clock.ticks(FIRST - 1)
-    assert a.paces == b.paces == [None] * (FIRST - 1)
-    clock.ticks(1)
-    assert a.paces[-1] is not None
-    assert b.paces[-1] is not None
-    pacer.over("b")
-    clock.ticks(2)
-    assert (a.paces[-1], len(a.paces), len(b.paces)) == (None, FIRST + 2, FIRST + 1)
-    pacer.over("a")
-    clock.ticks(3)
-    pacer.over("a")  # also of another connection to that peer
-    assert len(a.paces) == FIRST + 3
-    pacer.begin("a", a)
-    clock.ticks(1)
-    assert len(a.paces) == FIRST + 4
+    with by_hand() as clock:
+        a, b, pacer = Wire(clock, 2 * MB), Wire(clock, 1 * MB), Pacer()
+        pacer.begin("a", a)
+        pacer.begin("b", b)
+
+        async def ticks(count: int) -> None:
+            for _ in range(2 * count):
+                await clock.passes(0.5 * TICK_S)
+
+        await ticks(FIRST - 1)
+        assert a.paces == b.paces == [None] * (FIRST - 1)
+        await ticks(1)
+        assert a.paces[-1] is not None
+        assert b.paces[-1] is not None
+        pacer.over("b")
+        await ticks(2)
+        assert (a.paces[-1], len(a.paces), len(b.paces)) == (None, FIRST + 2, FIRST + 1)
+        pacer.over("a")
+        await ticks(3)
+        pacer.over("a")  # also of another connection to that peer
+        assert len(a.paces) == FIRST + 3
+        pacer.begin("a", a)
+        pacer.over("a")
+        pacer.begin("a", a)  # the next payload, at once
+        await ticks(2)
+        assert len(a.paces) == FIRST + 5
+        pacer.end()

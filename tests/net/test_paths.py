@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -114,31 +114,14 @@ async def test_a_direct_dial_has_a_head_start(start: Start, clock: ByHand) -> No
 @plays(run, 2)
 async def test_both_streams_at_once_leave_only_the_direct_one(start: Start, clock: ByHand) -> None:
     """The other one is aborted."""
-    for _ in range(20):
-        sides = start()
-        dialling = sides.dial()
-        await clock.passes(1.1 * HEAD_START_S)
-        relayed = sides.succeed(sides.relayed[0], RELAYED)
-        direct = sides.succeed(sides.direct[0], DIRECTLY)
-        assert await dialling == (direct, DIRECTLY)
-        await clock.passes(0.0)
-        assert (relayed.aborted, direct.aborted) == (True, False)
-
-
-@pytest.mark.parametrize("way", ["direct", "relayed"])
-@plays(run, 2)
-async def test_a_stream_that_comes_as_the_dial_is_cancelled_is_aborted(start: Start, clock: ByHand, way: str) -> None:
-    """It would stay open for ever."""
     sides = start()
     dialling = sides.dial()
     await clock.passes(1.1 * HEAD_START_S)
-    stream = sides.succeed(getattr(sides, way)[0], DIRECTLY)
-    await asyncio.sleep(0)  # the dial has ended, and `open` doesn't know yet
-    dialling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await dialling
+    relayed = sides.succeed(sides.relayed[0], RELAYED)
+    direct = sides.succeed(sides.direct[0], DIRECTLY)
+    assert await dialling == (direct, DIRECTLY)
     await clock.passes(0.0)
-    assert stream.aborted
+    assert (relayed.aborted, direct.aborted) == (True, False)
 
 
 @plays(run, 2)
@@ -218,18 +201,6 @@ async def test_after_a_relay_was_faster_there_is_no_head_start(start: Start, clo
 
 
 @plays(run, 2)
-async def test_an_error_of_our_own_is_not_hidden(start: Start, clock: ByHand) -> None:
-    """Only `Unreachable` is taken for an answer about the peer."""
-    sides = start()
-    dialling: Coroutine[Any, Any, Any] = sides.paths.open("b", "/p", timeout_s=5.0)
-    running = asyncio.create_task(dialling)
-    await clock.passes(0.0)
-    sides.direct[0].set_exception(ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        await running
-
-
-@plays(run, 2)
 async def test_what_is_remembered_is_bounded(start: Start, clock: ByHand) -> None:
     """The peer that has been remembered longest is forgotten."""
     paths = start().paths
@@ -240,7 +211,10 @@ async def test_what_is_remembered_is_bounded(start: Start, clock: ByHand) -> Non
     assert str(REMEMBERED_MAX + 9) in paths._relayed_until
 
 
-def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(
+    start: Start, clock: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The daemon would open streams on the dead connection at once, and nothing would pass."""
     answering: list[bool] = [False, False, True]
 
@@ -248,29 +222,25 @@ def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pyte
         return answering.pop(0)
 
     monkeypatch.setattr(paths, "answers", answers)
-
-    async def test(start: Start, clock: ByHand) -> None:
-        sides = start()
-        dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
-        await clock.passes(0.01)
-        stream = sides.succeed(sides.relayed[0], RELAYED)
-        assert await dial == (stream, RELAYED)
-        again = sides.dial()
-        await clock.passes(0.01)
-        sides.succeed(sides.relayed[1], RELAYED)
-        await again
-        assert sides.direct == []
-        for _ in range(4):
-            await clock.passes(paths.LOOK_EVERY_S)
-        assert answering == []
-        healed = sides.dial()
-        await clock.passes(0.01)
-        assert len(sides.direct) == 1
-        sides.succeed(sides.direct[0], DIRECTLY)
-        await healed
-        await sides.paths.close()
-
-    run(test)
+    sides = start()
+    dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+    await clock.passes(0.01)
+    stream = sides.succeed(sides.relayed[0], RELAYED)
+    assert await dial == (stream, RELAYED)
+    again = sides.dial()
+    await clock.passes(0.01)
+    sides.succeed(sides.relayed[1], RELAYED)
+    await again
+    assert sides.direct == []
+    for _ in range(4):
+        await clock.passes(paths.LOOK_EVERY_S)
+    assert answering == []
+    healed = sides.dial()
+    await clock.passes(0.01)
+    assert len(sides.direct) == 1
+    sides.succeed(sides.direct[0], DIRECTLY)
+    await healed
+    await sides.paths.close()
 
 
 @plays(run, 2)

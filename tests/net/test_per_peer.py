@@ -6,22 +6,20 @@ The streams are socket pairs here; `test_hivemind` has real daemons.
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
+from p2p_diloco.net.framing import Accepted, Bulk, encode
 from p2p_diloco.net.interface import Limits, Unreachable
 from p2p_diloco.net.links import OnePerPeer
 from p2p_diloco.net.outgoing import Outgoing
 from p2p_diloco.net.pipe import Pipe
 from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer
 from tests.net.gates import LONG, Gate, sent
 from tests.net.patience import awaited, plays, until
 from tests.net.test_exchange import Rig, Stranger
@@ -64,52 +62,6 @@ async def payloads(far: Stranger, count: int) -> list[bytes]:
 
 
 # -- what goes well
-
-
-@plays(run)
-async def test_many_payloads_go_on_one_stream(start: Start) -> None:
-    """One after the other or at once, in their order and with their own bytes; each way has its own stream."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"1" * LONG, b"1")
-    await a.send("b", b"", b"2")
-    await asyncio.gather(*sent(a, b"3", b"4", b"5", nbytes=LONG))
-    await b.send("a", b"back")
-    got = [(header, payload) for _, header, payload in b.box.got]
-    assert got == [(b"1", b"1" * LONG), (b"2", b""), *((header, header * LONG) for header in (b"3", b"4", b"5"))]
-    assert a.box.got == [("b", b"h", b"back")]
-    assert (a.libp2p_streams, b.libp2p_streams) == (1, 1)
-    assert a.traffic.ways() == {"b": "libp2p"}
-
-
-@awaited
-async def test_messages_have_a_stream_of_their_own() -> None:
-    """A link doesn't wait behind payloads, and neither stream carries what belongs to the other."""
-    rig = Rig()
-    payloads = await rig.stranger()
-    payloads.write(encode(Bulk(b"1", 1)) + b"x" + encode(Message(b"lost")))
-    assert await payloads.read() == Accepted()
-    assert "no place" in await payloads.refusal()
-    link = await rig.stranger()
-    link.write(encode(Message(b"2")) + encode(Bulk(b"3", 1)) + b"x")
-    assert await link.read() == Accepted()
-    assert "no place" in await link.refusal()
-    assert rig.box.headers == [b"1", b"2"]
-    await rig.exchange.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
-@plays(run)
-async def test_the_systems_buffer_holds_a_whole_chunk(start: Start) -> None:
-    """It is larger than by default, so that the stream asks for the next chunk less often."""
-    usual, other = socket.socketpair()
-    near, far = await pair()
-    sock = near.transport.get_extra_info("socket")
-    option = socket.SOL_SOCKET, socket.SO_SNDBUF
-    assert sock.getsockopt(*option) > usual.getsockopt(*option)
-    for end in (usual, other):
-        end.close()
-    near.abort()
-    far.abort()
 
 
 # -- what breaks

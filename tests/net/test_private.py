@@ -32,15 +32,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"p2p_diloco.net.{module}.LINGER_S", 0.2)
 
 
-async def two(*given: Invitation | None, **options: Any) -> tuple[list[Any], list[Box]]:
+async def two(*given: Invitation | None) -> tuple[list[Any], list[Box]]:
     """Peers of the run "real", the first of which the others join."""
-    boxes = [Box() for _ in given]
-    first = await join(boxes[0], invitation=given[0], **options)
-    others = [
-        await join(b, invitation=i, initial_peers=first.addresses(), **options)
-        for b, i in zip(boxes[1:], given[1:], strict=True)
-    ]
-    return [first, *others], boxes
+    boxes, peers = [Box() for _ in given], list[Any]()
+    for box, invited in zip(boxes, given, strict=True):
+        peers.append(await join(box, invitation=invited, initial_peers=peers[0].addresses() if peers else []))
+    return peers, boxes
 
 
 async def closed(*transports: Any) -> None:
@@ -48,32 +45,31 @@ async def closed(*transports: Any) -> None:
         await transport.close()
 
 
-@pytest.mark.parametrize("direct", [True, False])
 @awaited
-async def test_members_exchange_messages_and_payloads(direct: bool) -> None:
-    """In both directions, over direct connections or libp2p alone, and each knows the other's name."""
-    (a, b), boxes = await two(invitation(), invitation(name="bob"), direct=direct)
+async def test_members_exchange_messages_and_payloads() -> None:
+    """In both directions, and each knows the other's name."""
+    (a, b), boxes = await two(invitation(), invitation(name="bob"))
     for sender, receiver, box in ((a, b, boxes[1]), (b, a, boxes[0])):
         await sender.send(receiver.peer_id, b"hello")
         await sender.send(receiver.peer_id, b"bulk", memoryview(bytes(1 << 20)))
         assert [box.headers.get_nowait() for _ in range(2)] == [b"hello", b"bulk"]
-        assert sender.traffic.ways() == {receiver.peer_id: "direct" if direct else "libp2p"}
+        assert sender.traffic.ways() == {receiver.peer_id: "direct"}
     assert (a.member(b.peer_id).name, b.member(a.peer_id).name) == ("bob", "alice")
     await closed(a, b)
 
 
-@pytest.mark.parametrize("other", [None, invitation(key=OTHER_KEY)], ids=["no invitation", "another run's"])
 @awaited
-async def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing(other: Invitation | None) -> None:
-    """Whichever of the two dials; the member takes the other for dead."""
-    (a, b), boxes = await two(invitation(), other)
-    for payload in (None, memoryview(bytes(1000))):
-        with pytest.raises(Exception, match="not a member of this run"):
-            await b.send(a.peer_id, b"hello", payload)
-        with pytest.raises(Unreachable):
-            await a.send(b.peer_id, b"hello", payload)
+async def test_a_peer_without_an_invitation_to_this_run_exchanges_nothing() -> None:
+    """Whether it has none or another run's, and whichever of the two dials; the member takes the other for dead."""
+    (a, *others), boxes = await two(invitation(), None, invitation(key=OTHER_KEY))
+    for other in others:
+        for payload in (None, memoryview(bytes(1000))):
+            with pytest.raises(Exception, match="not a member of this run"):
+                await other.send(a.peer_id, b"hello", payload)
+            with pytest.raises(Unreachable):
+                await a.send(other.peer_id, b"hello", payload)
     assert boxes[0].headers.empty()
-    await closed(a, b)
+    await closed(a, *others)
 
 
 def hello_of(victim: Any) -> list[bytes]:
@@ -97,7 +93,7 @@ async def test_a_stranger_is_told_one_text_on_every_stream() -> None:
                 assert await stranger.told(protocol, Message(shown), *said) == [REFUSED]
         me = stranger.daemon.peer_id
         requests = [{"open": me}, {"register": True}, {"ping": True}, {"check": ["/ip4/127.0.0.1/tcp/22"]}]
-        for request in (*requests, *({**r, "member": s[1:]} for r in requests for s in hello_of(victim))):
+        for request in (*requests, *({**r, "member": victim.membership.chain} for r in requests)):
             assert await stranger.told(RELAY, Message(msgpack.packb(request))) == [REFUSED]
         for shown in (None, membership(id_of("x")).chain):
             told = {"from": "x"} if shown is None else {"from": me, "member": shown}

@@ -28,7 +28,7 @@ from p2p_diloco.net.reach import (
 )
 from tests.net.clocks import ByHand, by_hand
 from tests.net.direct_peers import pair
-from tests.net.patience import awaited
+from tests.net.patience import awaited, plays
 
 ME = "QmMe"
 OWN = [f"/ip4/192.168.1.2/tcp/40/p2p/{ME}", f"/ip4/127.0.0.1/tcp/40/p2p/{ME}"]
@@ -43,31 +43,28 @@ def nat(why: str | None = "timed out") -> DialBack:
     return DialBack(SEEN_AT_A_ROUTER, {**elsewhere, MAPPED: why})
 
 
-def test_behind_a_router_that_lets_nothing_in_a_peer_is_private() -> None:
-    """The reason names the router's address, the port that was dialled, and what became of the dial."""
-    reach = judged(OWN, nat())
-    assert reach.private
-    assert reach.why == "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"
+def seen_at_its_own(why: str | None) -> DialBack:
+    return DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: why})
 
 
-def test_a_peer_that_listens_on_ip4_alone_is_not_behind_a_router_of_ip6() -> None:
-    """The reason names what it lacks."""
-    answer = DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2"))
-    reach = judged(PUBLIC, answer)
-    assert reach.private
-    assert reach.why == "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there"
-
-
-def test_a_peer_that_is_reached_at_its_own_address_is_public() -> None:
-    """The reason names the address."""
-    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: None}))
-    assert reach == Reach("public", f"other peers dial this peer at {PUBLIC[0]}")
-
-
-def test_a_firewall_makes_a_peer_with_a_public_address_private() -> None:
-    """It is seen at its own address, so no router is blamed."""
-    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: "timed out"}))
-    assert reach == Reach("private", "it is seen at 20.0.0.5; port 40: timed out")
+@pytest.mark.parametrize(
+    ("own", "answer", "kind", "why"),
+    [
+        (OWN, nat(), "private", "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"),
+        (
+            PUBLIC,
+            DialBack("/ip6/fd00:3::2/tcp/999", dict.fromkeys(PUBLIC, "it isn't at fd00:3::2")),
+            "private",
+            "it is seen at fd00:3::2, and listens at no IPv6 address; no address of it lies there",
+        ),
+        (PUBLIC, seen_at_its_own(None), "public", f"other peers dial this peer at {PUBLIC[0]}"),
+        (PUBLIC, seen_at_its_own("timed out"), "private", "it is seen at 20.0.0.5; port 40: timed out"),
+    ],
+    ids=["a router that lets nothing in", "no address of IPv6", "reached at its own address", "a firewall"],
+)
+def test_a_peer_is_private_unless_it_was_reached(own: list[str], answer: DialBack, kind: str, why: str) -> None:
+    """The reason names the address at which it is seen, the port that was dialled, and what became of the dial."""
+    assert judged(own, answer) == Reach(kind, why)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +91,6 @@ def test_one_peer_that_fails_makes_private() -> None:
     assert together(OWN, [silent, nat(None)]).kind == "mapped"
     assert together(OWN, [silent]) == Reach()
     assert together(OWN, []) == Reach()
-
-
-def test_a_peer_that_listens_nowhere_is_private() -> None:
-    """Before any peer was asked."""
-    assert together([], []).private
-    assert "client_mode" in together([], []).why
 
 
 # -- asking
@@ -193,11 +184,12 @@ async def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None
 
 
 @awaited
-async def test_a_peer_that_listens_nowhere_asks_none() -> None:
+async def test_a_peer_that_listens_nowhere_is_private_and_asks_none() -> None:
     """There is nothing to dial."""
     asker: Any = Asker(addresses=[])
     assert await ask_all(asker, ["other"]) == {}
     assert asker.far == []
+    assert together([], []).private
 
 
 # -- finding out
@@ -218,83 +210,73 @@ class Swarm:
         self.asked += peers
         return {peer: self.answers[peer] for peer in peers if peer in self.answers}
 
-    def finder(self, answers: dict[str, DialBack]) -> ReachFinder:
-        return ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
+    def start(self, answers: dict[str, DialBack]) -> ReachFinder:
+        self.finder = ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
+        return self.finder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[Swarm, ByHand], Awaitable[ReachFinder]]) -> None:
+def run(test: Callable[[Swarm, ByHand], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        with by_hand() as clock:
-            finder = await test(Swarm(monkeypatch), clock)
-            await finder.close()
+        with by_hand() as clock, pytest.MonkeyPatch.context() as patch:
+            swarm = Swarm(patch)
+            await test(swarm, clock)
+            await swarm.finder.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(bounded())
 
 
-def test_newly_linked_peers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_newly_linked_peers_are_asked(swarm: Swarm, clock: ByHand) -> None:
     """Each one once, and not those that have answered at the start. `changed` is called once for a change."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
-        finder = swarm.finder({"seed": nat(None)})
-        assert finder.now.kind == "mapped"
-        assert finder.mapped == [MAPPED]
+    swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
+    finder = swarm.start({"seed": nat(None)})
+    assert finder.now.kind == "mapped"
+    assert finder.mapped == [MAPPED]
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == []
+    swarm.linked.append("a")
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["a"]
+    assert finder.now.private
+    swarm.linked.append("b")
+    for _ in range(3):
         await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == []
-        swarm.linked.append("a")
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["a"]
-        assert finder.now.private
-        swarm.linked.append("b")
-        for _ in range(3):
-            await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["a", "b"]
-        assert [reach.kind for reach in swarm.told] == ["private"]
-        return finder
-
-    run(monkeypatch, test)
+    assert swarm.asked == ["a", "b"]
+    assert [reach.kind for reach in swarm.told] == ["private"]
 
 
-def test_all_are_asked_again_after_a_change_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_all_are_asked_again_after_a_change_of_addresses(swarm: Swarm, clock: ByHand) -> None:
     """The answers before the change don't count any more; a peer that doesn't answer now is asked again later."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked = ["seed", "a"]
-        finder = swarm.finder({"seed": nat(), "a": nat()})
-        assert finder.now.private
-        await clock.passes(0.0)
-        swarm.addresses = PUBLIC
-        swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "a"]
-        assert finder.now.kind == "public"
-        assert finder.mapped == []
-        await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "a"]
-        assert [reach.kind for reach in swarm.told] == ["public"]
-        return finder
-
-    run(monkeypatch, test)
+    swarm.linked = ["seed", "a"]
+    finder = swarm.start({"seed": nat(), "a": nat()})
+    assert finder.now.private
+    await clock.passes(0.0)
+    swarm.addresses = PUBLIC
+    swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "a"]
+    assert finder.now.kind == "public"
+    assert finder.mapped == []
+    await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "a"]
+    assert [reach.kind for reach in swarm.told] == ["public"]
 
 
-def test_all_are_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(run, 2)
+async def test_all_are_asked_again_after_a_while(swarm: Swarm, clock: ByHand) -> None:
     """Because a router or a firewall may change; without any answer the last ones stay."""
-
-    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
-        swarm.linked = ["seed"]
-        finder = swarm.finder({"seed": nat()})
-        passed_s = 0.0
-        while not swarm.asked:
-            await clock.passes(LOOK_EVERY_S)
-            passed_s += LOOK_EVERY_S
-        assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
-        assert finder.now.private
-        swarm.answers = {"seed": nat(None)}
-        for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
-            await clock.passes(LOOK_EVERY_S)
-        assert swarm.asked == ["seed", "seed"]
-        assert [reach.kind for reach in swarm.told] == ["mapped"]
-        return finder
-
-    run(monkeypatch, test)
+    swarm.linked = ["seed"]
+    finder = swarm.start({"seed": nat()})
+    passed_s = 0.0
+    while not swarm.asked:
+        await clock.passes(LOOK_EVERY_S)
+        passed_s += LOOK_EVERY_S
+    assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
+    assert finder.now.private
+    swarm.answers = {"seed": nat(None)}
+    for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
+        await clock.passes(LOOK_EVERY_S)
+    assert swarm.asked == ["seed", "seed"]
+    assert [reach.kind for reach in swarm.told] == ["mapped"]

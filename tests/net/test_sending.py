@@ -14,30 +14,6 @@ from tests.net.gates import Gate, sent, serving
 from tests.net.patience import plays, until
 
 
-@pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1), (2,), (0, 1, 2)])
-@plays(run)
-async def test_a_cancelled_send_leaves_the_other_answers_alone(start: Start, cancelled: tuple[int, ...]) -> None:
-    """Payloads that were written are answered although their senders are gone; no other send takes these answers for
-    its own."""
-    a, b = start("a"), start("b")
-    await a.send("b", b"first")
-    gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
-    sends = sent(a, b"1", b"2", b"3")
-    await until(lambda: gate.come)
-    stream = a.direct._way("b").connections[0]
-    assert stream is not None
-    writing = a.exchange._writing["b"]
-    await until(lambda: len(stream._waiting) == 3 and not writing.locked())  # all are written
-    for place in cancelled:
-        sends[place].cancel()
-    await asyncio.sleep(0)
-    gate.open.set()
-    await asyncio.gather(*(send for place, send in enumerate(sends) if place not in cancelled))
-    await a.send("b", b"4", b"4")
-    assert [header for _, header, _ in b.box.got][-1] == b"4"
-    assert (a.talks, a.libp2p_streams) == (1, 0)
-
-
 @plays(run)
 async def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers(start: Start) -> None:
     """A send that is cancelled midway is the last on its connection. Earlier ones are answered, later ones use another
@@ -68,7 +44,7 @@ SIZES = (0, 1, 1000, 100_000, 1 << 20, 3 << 20)
 
 
 @pytest.mark.parametrize("way", ["direct", "libp2p"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, seed: int, way: str) -> None:
     """Payloads both ways, of any length, to slow inboxes; refused before or after they are read, cancelled at any
     moment, on connections that break at any moment. A send that returns was delivered with its own bytes, a refused one

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, sign, signed_by
+from p2p_diloco.net.signing import PEER_ID, SIGNATURE_BYTES, SigningKey, signed_by
 
 KEY, OTHER = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
 SPECIFIED = bytes.fromhex(
@@ -23,14 +23,6 @@ def test_a_key_has_the_form_that_libp2p_specifies() -> None:
     key = SigningKey.read(SPECIFIED)
     assert key.content == SPECIFIED
     assert PEER_ID.fullmatch(key.peer_id)
-
-
-def test_a_new_key_is_another_one_and_survives_as_bytes() -> None:
-    """Two new keys have two ids; a key that is read again has the same id and signs the same."""
-    a, b = SigningKey.create(), SigningKey.create()
-    assert a.peer_id != b.peer_id
-    again = SigningKey.read(a.content)
-    assert (again.peer_id, again.sign(b"kind", b"yes")) == (a.peer_id, a.sign(b"kind", b"yes"))
 
 
 def test_a_signature_holds_for_its_peer_kind_and_statement_alone() -> None:
@@ -62,7 +54,7 @@ def test_an_id_of_the_right_form_must_be_that_of_an_ed25519_key() -> None:
 
 
 STRANGE = st.one_of(
-    st.text(),
+    st.text("12D3KooW0Il é\n\0\U0001f600"),
     st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", min_size=44, max_size=44).map(
         "12D3KooW".__add__
     ),
@@ -92,9 +84,3 @@ def test_bytes_that_are_no_key_are_refused(content: bytes) -> None:
     """Whatever the file holds instead of an Ed25519 key, the error is a ValueError."""
     with pytest.raises(ValueError, match="no Ed25519 key"):
         SigningKey.read(content)
-
-
-def test_the_signature_of_another_purpose_is_none_of_a_peer() -> None:
-    """Peers and run keys sign in one form, so the kinds of their statements must differ, not only the keys."""
-    assert signed_by(KEY.peer_id, sign(b"k" * 32, b"vow", b"yes"), b"vow", b"yes")
-    assert not signed_by(KEY.peer_id, sign(b"k" * 32, b"grant", b"yes"), b"vow", b"yes")

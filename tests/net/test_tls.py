@@ -10,30 +10,23 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.signing import SigningKey
-from p2p_diloco.net.tcp import UNSENT_BYTES, TcpSocket
 from p2p_diloco.net.tls import Tls
 from tests.net.members import DAY_S, OTHER_KEY, invitation, key_of, membership, revocation, tls_of
 from tests.net.patience import awaited
+from tests.net.relays import loops as loops
 from tests.net.tls_ends import ALICE, BOB, HandshakeFailed, handshake, sock_of, sockets
 
-
-@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
-def loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs on both event loops: each has TLS of its own."""
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
-    yield
-    asyncio.set_event_loop_policy(None)
+pytestmark = pytest.mark.usefixtures("loops")
 
 
 @contextlib.asynccontextmanager
@@ -115,20 +108,11 @@ def test_no_file_with_a_key_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [(pem.count(b"ENCRYPTED PRIVATE KEY"), pem.count(b"BEGIN CERTIFICATE")) for pem in written] == [(2, 2)] * 2
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
-@awaited
-async def test_what_the_kernel_holds_unsent_is_limited() -> None:
-    """At either end, so that payloads leave one after the other."""
-    async with ends() as pipes:
-        for pipe in pipes:
-            assert sock_of(pipe).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
-
-
 @awaited
 async def test_bytes_arrive_both_ways_at_once() -> None:
-    """20 MB each way, in pieces of all sizes, straight into the reader's memory."""
+    """5 MB each way, in pieces of all sizes, straight into the reader's memory."""
     async with ends() as (near, far):
-        data = memoryview(os.urandom(20_000_000))
+        data = memoryview(os.urandom(5_000_000))
 
         async def cross(sender: Pipe, receiver: Pipe) -> None:
             target = memoryview(bytearray(len(data)))
@@ -190,16 +174,18 @@ async def test_an_abort_ends_waiting_readers_and_writers_at_once() -> None:
 
 @awaited
 async def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that the other end doesn't read are dropped after the deadline, and the socket is closed."""
+    """Bytes that the other end doesn't read, of which it holds few, are dropped after the deadline, and the socket is
+    closed."""
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
-    async with ends() as (near, _):
+    async with ends() as (near, far):
         sock = sock_of(near)
-        near.write(bytes(64 << 20))
+        near.write(bytes(32 << 20))
         near.close()
         await asyncio.sleep(0.1)
         assert sock.fileno() >= 0
         await asyncio.sleep(0.3)
         assert sock.fileno() < 0
+        assert 0 < len(far.unread) < 1 << 20
 
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="TCP tells what it carried, and keeps to a pace, there")
@@ -238,24 +224,6 @@ async def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told
         for one in (1e6, rate):
             paced_end(near).pace(one)
         assert sock_of(near).getsockopt(socket.SOL_SOCKET, 47) in told
-
-
-@pytest.mark.parametrize("accounts", [OSError("not here"), bytes(104)])
-def test_without_kernel_counts_nothing_is_measured_or_paced(accounts: OSError | bytes) -> None:
-    """The kernel has no such counts or paces, or older and shorter ones."""
-
-    class Old:
-        def getsockopt(self, *_: object) -> bytes:
-            if isinstance(accounts, OSError):
-                raise accounts
-            return accounts
-
-        def setsockopt(self, *_: object) -> None:
-            raise OSError("not here")
-
-    old = TcpSocket(Old())  # type: ignore[arg-type]
-    old.pace(1.0)
-    assert old.took() == (0, 0.0)
 
 
 def paced_end(pipe: Pipe) -> Paced:

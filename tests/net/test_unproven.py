@@ -16,23 +16,16 @@ from tests.net.swarm import join
 THIRD = "/ip4/192.0.2.9/tcp/{}"
 
 
-class ByHand:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_host_is_dialled_so_often_in_a_minute_whoever_names_it() -> None:
     """However many peers, ports, and spellings of the address."""
-    clock = ByHand()
-    dials = Unproven(clock)
+    now = 100.0
+    dials = Unproven(lambda: now)
     spelled = [THIRD, "/ip4/192.0.2.9/udp/{}/quic-v1", "/ip6/::ffff:192.0.2.9/tcp/{}", "/ip6/::ffff:c000:209/tcp/{}"]
     named = [spelled[n % 4].format(n) for n in range(16)]
     assert sum(len(dials.admit(f"p{n}", named)) for n in range(30)) == DIALS_MAX
     assert dials.admit("p0", ["/ip4/192.0.2.8/tcp/1"]) == ["/ip4/192.0.2.8/tcp/1"]
     assert sum(len(dials.admit(f"p{n}", [f"/dns4/{n}.example/tcp/1"])) for n in range(99)) == DIALS_MAX
-    clock.now += DIALS_S
+    now += DIALS_S
     assert dials.admit("p0", named) == named
 
 

@@ -88,7 +88,8 @@ def test_bytes_that_wait_in_queues_are_not_the_paths() -> None:
     assert TcpSocket(SimpleNamespace(getsockopt=lambda *_: b"")).path_bytes() == 0.0  # type: ignore[arg-type]
     ended = socket.socket()
     ended.close()
-    assert TcpSocket(ended).path_bytes() == 0.0
+    TcpSocket(ended).pace(1.0)
+    assert (TcpSocket(ended).path_bytes(), TcpSocket(ended).took()) == (0.0, (0, 0.0))
 
 
 # -- measured as one
