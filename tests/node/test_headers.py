@@ -161,19 +161,6 @@ def test_headers_are_as_short_as_decided(count: int) -> None:
             assert len(known.sent(message)) <= most(listed), message
 
 
-def test_a_contribution_in_a_commit_takes_14_bytes_and_its_root() -> None:
-    small, large = run(10), run(1000)
-    without = [replace(one.commit, choice=_rootless(one.commit.choice)) for one in (small, large)]
-    first, second = (len(one.sent(message)) for one, message in zip((small, large), without, strict=True))
-    assert second - first <= 14 * 990
-    rooted = len(large.sent(large.commit)) - len(large.sent(without[1]))
-    assert rooted <= 18 * 1000 + 4
-
-
-def _rootless(choice: m.Choice) -> m.Choice:
-    return replace(choice, entries=tuple((peer, replace(ready, root="")) for peer, ready in choice.entries))
-
-
 # -- what is refused
 
 

@@ -99,15 +99,6 @@ def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, 
     assert collector.values() == prometheus()
 
 
-def test_it_is_sent_again_and_again(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-    with otlp.exported(collector.url, PeersCollector("main", lambda: [FULL])):
-        for _ in range(3):
-            assert collector.news.wait(20.0)
-            collector.news.clear()
-    assert len(collector.requests) >= 3
-
-
 def test_a_collector_that_does_not_answer_delays_nobody(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +143,7 @@ def test_an_endpoint_is_a_url(wrong: str) -> None:
 def test_a_peer_sends_while_it_lives(
     collector: Received, memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own status, if `otlp_endpoint` names a collector."""
+    """Its own status, again and again, if `otlp_endpoint` names a collector."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
 
     async def life() -> None:

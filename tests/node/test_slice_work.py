@@ -208,13 +208,6 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
     assert [held.digest() for held in made.state.slices] != digests
 
 
-def test_a_step_on_another_version_is_a_fault() -> None:
-    made = work()
-    effect = stepped(made, 1.0)
-    with pytest.raises(AssertionError, match="not those of the commit's base"):
-        made.apply(effect)
-
-
 # -- fetched slices
 
 
