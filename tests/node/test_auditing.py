@@ -58,7 +58,7 @@ async def swarm(
 ) -> Peers:
     """Peers that have entered one run, in order."""
     network = network or MemoryNetwork()
-    config = {**quick, "slice_elements": 4, "audit_rate": 1.0, **config}
+    config = {**quick, "heartbeat_interval": 0.15, "slice_elements": 4, "audit_rate": 1.0, **config}
     peers = {name: memory_peer(network, name, config, SIZES) for name in names}
     for peer in peers.values():
         await peer.enter()
@@ -152,7 +152,7 @@ async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on(memory_peer: An
     """They hold the same state. A newcomer is told of the liar, which is gone when it joins, by peers of which one had
     only heard of the lie itself; and it computes the lie itself."""
     network = MemoryNetwork()
-    peers = await swarm(memory_peer, quick, "abcd", network)
+    peers = await swarm(memory_peer, quick, "abcd", network, heartbeat_timeout=PATIENT_S)
     await rounds(peers, 2)
     lies(auditors["b"])
     going = asyncio.create_task(rounds({"b": peers["b"]}, 50))
@@ -170,7 +170,7 @@ async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on(memory_peer: An
     digests = {(await peer.ask("ask", "told"))["digest"] for peer in others.values()}
     assert len(digests) == 1
     await peers["b"].stop()
-    others["e"] = memory_peer(network, "e", {**quick, "slice_elements": 4, "audit_rate": 1.0}, SIZES)
+    others["e"] = memory_peer(network, "e", {}, SIZES)
     await others["e"].enter()
     await until(lambda: "b" in auditors["e"].expelled)
     assert "wrong mean" in auditors["e"].expelled["b"]
