@@ -380,7 +380,7 @@ async def test_a_newer_generation_is_bound_by_no_older_end(
 async def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """Once its record is gone from the DHT, a run that is started with a greater `stop_after_epochs` has not ended,
     also for those that don't ask for it and have an older checkpoint."""
-    await to_the_end(memory_peer, quick, tmp_path)
+    await to_the_end(memory_peer, {**quick, "heartbeat_interval": 0.05}, tmp_path)  # b hears of a before it looks
     step_back(tmp_path, "b")
     network = MemoryNetwork()
     a = memory_peer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
