@@ -197,8 +197,8 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(memory_peer: A
     await first.enter()
     await first.exchange(1.0)
     await first.stop()
-    later = memory_peer(network, "later", {"outer_lr": 1.0}, wait_timeout=4 * quick["heartbeat_timeout"])
-    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=2 is over: the run r has begun.*checkpoint.*--found.*--run"):
+    later = memory_peer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * quick["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
         await later.enter(theta=1.0)
     assert any("the run r has begun" in message.get("text", "") for message in later.said)
 
