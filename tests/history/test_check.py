@@ -15,7 +15,7 @@ from tests.sim.check import check as play
 from tests.sim.check import drawn
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(5))
 def test_every_life_plays_again(seed: int, tmp_path: Path) -> None:
     """In worlds of every kind, with faults of every kind, each life of each peer is written, read, and played again
     with the same effects."""
@@ -45,16 +45,6 @@ def test_a_changed_effect_is_found(tmp_path: Path) -> None:
     verdict = check(life)
     assert verdict.at == verdict.played == at
     assert "p9" in verdict.why
-
-
-def test_a_left_out_event_is_found(tmp_path: Path) -> None:
-    """A history without one of its messages leads to other effects soon."""
-    world = RecordedWorld(tmp_path)
-    world.run(10.0)
-    life = world.lives()[0]
-    at = next(at for at, entry in enumerate(life.entries) if any("averages" in line for line in entry.lines()))
-    del life.entries[at], life.clocks[at]
-    assert check(life).at is not None
 
 
 def test_a_history_without_its_beginning_is_not_played(tmp_path: Path) -> None:

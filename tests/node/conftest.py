@@ -26,7 +26,7 @@ from p2p_diloco.tensors.card import card_of
 from p2p_diloco.tensors.layout import ParamSpec, specs_of
 from tests.net.memory import MemoryNetwork, MemoryTransport
 
-QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
+QUICK = {"heartbeat_interval": 0.1, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
 
 
 def specs(*sizes: int) -> tuple[ParamSpec, ...]:
@@ -81,11 +81,22 @@ class MemoryPeer:
         self._n = 0
 
     async def start(self) -> None:
-        """Begin; ends in `stop`."""
+        """Begin; ends in `stop`, or with the test."""
         ours, theirs = socket.socketpair()
         self.trainer, self._channel = TrainerEnd(ours), await NodeEnd.over(theirs)
-        work = self.work(self.setup, self._channel, self.messages, self.memory, self.swarm())
-        self.task = asyncio.create_task(work)
+        self.task = asyncio.create_task(self._live())
+
+    async def _live(self) -> None:
+        try:
+            await self.work(self.setup, self._channel, self.messages, self.memory, self.swarm())
+        except asyncio.CancelledError:  # by `stop`, or at the end of the test
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        await self.transport.close()
+        await self._channel.close()
+        self.trainer.close()
 
     def swarm(self) -> Swarm:
         return Swarm(self.transport, self.inbox, self.access, asyncio.get_running_loop().create_future())
@@ -147,12 +158,11 @@ class MemoryPeer:
         return release
 
     async def stop(self) -> None:
-        """Leave the run."""
+        """Leave the run. At the end of a test all peers do that."""
+        if self.task.done():
+            await self._close()
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=10.0)
-        await self.transport.close()
-        await self._channel.close()
-        self.trainer.close()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ MOMENTUM = 0.5
 
 
 def run_of(fragments: int = 1, **config: Any) -> Run:
-    quick = {"heartbeat_interval": 0.1, "heartbeat_timeout": 2.0, "sync_every": fragments, "num_fragments": fragments}
+    quick = {"heartbeat_interval": 0.1, "heartbeat_timeout": 10.0, "sync_every": fragments, "num_fragments": fragments}
     exact = {"codec": "fp32", "aggregation": "mean", "step_limit": 0.0}
     outer = {"outer": "fixed", "outer_lr": 1.0, "outer_momentum": MOMENTUM}
     settings = RunConfig(**{**quick, **exact, **outer, **config})

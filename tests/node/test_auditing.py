@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,21 +21,13 @@ from p2p_diloco.node import participation
 from p2p_diloco.node.auditing import AT_ONCE, FAVOURS_AT_ONCE, STRANGERS_MAX, Audits
 from p2p_diloco.node.cases import Case
 from p2p_diloco.node.examining import SLICES
+from p2p_diloco.node.headers import KINDS, opened
 from p2p_diloco.node.signatures import CLOSE, hash_of
 from p2p_diloco.node.wire import Accusation, Audit, Contradicts, Copy
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited, until
 
 Peers = dict[str, Any]
-
-
-def run(test: Any) -> Any:
-    """Run an async test in a loop of its own."""
-
-    @functools.wraps(test)
-    def ran(**given: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**given), 120.0))
-
-    return ran
 
 
 SIZES = (4, 4, 4, 4, 4, 4)
@@ -58,7 +49,7 @@ def auditors(monkeypatch: pytest.MonkeyPatch) -> dict[str, Audits]:
 
 PATIENT_S = 20.0
 """For peers of which none dies: on a busy machine an honest one may answer an audit late."""
-BY_HAND = {"audit_rate": 1e-9, "heartbeat_timeout": PATIENT_S}
+BY_HAND = {"audit_rate": 1e-9, "heartbeat_interval": 0.5, "heartbeat_timeout": PATIENT_S}
 """For tests that begin the audits themselves: the lot falls on no mean, and each peer makes its own."""
 
 
@@ -67,7 +58,7 @@ async def swarm(
 ) -> Peers:
     """Peers that have entered one run, in order."""
     network = network or MemoryNetwork()
-    config = {**quick, "slice_elements": 4, "audit_rate": 1.0, **config}
+    config = {**quick, "heartbeat_interval": 0.15, "slice_elements": 4, "audit_rate": 1.0, **config}
     peers = {name: memory_peer(network, name, config, SIZES) for name in names}
     for peer in peers.values():
         await peer.enter()
@@ -109,24 +100,11 @@ async def training(peers: Peers, *, to_the_end: str) -> AsyncIterator[None]:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
-async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait until this is so."""
-    give_up_at = asyncio.get_running_loop().time() + within_s
-    while not holds():
-        assert asyncio.get_running_loop().time() < give_up_at
-        await asyncio.sleep(0.02)
-
-
 @contextlib.contextmanager
 def silent(audits: Audits) -> Iterator[None]:
     """Within the block nothing that this peer would send is sent, so no answer comes."""
     with mock.patch.object(audits._outbox, "put"):
         yield
-
-
-async def stop(peers: Peers) -> None:
-    for peer in peers.values():
-        await peer.stop()
 
 
 def audits_rightly(audits: Audits) -> Callable[..., memoryview]:
@@ -157,18 +135,24 @@ def off_by_one_bit(honest: Callable[..., memoryview]) -> Callable[..., memoryvie
     return mean
 
 
-@run
-async def test_honest_peers_audit_each_other_and_expel_none(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S)
-    await rounds(peers, 4)
-    await until(lambda: all(audits.audited >= 3 for audits in auditors.values()))
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@awaited
+async def test_honest_peers_audit_each_other_and_expel_none(
+    memory_peer: Any, quick: Any, auditors: Any, mode: str
+) -> None:
+    """In the asynchronous mode submissions were made on unlike versions, and each is shown as it was signed."""
+    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S, mode=mode)
+    async with training(peers, to_the_end="abc" if mode == "sync" else ""):
+        await until(lambda: sum(audits.audited for audits in auditors.values()) >= 6, 60.0)
     assert [audits.expelled for audits in auditors.values()] == [{}, {}, {}]
-    await stop(peers)
 
 
-@run
+@awaited
 async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abcd")
+    """They hold the same state. A newcomer is told of the liar, which is gone when it joins, by peers of which one had
+    only heard of the lie itself; and it computes the lie itself."""
+    network = MemoryNetwork()
+    peers = await swarm(memory_peer, quick, "abcd", network, heartbeat_timeout=PATIENT_S)
     await rounds(peers, 2)
     lies(auditors["b"])
     going = asyncio.create_task(rounds({"b": peers["b"]}, 50))
@@ -185,39 +169,17 @@ async def test_a_wrong_mean_is_found_by_all_and_the_others_go_on(memory_peer: An
     assert all("b" not in auditors[name]._roster.alive() for name in others)
     digests = {(await peer.ask("ask", "told"))["digest"] for peer in others.values()}
     assert len(digests) == 1
-    await stop(peers)
-
-
-@run
-async def test_a_newcomer_is_told_of_an_expelled_peer_and_computes_the_lie_itself(
-    memory_peer: Any, quick: Any, auditors: Any
-) -> None:
-    """The liar is gone when it joins, and it was told by peers of which one had only heard of the lie itself."""
-    network = MemoryNetwork()
-    peers = await swarm(memory_peer, quick, "abcd", network)
-    await rounds(peers, 2)
-    lies(auditors["b"])
-    going = asyncio.create_task(rounds({"b": peers["b"]}, 50))
-    others = {name: peer for name, peer in peers.items() if name != "b"}
-    for _ in range(20):
-        await rounds(others, 1)
-        if all("b" in auditors[name].expelled for name in others):
-            break
-    await until(lambda: all("b" in auditors[name].expelled for name in others))
-    going.cancel()
     await peers["b"].stop()
-    await rounds(others, 2)
-    newcomer = memory_peer(network, "e", {**quick, "slice_elements": 4, "audit_rate": 1.0}, SIZES)
-    await newcomer.enter()
+    others["e"] = memory_peer(network, "e", {}, SIZES)
+    await others["e"].enter()
     await until(lambda: "b" in auditors["e"].expelled)
     assert "wrong mean" in auditors["e"].expelled["b"]
     assert auditors["e"].audited >= 1
     assert not auditors["e"]._verdicts.mistaken
-    await rounds({**others, "e": newcomer}, 2)
-    await stop({**others, "e": newcomer})
+    await rounds(others, 2)
 
 
-@run
+@awaited
 async def test_a_peer_whose_audits_compute_wrongly_doubts_itself_and_splits_nothing(
     memory_peer: Any, quick: Any, auditors: Any, caplog: Any
 ) -> None:
@@ -240,7 +202,25 @@ async def test_a_peer_whose_audits_compute_wrongly_doubts_itself_and_splits_noth
     audited = a.audited
     await asyncio.sleep(2 * a._wait_s)
     assert a.audited <= audited + 2  # those that were under way
-    await stop(peers)
+
+
+def met(names: str) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """A decorator for a test that begins the audits itself. It gets these peers after some exchanges, and what a knows
+    of a mean of b."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def played(memory_peer: Any, quick: dict[str, Any], auditors: dict[str, Audits]) -> None:
+            async def life() -> None:
+                peers = await swarm(memory_peer, quick, names, **BY_HAND)
+                await rounds(peers, 2)
+                (case,) = await means_of(peers, auditors["a"], "b")
+                await test(peers, auditors, case)
+
+            asyncio.run(life())
+
+        return played
+
+    return decorate
 
 
 def accusation(audits: Audits, case: Case, **changes: Any) -> Accusation:
@@ -250,15 +230,12 @@ def accusation(audits: Audits, case: Case, **changes: Any) -> Accusation:
     return Accusation(replace(case.mean, **changes), case.base, case.seal, choice.nbytes, choice)
 
 
-@run
+@met("abc")
 async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
-    memory_peer: Any, quick: Any, auditors: Any
+    peers: Peers, auditors: dict[str, Audits], case: Case
 ) -> None:
     """Everything in it is covered by signatures, and no peer can accuse without end."""
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
-    await rounds(peers, 2)
     a = auditors["a"]
-    (case,) = await means_of(peers, a, "b")
     with silent(a):
         a._cases._cases.clear()
         ready = case.choice.entries[0][1]
@@ -286,10 +263,9 @@ async def test_an_accusation_must_name_a_mean_that_its_owner_signed(
         a._verdicts.mistaken.add("c")
         with pytest.raises(Refusal, match="an earlier accusation"):
             a.accused("c", accusation(a, case))
-    await stop(peers)
 
 
-@run
+@awaited
 async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """It has shown what the mean was made of, and it is right. Its word confirms nothing any more."""
     peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
@@ -303,18 +279,14 @@ async def test_a_peer_that_accuses_wrongly_is_not_heard_again(memory_peer: Any, 
     assert "c" not in a._verdicts._claims
     assert a.expelled == {}
     assert "the mean is right" in dict(a._refusals.newest(8))["c"].why
-    await stop(peers)
 
 
-@run
+@met("abc")
 async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(
-    memory_peer: Any, quick: Any, auditors: Any
+    peers: Peers, auditors: dict[str, Audits], case: Case
 ) -> None:
     """An honest owner refuses such a contribution; this one has made it itself."""
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
-    await rounds(peers, 2)
     a, b = auditors["a"], auditors["b"]
-    (case,) = await means_of(peers, a, "b")
     payload = memoryview(np.full(4, np.nan, np.float32)).cast("B")
     hashes = tuple(hash_of(payload) for _ in SIZES)
     entry = case.choice.entries[1][1]
@@ -331,23 +303,9 @@ async def test_a_mean_that_counts_what_can_not_be_averaged_is_a_lie(
         a.take(Copy(said.mean, "b", ready.seal, body))
         await until(lambda: "b" in a.expelled)
     assert "an impossible contribution" in a.expelled["b"]
-    await stop(peers)
 
 
-@run
-async def test_an_owner_that_shows_nothing_is_expelled(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abc")
-    await rounds(peers, 1)
-    auditors["b"]._give = lambda to, case: None
-    going = asyncio.create_task(rounds(peers, 1000))
-    await until(lambda: all("b" in auditors[name].expelled for name in "ac"), 60.0)
-    assert "doesn't show" in auditors["a"].expelled["b"]
-    going.cancel()
-    assert not auditors["a"].expelled.keys() - {"b"}
-    await stop(peers)
-
-
-@run
+@awaited
 async def test_an_owner_that_invents_a_contribution_is_expelled(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """What it shows is not what the authors signed. Nothing else proves its lie, so newcomers are not told of it."""
     peers = await swarm(memory_peer, quick, "abc")
@@ -366,7 +324,6 @@ async def test_an_owner_that_invents_a_contribution_is_expelled(memory_peer: Any
     going.cancel()
     assert "doesn't show" in auditors["a"].expelled["b"]
     assert not auditors["a"]._verdicts._proofs
-    await stop(peers)
 
 
 async def mean_to_show(peers: Peers, audits: Audits, owner: str) -> Any:
@@ -382,124 +339,108 @@ async def mean_to_show(peers: Peers, audits: Audits, owner: str) -> Any:
 
 
 @pytest.mark.parametrize(("restarts", "cut_off"), [(False, False), (True, False), (False, True)])
-def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done_nothing_wrong(
+@awaited
+async def test_an_owner_that_lost_its_copies_is_expelled_unless_it_may_have_done_nothing_wrong(
     memory_peer: Any, quick: Any, auditors: Any, restarts: bool, cut_off: bool
 ) -> None:
     """It may have restarted. Or the auditor was cut off, got the commit late, and the copies were kept long enough."""
-
-    async def test() -> None:
-        peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
-        a, b = auditors["a"], auditors["b"]
-        case = await mean_to_show(peers, a, "b")
-        b._cases.get(case.mean).copies = {}
-        if cut_off:
-            a._examiner.contact._since["b"] = case.since - 0.1
-        a._begin(case)
-        await asyncio.sleep(0.1)
-        if restarts:
-            known = a._roster.summary
-            later = replace(known("b"), incarnation=known("b").incarnation + 1)
-            a._roster.summary = lambda peer: later if peer == "b" else known(peer)
-        await until(lambda: case.over)
-        assert bool(a.expelled) is not (restarts or cut_off)
-        await stop(peers)
-
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    a, b = auditors["a"], auditors["b"]
+    case = await mean_to_show(peers, a, "b")
+    b._cases.get(case.mean).copies = {}
+    if cut_off:
+        a._examiner.contact._since["b"] = case.since - 0.1
+    a._begin(case)
+    await asyncio.sleep(0.1)
+    if restarts:
+        known = a._roster.summary
+        later = replace(known("b"), incarnation=known("b").incarnation + 1)
+        a._roster.summary = lambda peer: later if peer == "b" else known(peer)
+    await until(lambda: case.over)
+    assert bool(a.expelled) is not (restarts or cut_off)
 
 
 @pytest.mark.parametrize("lost", [Audit, Copy])
-def test_an_owner_is_not_taken_for_a_liar_because_a_message_was_lost(
+@awaited
+async def test_an_owner_is_not_taken_for_a_liar_because_a_message_was_lost(
     memory_peer: Any, quick: Any, auditors: Any, monkeypatch: Any, lost: type
 ) -> None:
     """The auditor asks again, and gets what did not arrive the first time, and nothing twice."""
+    peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
+    a = auditors["a"]
+    case = await mean_to_show(peers, a, "b")
+    sender, sent = peers["a" if lost is Audit else "b"].transport, 0
+    send = sender.send
 
-    async def test() -> None:
-        peers = await swarm(memory_peer, quick, "ab", audit_rate=1e-9)
-        a = auditors["a"]
-        case = await mean_to_show(peers, a, "b")
-        sender, sent = peers["a" if lost is Audit else "b"].transport, 0
-        send = sender.send
+    async def fails_once(to: str, header: bytes, payload: Any, **given: Any) -> None:
+        nonlocal sent
+        body = opened(header, a._token)
+        if not isinstance(body, int) and body[1] == KINDS.index(lost):
+            sent += 1
+            if sent == 1:
+                raise Unreachable("the link broke")
+        await send(to, header, payload, **given)
 
-        async def fails_once(to: str, header: bytes, payload: Any, **given: Any) -> None:
-            nonlocal sent
-            if f"{lost.__name__}".encode() in header:
-                sent += 1
-                if sent == 1:
-                    raise Unreachable("the link broke")
-            await send(to, header, payload, **given)
-
-        monkeypatch.setattr(sender, "send", fails_once)
-        a._begin(case)
-        await until(lambda: case.over)
-        assert case.right
-        assert not a.expelled
-        assert sent <= (2 if lost is Audit else 4)
-        await stop(peers)
-
-    asyncio.run(asyncio.wait_for(test(), 60.0))
+    monkeypatch.setattr(sender, "send", fails_once)
+    a._begin(case)
+    await until(lambda: case.over)
+    assert case.right
+    assert not a.expelled
+    assert 2 <= sent <= (2 if lost is Audit else 4)
 
 
-@run
+@met("ab")
 async def test_a_mean_is_shown_before_its_owner_has_applied_its_commit_itself(
-    memory_peer: Any, quick: Any, auditors: Any
+    peers: Peers, auditors: dict[str, Audits], case: Case
 ) -> None:
     """a may have all means earlier."""
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
     a, b = auditors["a"], auditors["b"]
-    (case,) = await means_of(peers, a, "b")
     b._cases._made[case.mean] = b._cases._cases.pop(case.mean)
     a._begin(case)
     await until(lambda: case.right)
-    await stop(peers)
 
 
-@run
+@met("abc")
 async def test_copies_that_an_owner_refuses_come_from_others_at_once(
-    memory_peer: Any, quick: Any, auditors: Any
+    peers: Peers, auditors: dict[str, Audits], case: Case
 ) -> None:
     """The wait for the owner would be longer than this test."""
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
     a, b, c = (auditors[name] for name in "abc")
-    (case,) = await means_of(peers, a, "b")
     at_c = c._cases.get(case.mean)
     c._begin(at_c)
     await until(lambda: at_c.right)
     b._cases.get(case.mean).copies = {}
     a._begin(case)
     await until(lambda: case.right)
-    await stop(peers)
 
 
-@run
-async def test_copies_for_another_audit_do_not_shorten_the_wait(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
+@met("ab")
+async def test_copies_for_another_audit_do_not_shorten_the_wait(
+    peers: Peers, auditors: dict[str, Audits], case: Case
+) -> None:
     a = auditors["a"]
-    (case,) = await means_of(peers, a, "b")
     with silent(auditors["b"]):
         a._begin(case)
         for _ in range(3 * SLICES):
             await asyncio.sleep(0.01)
             a._examiner.came.set()
         assert not case.over
-    await stop(peers)
 
 
-@run
-async def test_means_that_waited_for_long_are_not_audited(memory_peer: Any, quick: Any, auditors: Any) -> None:
+@met("ab")
+async def test_means_that_waited_for_long_are_not_audited(
+    peers: Peers, auditors: dict[str, Audits], case: Case
+) -> None:
     """Their owners need not have the contributions any more. Audits that last could else make them liars."""
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
-    await rounds(peers, 2)
     a = auditors["a"]
-    (case,) = await means_of(peers, a, "b")
     case.since -= 1.1 * a._wait_s
     a._begin(case)
     await until(lambda: case.over)
     assert not case.asked
     assert not a.expelled
-    await stop(peers)
 
 
-@run
+@awaited
 async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """Of A, B, C, D: B and C have expelled D, and D shows A nothing. If A judged their accusation after its own audits
     of D's means, it would work with D until then, and B and C without them."""
@@ -517,27 +458,13 @@ async def test_an_accusation_does_not_wait_for_audits_by_lot(memory_peer: Any, q
     a._begin(accused)
     await until(lambda: accused.over)
     assert not any(case.over for case in hidden)
-    await stop(peers)
 
 
-@run
-async def test_honest_peers_of_an_asynchronous_run_expel_none(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    """Submissions were made on unlike versions, and each is shown as it was signed."""
-    peers = await swarm(memory_peer, quick, "abc", heartbeat_timeout=PATIENT_S, mode="async")
-    async with training(peers, to_the_end=""):
-        await until(lambda: sum(audits.audited for audits in auditors.values()) >= 6, 60.0)
-    assert [audits.expelled for audits in auditors.values()] == [{}, {}, {}]
-    await stop(peers)
-
-
-@run
+@met("ab")
 async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_signed(
-    memory_peer: Any, quick: Any, auditors: Any
+    peers: Peers, auditors: dict[str, Audits], case: Case
 ) -> None:
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
-    await rounds(peers, 2)
     a = auditors["a"]
-    (case,) = await means_of(peers, a, "b")
     seal = b"-" * 64
     copy = Copy(case.mean, "b", seal, memoryview(bytes(6 * 32 + case.nbytes // 2)))
     assert not a.expects(copy)
@@ -556,54 +483,39 @@ async def test_a_copy_is_taken_only_if_it_was_asked_for_and_is_what_its_author_s
     assert a.expects(copy)
     a.take(Copy(case.mean, "b", ready.seal, right))
     assert case.missing() == ["a"]
-    await stop(peers)
 
 
-@run
-async def test_one_peer_makes_others_audit_one_mean_at_a_time(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
-    await rounds(peers, 2)
-    a = auditors["a"]
-    first, second = await means_of(peers, a, "b", 2)
-    with silent(a):
-        a._wait_s = 1000.0  # no mean becomes old, however slow the machine is
-        a.asked("c", Audit(first.mean))
-        with pytest.raises(Refusal, match="another mean"):
-            a.asked("c", Audit(second.mean))
-        with pytest.raises(Refusal, match="not kept"):
-            a.asked("c", Audit(replace(first.mean, key="unknown")))
-        second.since -= 2 * a._wait_s + 1
-        with pytest.raises(Refusal, match="too old"):
-            a.asked("b", Audit(second.mean))
-    await stop(peers)
-
-
-@run
-async def test_one_peer_makes_others_audit_few_means(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    """Else one peer could have all others get the contributions to each mean, which its owner sends."""
-    peers = await swarm(memory_peer, quick, "abc", **BY_HAND)
-    await rounds(peers, 8)
+@met("abc")
+async def test_one_peer_makes_others_audit_few_means(peers: Peers, auditors: dict[str, Audits], case: Case) -> None:
+    """One at a time, and few in all, none that is old. Else one peer could have all others get the contributions to
+    each mean, which its owner sends."""
     a = auditors["a"]
     cases = await means_of(peers, a, "b", FAVOURS_AT_ONCE + 1)
     with silent(a):
         a._wait_s = 1000.0  # no mean becomes old, however slow the machine is
         a._grant_of = lambda peer: {"c": "grant", "d": "grant"}.get(peer)
-        for turn, case in enumerate(cases[:FAVOURS_AT_ONCE]):
-            a.asked("cd"[turn % 2], Audit(case.mean))
-            case.askers.clear()
-        last = Audit(cases[-1].mean)
+        last, unknown = Audit(cases[-1].mean), Audit(replace(case.mean, key="unknown"))
+        for turn, one in enumerate(cases[:FAVOURS_AT_ONCE]):
+            a.asked("cd"[turn % 2], Audit(one.mean))
+            for mean, why in ((last, "another mean"), (unknown, "not kept")):
+                with pytest.raises(Refusal, match=why):
+                    a.asked("cd"[turn % 2], mean)
+            one.askers.clear()
         for asker in "cd":
             with pytest.raises(Refusal, match="many means for the sender, or others with its invitation"):
                 a.asked(asker, last)
+        cases[-1].since -= 2 * a._wait_s + 1
+        with pytest.raises(Refusal, match="too old"):
+            a.asked("b", last)
+        cases[-1].since += 2 * a._wait_s + 1
         a.asked("b", last)  # others still have theirs
-    await stop(peers)
 
 
-@run
-async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any, quick: Any, auditors: Any) -> None:
+@met("ab")
+async def test_copies_that_are_lost_are_sent_again_a_few_times(
+    peers: Peers, auditors: dict[str, Audits], case: Case
+) -> None:
     """Else a peer that breaks each transfer could have the same copies sent without end."""
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
-    await rounds(peers, 2)
     a, sent = auditors["a"], list[str]()
 
     def put(to: str, header: bytes, payload: Any, answered: Any) -> None:
@@ -615,7 +527,6 @@ async def test_copies_that_are_lost_are_sent_again_a_few_times(memory_peer: Any,
     for _ in range(3 * FAVOURS_AT_ONCE):
         a.asked("b", Audit(own.mean))
     assert sent == ["b"] * (1 + FAVOURS_AT_ONCE) * len(own.counted)
-    await stop(peers)
 
 
 # -- two statements that contradict each other
@@ -634,7 +545,7 @@ def closes(audits: Audits, case: Case, *samples: int, attempt: int = 0) -> list[
     return found
 
 
-@run
+@awaited
 async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: Any, quick: Any, auditors: Any) -> None:
     """a gets two Closes of one attempt from b. It shows them to c, and to d, which joins later."""
     network = MemoryNetwork()
@@ -657,41 +568,29 @@ async def test_a_peer_that_contradicts_itself_is_expelled_by_all(memory_peer: An
     newcomer = memory_peer(network, "d", {**quick, "slice_elements": 4, **BY_HAND}, SIZES)
     await newcomer.enter()
     await until(lambda: "b" in auditors["d"].expelled)
-    await stop({**others, "d": newcomer})
 
 
-@run
-async def test_a_peer_that_starts_again_contradicts_nothing(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    """It has forgotten which choice it made."""
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
-    await rounds(peers, 2)
+@met("ab")
+async def test_statements_that_contradict_nothing_expel_nobody(
+    peers: Peers, auditors: dict[str, Audits], case: Case
+) -> None:
+    """Two of one content, two of other attempts, two of which one isn't signed, and those of two lives: who starts
+    again has forgotten which choice it made."""
     a, b = auditors["a"], auditors["b"]
-    (case,) = await means_of(peers, a, "b")
-    (first,) = closes(b, own := b._cases.get(case.mean), 1)
-    b._signatures._life = b"another!"
-    (second,) = closes(b, own, 2)
-    for close in (first, second):
-        a._signatures.check("b", close)
-    assert not a.expelled
-    await stop(peers)
-
-
-@run
-async def test_statements_that_contradict_nothing_expel_nobody(memory_peer: Any, quick: Any, auditors: Any) -> None:
-    """Two of one content, two of other attempts, and two of which one isn't signed."""
-    peers = await swarm(memory_peer, quick, "ab", **BY_HAND)
-    await rounds(peers, 2)
-    a, b = auditors["a"], auditors["b"]
-    (case,) = await means_of(peers, a, "b")
     own = b._cases.get(case.mean)
+    assert own is not None
     first, second = closes(b, own, 1, 2)
     (later,) = closes(b, own, 3, attempt=1)
-    statements = [next(b._signatures._statements("b", close))[2:] for close in (first, second, later)]
-    one, two, other = statements
-    for pair in ((one, one), (one, other), (one, (two[0], one[1])), ((b"?", b"?"), two)):
+    b._signatures._life, life = b"another!", b._signatures._life
+    (again,) = closes(b, own, 2)
+    b._signatures._life = life
+    one, two, other, new = (next(b._signatures._statements("b", close))[2:] for close in (first, second, later, again))
+    for pair in ((one, one), (one, other), (one, (two[0], one[1])), ((b"?", b"?"), two), (one, new)):
         body = memoryview(pack(*pair[0], *pair[1]))
         with pytest.raises(Refusal, match="prove no lie"):
             a.shown(Contradicts("b", CLOSE, body.nbytes, body))
+    for close in (first, later, again):
+        a._signatures.check("b", close)
+    assert not a.expelled
     a.shown(Contradicts("b", CLOSE, 0, memoryview(pack(*one, *two))))
     assert "b" in a.expelled
-    await stop(peers)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import struct
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -96,17 +95,6 @@ def test_a_thinned_curve_has_its_ends_and_few_points(times: list[float], most: i
     assert (found[0].time, found[-1].time) == (times[0], times[-1])
 
 
-def test_a_curve_of_days_has_points_of_every_hour() -> None:
-    """Points come one by one and are thinned again and again: those of the beginning stay."""
-    curve: list[Point] = []
-    for turn in range(50_000):  # 69 hours
-        curve = thinned([*curve, at(5.0 * turn)], 128)
-    assert len(curve) <= 128
-    gaps = [later.time - earlier.time for earlier, later in pairwise(curve)]
-    assert max(gaps) <= 2 * 5.0 * 50_000 / 64
-    assert len(unpack(pack(thinned(curve, POINTS_MAX)))) >= POINTS_MAX // 2 - 2
-
-
 @awaited
 async def test_a_peers_curve_is_in_the_dht_and_a_forged_one_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first loss on. Points of the future are left out, and so is what is no curve."""
@@ -125,23 +113,3 @@ async def test_a_peers_curve_is_in_the_dht_and_a_forged_one_is_not_read(monkeypa
     assert found["a"][0].time == 0.0
     assert 45.0 < found["a"][-1].time <= 50.0
     assert found["a"][-1].loss == pytest.approx(3.0 - found["a"][-1].time / 100, abs=1e-3)
-
-
-@awaited
-async def test_a_dht_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curve is stored at the next time."""
-    monkeypatch.setattr(curves, "LOOK_EVERY_S", 0.001)
-    calls: list[int] = []
-
-    class Failing:
-        peer_id = "a"
-
-        async def store(self, key: str, subkey: str, value: bytes, ttl_s: float) -> bool:
-            calls.append(len(value))
-            raise OSError("no network")
-
-    keeping = asyncio.create_task(keep(Failing(), "r", lambda: at(1.0)))  # type: ignore[arg-type]
-    while len(calls) < 3:
-        assert not keeping.done()
-        await asyncio.sleep(0.001)
-    keeping.cancel()

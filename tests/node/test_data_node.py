@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.providers import DataNodeRecord, publish, read_data_nodes
 from p2p_diloco.peer.slices import open_slices
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import plays
 from tests.node.conftest import QUICK
 
 SLICES = 8
@@ -94,15 +97,16 @@ class Reader(Handler):
         self.questions.closed(peer)
 
 
-def live(folder: Path, life: Callable[[Nodes], Awaitable[None]], **options: Any) -> None:
+def live(test: Callable[[Nodes], Awaitable[None]], bytes_max: int = 10**6) -> None:
     async def bounded() -> None:
-        nodes = Nodes(folder, **options)
-        try:
-            await asyncio.wait_for(life(nodes), 30)
-        finally:
-            for task in nodes.announcing:
-                task.cancel()
-            nodes.reader.close()
+        with tempfile.TemporaryDirectory() as folder:
+            nodes = Nodes(Path(folder), bytes_max)
+            try:
+                await asyncio.wait_for(test(nodes), 30)
+            finally:
+                for task in nodes.announcing:
+                    task.cancel()
+                nodes.reader.close()
 
     asyncio.run(bounded())
 
@@ -111,113 +115,97 @@ def line(index: int) -> bytes:
     return b"line %02d\n" % index
 
 
-def test_slices_come_from_all_data_nodes_and_stay(tmp_path: Path) -> None:
+@plays(live)
+async def test_slices_come_from_all_data_nodes_and_stay(nodes: Nodes) -> None:
     """Two data nodes share the work; what was read once comes from the disk, though both are gone."""
-
-    async def life(nodes: Nodes) -> None:
-        a, b = await nodes.add("a"), await nodes.add("b")
-        assert await nodes.read(*range(SLICES)) == [line(index) for index in range(SLICES)]
-        assert sum(a.sent.values()) + sum(b.sent.values()) == SLICES
-        assert min(a.sent["reader"], b.sent["reader"]) >= 2  # the further ones come from whichever answers first
-        identity = next(iter(nodes.reader._data_sets))
-        for name in "ab":
-            nodes.kill(name)
-        assert (await nodes.reader.get(identity, 3, nodes.said.append)).read_bytes() == line(3)
-
-    live(tmp_path, life)
+    a, b = await nodes.add("a"), await nodes.add("b")
+    assert await nodes.read(*range(SLICES)) == [line(index) for index in range(SLICES)]
+    assert sum(a.sent.values()) + sum(b.sent.values()) == SLICES
+    assert min(a.sent["reader"], b.sent["reader"]) >= 2  # the further ones come from whichever answers first
+    identity = next(iter(nodes.reader._data_sets))
+    for name in "ab":
+        nodes.kill(name)
+    assert (await nodes.reader.get(identity, 3, nodes.said.append)).read_bytes() == line(3)
 
 
-def test_a_damaged_slice_is_refused_and_comes_from_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@plays(live)
+async def test_a_damaged_slice_is_refused_and_comes_from_another(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whichever data node is asked first: what arrives is whole, and soon. The damaged one is told, and goes on
     serving."""
-
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        await nodes.add("b")
-        nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
-        path = tmp_path / "a" / "a.txt"
-        path.write_text(path.read_text().replace("line 01", "lIne 01"))
-        assert await nodes.read(1, 0, 1) == [line(1), line(0), line(1)]
-        (tmp_path / "b" / "a.txt").unlink()
-        assert await nodes.read(2, 3) == [line(2), line(3)]
-
-    live(tmp_path, life)
+    await nodes.add("a")
+    await nodes.add("b")
+    nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
+    path = nodes.folder / "a" / "a.txt"
+    path.write_text(path.read_text().replace("line 01", "lIne 01"))
+    assert await nodes.read(1, 0, 1) == [line(1), line(0), line(1)]
+    (nodes.folder / "b" / "a.txt").unlink()
+    assert await nodes.read(2, 3) == [line(2), line(3)]
     assert "slice 1 of 'corpus' doesn't come from A: slice 1 doesn't have its hash: a.txt was changed" in caplog.text
     assert "the peer reader refused what it asked for: slice 1 doesn't have its hash" in caplog.text
 
 
-def test_a_slice_that_no_data_node_has_is_waited_for(tmp_path: Path) -> None:
+@plays(live)
+async def test_a_slice_that_no_data_node_has_is_waited_for(nodes: Nodes) -> None:
     """The wait says which slice, of what, and why; when a data node comes that has it, the wait ends."""
-
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        (tmp_path / "a" / "a.txt").write_text("gone")
-        waits = asyncio.create_task(nodes.read(4))
-        while not any(
-            "waits for slice 4 of 'corpus': no data node that holds it answers (A: " in s for s in nodes.said
-        ):
-            await asyncio.sleep(0.01)
-        await nodes.add("b")
-        assert await waits == [line(4)]
-
-    live(tmp_path, life)
+    await nodes.add("a")
+    (nodes.folder / "a" / "a.txt").write_text("gone")
+    waits = asyncio.create_task(nodes.read(4))
+    while not any("waits for slice 4 of 'corpus': no data node that holds it answers (A: " in s for s in nodes.said):
+        await asyncio.sleep(0.01)
+    await nodes.add("b")
+    assert await waits == [line(4)]
 
 
-def test_a_data_node_that_dies_is_replaced_at_once(tmp_path: Path) -> None:
+@plays(live)
+async def test_a_data_node_that_dies_is_replaced_at_once(nodes: Nodes) -> None:
     """It dies after it was asked: the slices come from the other one, without a wait for a deadline."""
+    a, _ = await nodes.add("a"), await nodes.add("b")
+    await nodes.read(0)
 
-    async def life(nodes: Nodes) -> None:
-        a, _ = await nodes.add("a"), await nodes.add("b")
-        await nodes.read(0)
+    async def never(to: str, index: int) -> None:
+        await asyncio.Event().wait()
 
-        async def never(to: str, index: int) -> None:
-            await asyncio.Event().wait()
-
-        a._send_slice = never  # type: ignore[method-assign]
-        nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
-        waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
-        while len(a._tasks) < 2:
-            await asyncio.sleep(0.01)
-        nodes.kill("a")
-        assert await waits == [line(index) for index in range(1, SLICES)]
-
-    live(tmp_path, life)
+    a._send_slice = never  # type: ignore[method-assign]
+    nodes.network.peers["reader"].limits = Limits(read_timeout_s=1000.0)
+    waits = asyncio.create_task(nodes.read(*range(1, SLICES)))
+    while len(a._tasks) < 2:
+        await asyncio.sleep(0.01)
+    nodes.kill("a")
+    assert await waits == [line(index) for index in range(1, SLICES)]
 
 
-def test_a_data_node_that_falls_silent_is_given_up(tmp_path: Path) -> None:
-    async def life(nodes: Nodes) -> None:
-        a, _ = await nodes.add("a"), await nodes.add("b")
-        await nodes.read(0)
-        a._start = lambda to, sending: sending.close()  # type: ignore[method-assign]
-        assert await nodes.read(*range(1, SLICES)) == [line(index) for index in range(1, SLICES)]
-
-    live(tmp_path, life)
+@plays(live)
+async def test_a_data_node_that_falls_silent_is_given_up(nodes: Nodes) -> None:
+    a, _ = await nodes.add("a"), await nodes.add("b")
+    await nodes.read(0)
+    a._start = lambda to, sending: sending.close()  # type: ignore[method-assign]
+    assert await nodes.read(*range(1, SLICES)) == [line(index) for index in range(1, SLICES)]
 
 
-def test_a_slow_data_node_is_waited_for_while_bytes_come(tmp_path: Path) -> None:
+@plays(live)
+async def test_a_slow_data_node_is_waited_for_while_bytes_come(nodes: Nodes) -> None:
     """It takes three times as long as it may be silent; there is no other one."""
+    a = await nodes.add("a")
+    await nodes.read(0)
+    send = a._send_slice
 
-    async def life(nodes: Nodes) -> None:
-        a = await nodes.add("a")
-        await nodes.read(0)
-        send = a._send_slice
+    async def slowly(to: str, index: int) -> None:
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            nodes.reader.questions.moving("a")
+        await send(to, index)
 
-        async def slowly(to: str, index: int) -> None:
-            for _ in range(15):
-                await asyncio.sleep(0.1)
-                nodes.reader.questions.moving("a")
-            await send(to, index)
-
-        a._send_slice = slowly  # type: ignore[method-assign]
-        assert await nodes.read(1) == [line(1)]
-        assert list(a.sent.values()) == [2]
-        assert not any("no data node" in text for text in nodes.said)
-
-    live(tmp_path, life)
+    a._send_slice = slowly  # type: ignore[method-assign]
+    assert await nodes.read(1) == [line(1)]
+    assert list(a.sent.values()) == [2]
+    assert not any("no data node" in text for text in nodes.said)
 
 
-def test_a_data_node_is_ready_when_the_dht_has_its_record(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@plays(live)
+async def test_a_data_node_is_ready_when_the_dht_has_its_record(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ready once, and no sooner: the DHT doesn't store the first record, and the second attempt fails."""
     answers, ready = iter([False, OSError("lost"), True, False, True]), list[int]()
@@ -231,213 +219,179 @@ def test_a_data_node_is_ready_when_the_dht_has_its_record(
             raise answer
         return answer
 
-    async def life(nodes: Nodes) -> None:
-        node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(tmp_path / "a"))
-        monkeypatch.setattr(data_node, "publish", publish_oddly)
-        announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
-        while asked < 5:
-            await asyncio.sleep(0.01)
-        announcing.cancel()
-
-    live(tmp_path, life)
+    node = DataNode(nodes.network.join("a", Inbox()), Inbox(), served(nodes.folder / "a"))
+    monkeypatch.setattr(data_node, "publish", publish_oddly)
+    announcing = asyncio.create_task(node.announce("r", "A", lambda: ready.append(asked)))
+    while asked < 5:
+        await asyncio.sleep(0.01)
+    announcing.cancel()
     assert ready == [3]
     assert sum("can't be stored in the DHT; trying again in 0.05 s" in text for text in caplog.messages) == 3
 
 
-def test_only_a_data_nodes_own_record_counts(tmp_path: Path) -> None:
+@plays(live)
+async def test_only_a_data_nodes_own_record_counts(nodes: Nodes) -> None:
     """Not this peer's own, nor one that can't be read or names another peer. A name from elsewhere is shown in one
     line. What a data node announces must be what it serves."""
-
-    async def life(nodes: Nodes) -> None:
-        liar = nodes.network.join("liar", Inbox())
-        found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
-        await publish(liar, "r", "corpus", found)
-        await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
-        await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
-        own = nodes.network.peers["reader"]
-        await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
-        records = await read_data_nodes(own, "r", "corpus")
-        assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
-        serving = DataNode(liar, inbox := Inbox(), served(tmp_path / "a"))
-        inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
-        waits = asyncio.create_task(nodes.read(0))
-        while not any("the manifest isn't the one that the data node's record names" in text for text in nodes.said):
-            await asyncio.sleep(0.01)
-        waits.cancel()
-
-    live(tmp_path, life)
+    liar = nodes.network.join("liar", Inbox())
+    found = DataNodeRecord(peer_id="liar", label="a\nb", data_set="ab" * 32)
+    await publish(liar, "r", "corpus", found)
+    await liar.store("r/data/corpus", "liar/x", DataNodeRecord(peer_id="a", data_set="cd" * 32).pack(), 30.0)
+    await liar.store("r/data/corpus", "liar/y", b"junk", 30.0)
+    own = nodes.network.peers["reader"]
+    await publish(own, "r", "corpus", DataNodeRecord(peer_id="reader", data_set="ef" * 32))
+    records = await read_data_nodes(own, "r", "corpus")
+    assert [(record.peer_id, record.label) for record in records] == [("liar", "a b")]
+    serving = DataNode(liar, inbox := Inbox(), served(nodes.folder / "a"))
+    inbox.handler = liar._inbox.handler = serving  # type: ignore[attr-defined]
+    waits = asyncio.create_task(nodes.read(0))
+    while not any("the manifest isn't the one that the data node's record names" in text for text in nodes.said):
+        await asyncio.sleep(0.01)
+    waits.cancel()
 
 
-def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None:
+@plays(live)
+async def test_another_data_set_under_the_same_name_is_refused(nodes: Nodes) -> None:
     """The sentence names both; a record that no data node answers for, or a false one, refuses nobody."""
-
-    async def life(nodes: Nodes) -> None:
-        a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
-        await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
-        await nodes.add("a")
-        await nodes.add("b")
-        with pytest.raises(Refused) as raised:
-            await nodes.add("c", served(tmp_path / "c", "Line"))
-        assert "--name" not in str(raised.value)
-        assert "--as=corpus is another data set on the data node A: 8 slices, 64 bytes" in str(raised.value)
-        await nodes.add("d", served(tmp_path / "d", "Line", name="other"))
-        assert await nodes.read(0) == [line(0)]
-
-    live(tmp_path, life)
+    a = nodes.network.join("left", Inbox(), limits=Limits(connect_timeout_s=0.1))
+    await publish(a, "r", "corpus", DataNodeRecord(peer_id="left", data_set="ab" * 32))
+    await nodes.add("a")
+    await nodes.add("b")
+    with pytest.raises(Refused) as raised:
+        await nodes.add("c", served(nodes.folder / "c", "Line"))
+    assert "--name" not in str(raised.value)
+    assert "--as=corpus is another data set on the data node A: 8 slices, 64 bytes" in str(raised.value)
+    await nodes.add("d", served(nodes.folder / "d", "Line", name="other"))
+    assert await nodes.read(0) == [line(0)]
 
 
-def test_two_data_sets_of_one_name_are_told_apart_by_the_fingerprint(tmp_path: Path) -> None:
+@plays(live)
+async def test_two_data_sets_of_one_name_are_told_apart_by_the_fingerprint(nodes: Nodes) -> None:
     """They can only come from two starts at one moment, or from a liar. A reader that names none is refused."""
-
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        other = served(tmp_path / "b", "Line")
-        nodes.network.join("b", inbox := Inbox(), limits=Limits())
-        inbox.handler = liar = DataNode(nodes.network.peers["b"], inbox, other)
-        nodes.announcing.append(asyncio.create_task(liar.announce("r", "B", lambda: None)))
-        await asyncio.sleep(0.05)
-        with pytest.raises(Refused, match=r"several data sets: .*\(served by A\).*\(served by B\); stop"):
-            await nodes.read(0)
-        manifest = await nodes.reader.open("corpus", other.manifest.identity, nodes.said.append)
-        path = await nodes.reader.get(manifest.identity, 0, nodes.said.append)
-        assert path.read_bytes() == b"Line 00\n"
-
-    live(tmp_path, life)
-
-
-def test_what_comes_soon_is_fetched_ahead_in_order(tmp_path: Path) -> None:
-    """As much as half of the cache holds. What the trainer waits for overtakes it."""
-
-    async def life(nodes: Nodes) -> None:
-        a = await nodes.add("a")
+    await nodes.add("a")
+    other = served(nodes.folder / "b", "Line")
+    nodes.network.join("b", inbox := Inbox(), limits=Limits())
+    inbox.handler = liar = DataNode(nodes.network.peers["b"], inbox, other)
+    nodes.announcing.append(asyncio.create_task(liar.announce("r", "B", lambda: None)))
+    await asyncio.sleep(0.05)
+    with pytest.raises(Refused, match=r"several data sets: .*\(served by A\).*\(served by B\); stop"):
         await nodes.read(0)
-        asked: list[int] = []
-        send = a._send_slice
-        a._send_slice = lambda to, index: (asked.append(index), send(to, index))[1]  # type: ignore[method-assign]
-        identity = next(iter(nodes.reader._data_sets))
-        nodes.network.delay_s = 0.02
-        nodes.reader.soon(identity, [7, 0, 6, 5, 4, 3, 2])
-        while not asked:
-            await asyncio.sleep(0.001)
-        assert (await nodes.reader.get(identity, 1, nodes.said.append)).read_bytes() == line(1)
-        while nodes.reader._data_sets[identity].fetching:
-            await asyncio.sleep(0.01)
-        assert sorted(asked) == [1, 4, 5, 6, 7]  # half of the cache holds 7, 0, 6, 5 and 4
-        assert asked.index(1) <= AT_ONCE - 1
-
-    live(tmp_path, life, bytes_max=80)
+    manifest = await nodes.reader.open("corpus", other.manifest.identity, nodes.said.append)
+    path = await nodes.reader.get(manifest.identity, 0, nodes.said.append)
+    assert path.read_bytes() == b"Line 00\n"
 
 
-def test_few_slices_are_fetched_ahead_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@plays(partial(live, bytes_max=80))
+async def test_what_comes_soon_is_fetched_ahead_in_order(nodes: Nodes) -> None:
+    """As much as half of the cache holds. What the trainer waits for overtakes it."""
+    a = await nodes.add("a")
+    await nodes.read(0)
+    asked: list[int] = []
+    send = a._send_slice
+    a._send_slice = lambda to, index: (asked.append(index), send(to, index))[1]  # type: ignore[method-assign]
+    identity = next(iter(nodes.reader._data_sets))
+    nodes.network.delay_s = 0.02
+    nodes.reader.soon(identity, [7, 0, 6, 5, 4, 3, 2])
+    while not asked:
+        await asyncio.sleep(0.001)
+    assert (await nodes.reader.get(identity, 1, nodes.said.append)).read_bytes() == line(1)
+    while nodes.reader._data_sets[identity].fetching:
+        await asyncio.sleep(0.01)
+    assert sorted(asked) == [1, 4, 5, 6, 7]  # half of the cache holds 7, 0, 6, 5 and 4
+    assert asked.index(1) <= AT_ONCE - 1
+
+
+@plays(live)
+async def test_few_slices_are_fetched_ahead_at_a_time(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one is there, the next one is asked for, until all are there."""
     monkeypatch.setattr(fetching, "AHEAD", 2)
-
-    async def life(nodes: Nodes) -> None:
-        a = await nodes.add("a")
-        await nodes.read(0)
-        nodes.network.delay_s = 0.01
-        data_set = next(iter(nodes.reader._data_sets.values()))
-        nodes.reader.soon(data_set.manifest.identity, list(range(SLICES)))
-        while sum(a.sent.values()) < SLICES:
-            assert len(data_set.fetching) <= 2
-            await asyncio.sleep(0.001)
-
-    live(tmp_path, life)
+    a = await nodes.add("a")
+    await nodes.read(0)
+    nodes.network.delay_s = 0.01
+    data_set = next(iter(nodes.reader._data_sets.values()))
+    nodes.reader.soon(data_set.manifest.identity, list(range(SLICES)))
+    while sum(a.sent.values()) < SLICES:
+        assert len(data_set.fetching) <= 2
+        await asyncio.sleep(0.001)
 
 
-def test_a_slice_is_asked_for_where_it_was_refused_least(tmp_path: Path) -> None:
+@plays(live)
+async def test_a_slice_is_asked_for_where_it_was_refused_least(nodes: Nodes) -> None:
     """Among equals where fewest are under way; nowhere before the time to try again has come."""
+    await nodes.add("a")
+    await nodes.add("b")
+    await nodes.read(0)
+    data_set = next(iter(nodes.reader._data_sets.values()))
+    a, b = data_set.nodes["a"], data_set.nodes["b"]
+    a.refused[3] = fetching._Pause()
+    a.refused[3].failed(10.0)
+    b.under_way = 2
+    assert data_set.choose(3, 1000.0) is b
+    assert data_set.choose(4, 1000.0) is a
+    b.pause.failed(1000.0)
+    assert data_set.choose(3, 1000.0) is a
+    assert data_set.choose(3, 10.0) is None
+    waits = []
+    for _ in range(20):
+        b.pause.failed(0.0)
+        waits.append(b.pause.until)
+    assert waits == sorted(waits)
+    assert waits[-1] == fetching.AGAIN_S_MAX
 
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        await nodes.add("b")
+
+@plays(partial(live, bytes_max=15))
+async def test_what_can_not_be_a_cache_is_named(nodes: Nodes) -> None:
+    await nodes.add("a")
+    with pytest.raises(ConfigError, match=r"cache_bytes=15 is too low .* slice has 8 bytes; give 16 or more"):
         await nodes.read(0)
-        data_set = next(iter(nodes.reader._data_sets.values()))
-        a, b = data_set.nodes["a"], data_set.nodes["b"]
-        a.refused[3] = fetching._Pause()
-        a.refused[3].failed(10.0)
-        b.under_way = 2
-        assert data_set.choose(3, 1000.0) is b
-        assert data_set.choose(4, 1000.0) is a
-        b.pause.failed(1000.0)
-        assert data_set.choose(3, 1000.0) is a
-        assert data_set.choose(3, 10.0) is None
-        waits = []
-        for _ in range(20):
-            b.pause.failed(0.0)
-            waits.append(b.pause.until)
-        assert waits == sorted(waits)
-        assert waits[-1] == fetching.AGAIN_S_MAX
-
-    live(tmp_path, life)
+    nodes.reader._bytes_max = 16
+    (nodes.folder / "cache").write_text("a file")
+    with pytest.raises(ConfigError, match=r"cache_dir=.* can't be used as a cache"):
+        await nodes.read(0)
 
 
-def test_a_cache_that_is_too_small_is_named(tmp_path: Path) -> None:
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        with pytest.raises(ConfigError, match=r"cache_bytes=15 is too low .* slice has 8 bytes; give 16 or more"):
-            await nodes.read(0)
-
-    live(tmp_path, life, bytes_max=15)
-
-
-def test_a_folder_that_can_not_be_a_cache_is_named(tmp_path: Path) -> None:
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        (tmp_path / "cache").write_text("a file")
-        with pytest.raises(ConfigError, match=r"cache_dir=.* can't be used as a cache"):
-            await nodes.read(0)
-
-    live(tmp_path, life)
-
-
-def test_a_data_node_answers_only_what_it_can(tmp_path: Path) -> None:
+@plays(live)
+async def test_a_data_node_answers_only_what_it_can(nodes: Nodes) -> None:
     """Each refusal says why."""
+    node = await nodes.add("a")
+    identity = next(iter(nodes.nodes.values()))._served.manifest.identity
 
-    async def life(nodes: Nodes) -> None:
-        node = await nodes.add("a")
-        identity = next(iter(nodes.nodes.values()))._served.manifest.identity
+    def refused(sender: str, message: wire.AnyMessage) -> str:
+        try:
+            read, _ = node.read("a", packed(message))
+            node.check(sender, read, None)
+        except Refusal as refusal:
+            return refusal.reason
+        return ""
 
-        def refused(sender: str, message: wire.AnyMessage) -> str:
-            try:
-                read, _ = node.read("a", packed(message))
-                node.check(sender, read, None)
-            except Refusal as refusal:
-                return refusal.reason
-            return ""
-
-        assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
-        assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
-        assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
-        assert "can't be read" in refused("p", wire.GetSlice(identity, -1))
-        assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
-        assert "takes no part" in refused("p", wire.Describe())
-        assert not refused("p", wire.GetSlice(identity, 0))
-        node._sending["p"] = AT_ONCE
-        assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
-        node._sending["q"] = data_node.SENT_AT_ONCE
-        assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
-
-    live(tmp_path, life)
+    assert refused("p", wire.ListSlices("other")) == "this data node serves 'corpus'"
+    assert "another data set" in refused("p", wire.GetSlice("ab" * 32, 0))
+    assert "another data set" in refused("p", wire.GetSlice(identity, SLICES))
+    assert "can't be read" in refused("p", wire.GetSlice(identity, -1))
+    assert "did not ask" in refused("p", wire.SliceBytes(identity, 0, 8))
+    assert "takes no part" in refused("p", wire.Describe())
+    assert not refused("p", wire.GetSlice(identity, 0))
+    node._sending["p"] = AT_ONCE
+    assert "as many slices as it can" in refused("p", wire.GetSlice(identity, 0))
+    node._sending["q"] = data_node.SENT_AT_ONCE
+    assert "as many slices as it can" in refused("z", wire.GetSlice(identity, 0))
 
 
-def test_a_reader_takes_nothing_that_it_did_not_ask_for(tmp_path: Path) -> None:
-    async def life(nodes: Nodes) -> None:
-        await nodes.add("a")
-        await nodes.read(0)
-        identity, liar = next(iter(nodes.reader._data_sets)), nodes.network.join("liar", Inbox())
-        header = packed(wire.SliceBytes(identity, 1, 8))
-        with pytest.raises(Refusal, match="did not ask"):
-            await liar.send("reader", header, memoryview(line(1)))
-        nodes.network.delay_s = 0.05
-        waits = asyncio.create_task(nodes.read(1))
-        while not any(what == (identity, 1) for _, what in nodes.reader.questions._open):
-            await asyncio.sleep(0.005)
-        with pytest.raises(Refusal, match="did not ask"):
-            await liar.send("reader", header, memoryview(b"poison!!"))
-        assert await waits == [line(1)]
-
-    live(tmp_path, life)
+@plays(live)
+async def test_a_reader_takes_nothing_that_it_did_not_ask_for(nodes: Nodes) -> None:
+    await nodes.add("a")
+    await nodes.read(0)
+    identity, liar = next(iter(nodes.reader._data_sets)), nodes.network.join("liar", Inbox())
+    header = packed(wire.SliceBytes(identity, 1, 8))
+    with pytest.raises(Refusal, match="did not ask"):
+        await liar.send("reader", header, memoryview(line(1)))
+    nodes.network.delay_s = 0.05
+    waits = asyncio.create_task(nodes.read(1))
+    while not any(what == (identity, 1) for _, what in nodes.reader.questions._open):
+        await asyncio.sleep(0.005)
+    with pytest.raises(Refusal, match="did not ask"):
+        await liar.send("reader", header, memoryview(b"poison!!"))
+    assert await waits == [line(1)]
 
 
 def test_a_peer_in_a_run_reads_at_its_door(tmp_path: Path, memory_peer: Any) -> None:

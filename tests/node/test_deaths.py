@@ -48,48 +48,40 @@ async def test_deaths_are_counted_by_their_cause() -> None:
 
 
 @awaited
-async def test_who_left_on_purpose_is_not_dead() -> None:
-    """Though its farewell was lost. A record of an earlier life says nothing of this one."""
-    left = PeerStatus(peer_id="a", state="leaving", incarnation=1)
+async def test_the_dead_peers_own_record_tells_the_cause() -> None:
+    """Its farewell or its node's last words may have been lost: who left on purpose is not dead. A record of an earlier
+    life says nothing of this one."""
+    left, dead = (PeerStatus(peer_id="a", state=state, incarnation=1) for state in ("leaving", "dead"))
     assert (await counted([Died("a", 1, "node")], left)).total == Deaths(0, 1, 0)
     assert (await counted([Died("a", 2, "node")], left)).total == Deaths(0, 2, 0)
-
-
-@awaited
-async def test_the_dead_peers_own_record_tells_the_cause() -> None:
-    """Its node's last words may not have come."""
-    dead = PeerStatus(peer_id="a", state="dead", incarnation=1)
     assert (await counted([Died("a", 1, "node")], dead)).total == Deaths(1, 1, 0)
 
 
-def test_a_trainer_that_died_is_told_by_all(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_trainer_that_died_is_told_by_all(memory_peer: Any, quick: dict[str, Any]) -> None:
     """In the dead peer's last record, and in the others'; a newcomer counts on, and does not look for the dead one. A
     peer that leaves on purpose is no death."""
+    network = MemoryNetwork()
+    watcher, peers = network.join("w", Inbox()), {name: memory_peer(network, name, quick) for name in "abcd"}
 
-    async def record_of(watcher: Any, peer: str) -> PeerStatus:
+    async def record_of(peer: str) -> PeerStatus:
         return (await read_peers(watcher, "r")).get(peer, PeerStatus(peer_id=peer))
 
-    async def life() -> tuple[PeerStatus, PeerStatus, PeerStatus]:
-        network = MemoryNetwork()
-        watcher, peers = network.join("w", Inbox()), {name: memory_peer(network, name, quick) for name in "abcd"}
-        for name in "abc":
-            await peers[name].enter()
-        while sorted((await peers["a"].ask("ask", "told"))["peers"]) != ["a", "b", "c"]:
-            await asyncio.sleep(0.02)
-        await peers["b"].stop()
-        peers["c"]._channel.left_alone = True
-        await peers["c"].stop()
-        while not (await record_of(watcher, "a")).newest_deaths:
-            await asyncio.sleep(0.02)
-        await peers["d"].enter()
-        while (await record_of(watcher, "d")).deaths is None:
-            await asyncio.sleep(0.02)
-        told = await record_of(watcher, "a"), await record_of(watcher, "c"), await record_of(watcher, "d")
-        for name in "ad":
-            await peers[name].stop()
-        return told
-
-    a, c, d = asyncio.run(asyncio.wait_for(life(), 100.0))
+    for name in "abc":
+        await peers[name].enter()
+    while sorted((await peers["a"].ask("ask", "told"))["peers"]) != ["a", "b", "c"]:
+        await asyncio.sleep(0.02)
+    await peers["b"].stop()
+    peers["c"]._channel.left_alone = True
+    await peers["c"].stop()
+    while not (await record_of("a")).newest_deaths:
+        await asyncio.sleep(0.02)
+    await peers["d"].enter()
+    while (await record_of("d")).deaths is None:
+        await asyncio.sleep(0.02)
+    a, c, d = [await record_of(name) for name in "acd"]
+    for name in "ad":
+        await peers[name].stop()
     assert c.state == "dead"
     assert c.gone
     assert [(death.peer[0], death.cause) for death in a.newest_deaths] == [("c", "trainer")]

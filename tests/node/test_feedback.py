@@ -19,6 +19,7 @@ SLICES = {
     "start_peers": 3,
     "aggregation": "mean",
     "step_limit": 0.0,
+    "heartbeat_interval": 0.5,
     "heartbeat_timeout": 20.0,
 }
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Wakeup
+from p2p_diloco.core.events import Received, Wakeup
+from p2p_diloco.core.messages import Mean, Slice
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.history.reading import Life, check, read
 from p2p_diloco.node import history
@@ -38,7 +39,7 @@ def lives(folder: Path) -> list[Life]:
 
 def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> None:
     """It is whole from the first event to the last record, plays again with the same effects, and only its user may
-    read the file."""
+    read the file. Of slices and means it has the number of their bytes, and no bytes."""
     asyncio.run(trained("ab", quick, history_path=tmp_path))
     found = lives(tmp_path)
     assert sorted(life.head.name for life in found) == ["a", "b"]
@@ -49,18 +50,9 @@ def test_each_node_keeps_a_history(quick: dict[str, Any], tmp_path: Path) -> Non
         assert (verdict.played, verdict.at) == (len(life.entries), None)
         assert any("averages" in line for life in found for entry in life.entries for line in entry.lines())
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("r/*")} == {0o600}
-
-
-def test_a_payload_is_recorded_as_its_length(quick: dict[str, Any], tmp_path: Path) -> None:
-    """Slices and means have the number of their bytes, and no bytes."""
-    asyncio.run(trained("ab", quick, history_path=tmp_path))
-    payloads = [
-        entry.what.message.payload
-        for life in lives(tmp_path)
-        for entry in life.entries
-        if type(getattr(entry.what, "message", None)).__name__ in ("Slice", "Mean")
-    ]
-    assert set(payloads) == {16}  # four numbers in fp32
+    received = (entry.what.message for life in found for entry in life.entries if isinstance(entry.what, Received))
+    payloads = [message.payload for message in received if isinstance(message, Mean | Slice)]
+    assert set(payloads) == {16}  # the number of bytes: four numbers in fp32
 
 
 @pytest.mark.parametrize("broken", ["no folder", "full disk"])

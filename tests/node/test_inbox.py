@@ -59,4 +59,3 @@ async def test_progress_is_told_ten_times_a_second(memory_peer: Any, quick: dict
         with mock.patch.object(loop, "time", lambda seconds=seconds: now + seconds):
             inbox.moving(sender)
     assert told == ["b", "c", "b"]
-    await peer.stop()

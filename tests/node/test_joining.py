@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
-from p2p_diloco.node import records, run_record
+from p2p_diloco.node import curves, records, run_record
 from p2p_diloco.node.board import name_of
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining, holders_of
@@ -25,23 +25,10 @@ from tests.net.patience import awaited
 from tests.net.swarm import STRANGER
 
 
-def test_a_lone_peer_founds_and_steps(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Whoever comes first founds the run with its own model, and its outer steps are the formula's."""
-
-    async def life() -> list[float]:
-        peer = memory_peer(MemoryNetwork(), "a", quick)
-        await peer.enter(theta=5.0)
-        values = []
-        for _ in range(3):
-            assert (await peer.exchange(1.0))["sent"]
-            values.append(peer.memory.theta[0].item())
-        await peer.stop()
-        return values
-
-    assert asyncio.run(life()) == pytest.approx([5 - 1.9, 5 - 4.61, 5 - 8.049])
-
-
-def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_two_founders_become_one_run(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two that found at once the record of the lowest name wins: one model is taken by both, settings included."""
     fetch = MemoryTransport.fetch
 
@@ -52,25 +39,19 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
 
     monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
     monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        peers = [
-            memory_peer(network, "a", {**quick, "outer_lr": 0.5}),
-            memory_peer(network, "b", {**quick, "outer_lr": 0.25}),
-        ]
-        await asyncio.gather(peers[0].enter(theta=1.0), peers[1].enter(theta=2.0))
-        records = {subkey: value for (subkey, _), (value, _) in network.records["r/config"].items()}
-        assert len(records) == 2
-        winner = RunRecord.unpack(records[min(records)])
-        told = [next(m for m in peer.said if m["kind"] == "run") for peer in peers]
-        assert {run["config"]["outer_lr"] for run in told} == {winner.config["outer_lr"]}
-        expected = 1.0 if winner.founder == "a" else 2.0
-        assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
-        for peer in peers:
-            await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    peers = [
+        memory_peer(network, "a", {**quick, "outer_lr": 0.5}),
+        memory_peer(network, "b", {**quick, "outer_lr": 0.25}),
+    ]
+    await asyncio.gather(peers[0].enter(theta=1.0), peers[1].enter(theta=2.0))
+    records = {subkey: value for (subkey, _), (value, _) in network.records["r/config"].items()}
+    assert len(records) == 2
+    winner = RunRecord.unpack(records[min(records)])
+    told = [next(m for m in peer.said if m["kind"] == "run") for peer in peers]
+    assert {run["config"]["outer_lr"] for run in told} == {winner.config["outer_lr"]}
+    expected = 1.0 if winner.founder == "a" else 2.0
+    assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
 
 
 @awaited
@@ -114,8 +95,6 @@ async def test_a_peer_without_settings_waits_for_a_founder(memory_peer: Any, qui
     await founder.enter(theta=2.0)
     await entering
     assert waiting.memory.theta[0].item() == 2.0
-    for peer in (waiting, founder):
-        await peer.stop()
 
 
 @awaited
@@ -126,26 +105,6 @@ async def test_a_peer_without_settings_waits_for_a_limited_time(memory_peer: Any
     await peer.start()
     with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0.3 is over: no peer has founded the run r.*--found"):
         await peer.hear("run")
-    await peer.stop()
-
-
-@awaited
-async def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """One that comes later takes the run's settings and its state, and the two then step alike."""
-    network = MemoryNetwork()
-    a, b = memory_peer(network, "a", quick, sizes=(4, 3)), memory_peer(network, "b", sizes=(4, 3))
-    await a.enter(theta=1.0)
-    await a.exchange(2.0)
-    await b.enter(theta=99.0)
-    assert b.memory.theta.tolist() == a.memory.theta.tolist()
-    for _ in range(3):  # once a commit has named it, b is waited for
-        await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
-    digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
-    assert digests[0] == digests[1]
-    assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
-    await b.stop()
-    await a.exchange(1.0)  # alone again, at once: b said that it left
-    await a.stop()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +128,6 @@ async def test_a_misfit_is_told_why(
         await b.hear("run")
     await b.stop()
     await a.exchange(1.0)
-    await a.stop()
 
 
 @awaited
@@ -196,39 +154,24 @@ async def test_code_that_a_run_names_is_run_only_where_it_is_named(
     await c.enter()
     await asyncio.gather(a.exchange(1.0), c.exchange(3.0))
     assert a.memory.epoch == c.memory.epoch == 1
-    for peer in (c, b, a):
-        await peer.stop()
 
 
 @pytest.mark.parametrize(("founders", "joiners", "warns"), [("f", "f", 0), ("f", "g", 1), ("", "g", 0), ("f", "", 0)])
-def test_a_joiner_with_another_base_is_warned(
+@awaited
+async def test_a_joiner_with_another_base_is_warned(
     memory_peer: Any, quick: dict[str, Any], founders: str, joiners: str, warns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The founder's record has the fingerprint of its frozen values. Nothing is said if one of the two has none."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", quick), memory_peer(network, "b")
-        for peer, frozen in ((a, founders), (b, joiners)):
-            peer.setup = dataclasses.replace(peer.setup, frozen=frozen)
-            await peer.enter()
-        for peer in (a, b):
-            await peer.stop()
-
-    asyncio.run(life())
-    assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
-
-
-@awaited
-async def test_settings_that_may_change_do_not_refuse(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Another learning rate is no ground for refusal: the run's is used."""
+    """The founder's record has the fingerprint of its frozen values. Nothing is said if one of the two has none.
+    Another learning rate is no ground for refusal: the run's is used."""
     network = MemoryNetwork()
     a, b = memory_peer(network, "a", quick), memory_peer(network, "b", {"outer_lr": 0.1})
-    await a.enter()
-    await b.enter()
+    for peer, frozen in ((a, founders), (b, joiners)):
+        peer.setup = dataclasses.replace(peer.setup, frozen=frozen)
+        await peer.enter()
     assert next(m for m in b.said if m["kind"] == "run")["config"]["outer_lr"] == 1.0
-    await b.stop()
-    await a.stop()
+    for peer in (a, b):
+        await peer.stop()
+    assert sum("frozen parameters or buffers differ" in message for message in caplog.messages) == warns
 
 
 @awaited
@@ -243,15 +186,10 @@ async def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str,
     assert len((await helper.hear("run"))["layout"]["params"]) == 1
     await helper.hear("ready")
     await a.exchange(1.0)
-    await helper.stop()
-    await a.stop()
 
 
-@pytest.mark.parametrize("settings", [{}, {"outer_lr": 1.0}])
 @awaited
-async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(
-    memory_peer: Any, quick: dict[str, Any], settings: dict[str, Any]
-) -> None:
+async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
     """If only the record is left, a later peer says what it waits for, even if it has the run's settings; then it ends
     with one sentence that names the mends."""
     network = MemoryNetwork()
@@ -259,39 +197,28 @@ async def test_a_run_whose_state_nobody_holds_is_not_founded_anew(
     await first.enter()
     await first.exchange(1.0)
     await first.stop()
-    later = memory_peer(network, "later", settings, wait_timeout=6 * quick["heartbeat_timeout"])
+    later = memory_peer(network, "later", {"outer_lr": 1.0}, wait_timeout=6 * quick["heartbeat_timeout"])
     with pytest.raises(GaveUpWaiting, match=r"wait_timeout=3 is over: the run r has begun.*checkpoint.*--found.*--run"):
         await later.enter(theta=1.0)
     assert any("the run r has begun" in message.get("text", "") for message in later.said)
-    await later.stop()
 
 
 @awaited
-async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_is_told_to(
+async def test_a_run_whose_state_nobody_holds_is_founded_anew_by_a_peer_that_may(
     memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`found` founds it, and those that wait take over that peer's model."""
+    """By the same identity that has founded it; and by one that is told to (`found`), whose model those take over that
+    wait."""
     network = MemoryNetwork()
-    first = memory_peer(network, "first", quick)
-    await first.enter()
-    await first.stop()
+    for theta in (1.0, 2.0):
+        first = memory_peer(network, "first", quick)
+        await first.enter(theta=theta)
+        assert first.memory.theta[0].item() == theta
+        await first.stop()
     a, b = memory_peer(network, "a"), memory_peer(network, "b", found=True)
     await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
     assert [peer.memory.theta[0].item() for peer in (a, b)] == [2.0, 2.0]
     assert "founding it anew" in caplog.text
-    await b.stop()
-    await a.stop()
-
-
-@awaited
-async def test_the_founder_that_starts_again_begins_its_run_again(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """The same identity has founded the run, so it needs no `found`."""
-    network = MemoryNetwork()
-    for theta in (1.0, 2.0):
-        founder = memory_peer(network, "founder", quick)
-        await founder.enter(theta=theta)
-        assert founder.memory.theta[0].item() == theta
-        await founder.stop()
 
 
 @pytest.mark.parametrize("record_is_there", [True, False])
@@ -315,40 +242,25 @@ async def test_a_founder_that_has_met_others_founds_nothing_anew_unless_it_is_to
     told = memory_peer(network, "founder", quick, found=True)
     await told.enter(theta=2.0)
     assert told.memory.theta[0].item() == 2.0
-    await told.stop()
 
 
-def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody founds the run, or nobody hands over its state: an error after `wait_timeout`, naming it."""
+@awaited
+async def test_waiting_for_the_state_has_an_end(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hands it over: an error after `wait_timeout` names who holds it."""
     monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
-
-    async def nobody() -> None:
-        helper = memory_peer(MemoryNetwork(), "h", sizes=None, wait_timeout=0.2)
-        await helper.start()
-        with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0\.2"):
-            await helper.hear("run")
-        await helper.stop()
-
-    async def no_state() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        network.cut("a", "b")
-        b_side = network.join("b-looks", Inbox())
-        while not await holders_of(b_side, "r"):
-            await asyncio.sleep(0.01)
-        await b_side.close()
-        b = memory_peer(network, "b", wait_timeout=0.5 + 2 * quick["heartbeat_timeout"])
-        await b.start()
-        await b.hear("run")
-        b.tell("theta")
-        with pytest.raises(GaveUpWaiting, match=r"these peers hold it: a \(/memory/a/p2p/a\)"):
-            await b.hear("ready")
-        await b.stop()
-        await a.stop()
-
-    asyncio.run(nobody())
-    asyncio.run(no_state())
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", quick)
+    await a.enter()
+    network.cut("a", "b")
+    b_side = network.join("b-looks", Inbox())
+    while not await holders_of(b_side, "r"):
+        await asyncio.sleep(0.01)
+    await b_side.close()
+    b = memory_peer(network, "b", wait_timeout=0.5 + 2 * quick["heartbeat_timeout"])
+    with pytest.raises(GaveUpWaiting, match=r"these peers hold it: a \(/memory/a/p2p/a\)"):
+        await b.enter()
 
 
 @awaited
@@ -365,8 +277,6 @@ async def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, An
     b = memory_peer(network, "b")
     await b.enter()
     assert next(m for m in b.said if m["kind"] == "run")["config"]["codec"] == "fp32"
-    for peer in (b, a):
-        await peer.stop()
 
 
 @pytest.mark.parametrize(
@@ -420,7 +330,6 @@ async def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict
     timeout_s = quick["heartbeat_timeout"]
     waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
     assert peer.transport.limits == dataclasses.replace(before, **waits)
-    await peer.stop()
 
 
 @pytest.mark.parametrize(
@@ -438,12 +347,11 @@ async def test_slices_that_cant_be_sent_are_a_config_error(
     with pytest.raises(ConfigError, match=f"slice_elements=4 .*{mend}"):
         await peer.hear("run")
     assert "r/config" not in network.records
-    await peer.stop()
 
 
 @awaited
 async def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever publishes, looks around or keeps the record goes on after anything that a transport raises."""
+    """Whoever publishes, looks around, keeps the record or a curve, goes on after anything that a transport raises."""
 
     class Broken:
         peer_id = "a"
@@ -461,6 +369,7 @@ async def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, ca
         publish(broken, "r", lambda: record, asyncio.Event()),  # type: ignore[arg-type,return-value]
         look_around(broken, "r", lambda peer, name: None, lambda: 0),
         run_record.BOARD.keep(broken, "r", b"x", 15.0),
+        curves.keep(broken, "r", lambda: curves.Point(1.0, 1.0, 1.0, 1.0, 2.0, None)),
     ):
         task, before = asyncio.create_task(loop), broken.calls
         await asyncio.wait({task}, timeout=0.05)

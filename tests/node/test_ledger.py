@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, last_round, told
 from p2p_diloco.node.status import LastRound
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 
 class Clock:
@@ -113,48 +114,42 @@ def test_all_parts_make_the_whole(moves: list[tuple[str, bool, float]]) -> None:
 
 
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_node_tells_where_the_time_of_an_exchange_went(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
+@awaited
+async def test_a_node_tells_where_the_time_of_an_exchange_went(
+    memory_peer: Any, quick: dict[str, Any], stands: bool
+) -> None:
     """With the release comes what the exchange was made of, in the column of whether training stood still; one that is
     early waits for its group."""
+    late_s, contributed, network = 0.5, asyncio.Event(), MemoryNetwork(delay_s=0.02)
+    config = {**quick, "start_peers": 2, "min_peers": 2}
+    early, late = (memory_peer(network, name, config, sizes=(50_000,)) for name in "ab")
+    for peer in (early, late):
+        await peer.enter()
+    tell = early.tell
 
-    late_s, contributed = 1.0, asyncio.Event()
+    def telling(kind: str, **values: Any) -> None:
+        tell(kind, **values)
+        if kind == "contribute":
+            contributed.set()
 
-    async def late(peer: Any) -> None:
+    async def follow() -> None:
         await contributed.wait()  # however long the early one's own merge takes on a busy machine
         await asyncio.sleep(late_s)
-        await peer.exchange(1.0)
+        await late.exchange(1.0)
 
-    async def life() -> None:
-        network = MemoryNetwork(delay_s=0.02)
-        peers = [
-            memory_peer(network, name, {**quick, "start_peers": 2, "min_peers": 2}, sizes=(50_000,)) for name in "ab"
-        ]
-        for peer in peers:
-            await peer.enter()
-        early, tell = peers[0], peers[0].tell
-
-        def telling(kind: str, **values: Any) -> None:
-            tell(kind, **values)
-            if kind == "contribute":
-                contributed.set()
-
-        early.tell = telling
-        if stands:
-            early.memory.stands_since = time.monotonic()
-        began = time.monotonic()
-        release, _ = await asyncio.gather(early.exchange(1.0), late(peers[1]))
-        took_s = time.monotonic() - began
-        for peer in peers:
-            await peer.stop()
-        assert release["sent"]
-        column, other = (release["stood"], release["hidden"]) if stands else (release["hidden"], release["stood"])
-        assert set(column) == set(OF_EXCHANGE)
-        assert nonzero(other) == {}
-        assert 0.9 * late_s < sum(column.values()) < took_s
-        assert column["group"] > 0.5 * sum(column.values())
-        assert min(column.values()) > 0
-
-    asyncio.run(life())
+    early.tell = telling
+    if stands:
+        early.memory.stands_since = time.monotonic()
+    began = time.monotonic()
+    release, _ = await asyncio.gather(early.exchange(1.0), follow())
+    took_s = time.monotonic() - began
+    assert release["sent"]
+    column, other = (release["stood"], release["hidden"]) if stands else (release["hidden"], release["stood"])
+    assert set(column) == set(OF_EXCHANGE)
+    assert nonzero(other) == {}
+    assert 0.9 * late_s < sum(column.values()) < took_s
+    assert column["group"] > 0.5 * sum(column.values())
+    assert min(column.values()) > 0
 
 
 def test_shares() -> None:

@@ -21,6 +21,7 @@ from p2p_diloco.node.metrics import LABELS, METRICS, PREFIX, STATES, PeersCollec
 from p2p_diloco.node.status import Deaths, LastRound, PeerStatus, Submissions, Ways
 from p2p_diloco.observe.run_metrics import RUN_METRICS
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "bootstrap" / "prometheus"
@@ -131,26 +132,17 @@ def _answered(port: int, named: str) -> int:
         connection.close()
 
 
-def test_a_peer_answers_while_it_lives(memory_peer: Any, quick: dict[str, Any]) -> None:
+@awaited
+async def test_a_peer_answers_while_it_lives(memory_peer: Any, quick: dict[str, Any]) -> None:
     """With the values of its own status; after it has left, the port is free again."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-
-    async def life() -> str:
-        peer = memory_peer(MemoryNetwork(), "a", quick, metrics_port=port)
-        await peer.enter()
-        try:
-            await peer.exchange(1.0)
-            for _ in range(200):
-                text = await asyncio.to_thread(at, port)
-                if f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' in text:
-                    return text
-                await asyncio.sleep(0.05)
-            return text
-        finally:
-            await peer.stop()
-
-    assert f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' in asyncio.run(asyncio.wait_for(life(), 100.0))
+    peer = memory_peer(MemoryNetwork(), "a", quick, metrics_port=port)
+    await peer.enter()
+    await peer.exchange(1.0)
+    while f'{PREFIX}epoch{{peer="a",peer_id="a",run="r"}} 1.0' not in await asyncio.to_thread(at, port):
+        await asyncio.sleep(0.05)
+    await peer.stop()
     socket.create_server(("127.0.0.1", port)).close()
 
 

@@ -22,7 +22,6 @@ from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.slice_work import SliceWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
-from tests.net.memory import MemoryNetwork
 from tests.net.patience import plays
 
 BASE = Version(0, 0, 0, "0" * 32)
@@ -265,41 +264,3 @@ def test_who_waits_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
     at_table(test)
     assert caplog.records == []
-
-
-def test_a_link_that_is_reset_is_no_death(
-    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Several messages lost at once with one link leave a living peer alive; a killed one is gone in no time."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", {**quick, "heartbeat_timeout": 30.0}), memory_peer(network, "b")
-        await a.enter()
-        await b.enter()
-        send, resets = a.transport.send, [5]
-
-        async def unsteady(peer: str, header: bytes, payload: memoryview | None = None) -> None:
-            if resets[0]:
-                resets[0] -= 1
-                a.inbox.closed(peer)
-                raise Unreachable("b: the link broke")
-            await send(peer, header, payload)
-
-        a.transport.send = unsteady
-        while resets[0]:
-            await asyncio.sleep(0.01)
-        assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
-        assert "died" not in caplog.text
-        network.kill("b")
-        for _ in range(100):
-            if (await a.ask("ask", "told"))["peers"] == ["a"]:
-                break
-            await asyncio.sleep(0.01)
-        assert "died" in caplog.text
-        await b.stop()
-        await a.stop()
-        await a.stop()
-
-    with caplog.at_level("INFO"):
-        asyncio.run(life())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core import messages as m
-from p2p_diloco.errors import GaveUpWaiting, ModelMismatch, Refused
+from p2p_diloco.errors import GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import observing
 from p2p_diloco.node.forms import About
@@ -57,11 +57,14 @@ def node_of(peer: MemoryPeer) -> Node:
 
 
 @awaited
-async def test_an_observer_reads_what_the_peers_hold() -> None:
-    """Its parameters, epoch and digest are a peer's, also after a further round; without news it says so."""
+async def test_an_observer_reads_what_the_peers_hold_and_is_no_member() -> None:
+    """Its parameters, epoch and digest are a peer's, also after a further round; without news it says so. It is in no
+    roster, no record names it, nothing is sent to it that it did not ask for, and rounds go on after it has gone
+    without a word."""
     network = MemoryNetwork()
     a, b = await founded(network)
-    observer = MemoryObserver(network)
+    observer, refused = MemoryObserver(network), list[str]()
+    observer.inbox.refusals.count = lambda peer, why: refused.append(why)  # type: ignore[method-assign]
     first = await observer.look()
     assert (first["epoch"], first["digest"]) == (1, await digest_of(a))
     assert observer.memory.theta.tolist() == a.memory.theta.tolist() != [0.0] * 4
@@ -71,20 +74,6 @@ async def test_an_observer_reads_what_the_peers_hold() -> None:
     assert second["came"]
     assert (second["epoch"], second["digest"]) == (2, await digest_of(b))
     assert observer.memory.theta.tolist() == b.memory.theta.tolist()
-    for peer in (observer, a, b):
-        await peer.stop()
-
-
-@awaited
-async def test_an_observer_is_no_member() -> None:
-    """It is in no roster, no record names it, nothing is sent to it that it did not ask for, and rounds go on after it
-    has gone without a word."""
-    network = MemoryNetwork()
-    a, b = await founded(network)
-    observer = MemoryObserver(network)
-    refused: list[str] = []
-    observer.inbox.refusals.count = lambda peer, why: refused.append(why)  # type: ignore[method-assign]
-    await observer.look()
     await asyncio.sleep(4 * QUICK["heartbeat_interval"])
     assert not any("o" in node_of(peer).replica.roster.peers for peer in (a, b))
     assert not refused
@@ -92,9 +81,7 @@ async def test_an_observer_is_no_member() -> None:
     observer.task.cancel()
     await observer.transport.close()
     await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
-    assert a.memory.epoch == 2
-    for peer in (a, b):
-        await peer.stop()
+    assert a.memory.epoch == 3
 
 
 @awaited
@@ -107,7 +94,6 @@ async def test_an_ended_run_is_read_from_a_peer_that_is_still_there() -> None:
     await a.stop()
     await b.stop()
     assert not (await observer.refresh())["came"]
-    await observer.stop()
 
 
 @awaited
@@ -124,7 +110,6 @@ async def test_an_end_that_no_peer_has_is_named(monkeypatch: pytest.MonkeyPatch)
     await observer.start()
     with pytest.raises(Refused, match=r"has ended at epoch 1 .*--checkpoint"):
         await observer.hear("ready")
-    await observer.stop()
 
 
 @awaited
@@ -140,19 +125,6 @@ async def test_a_run_that_no_peer_holds_is_waited_for_no_longer_than_allowed() -
     assert answer["error"]["error"] == GaveUpWaiting.__name__
     assert "no complete state of the run r came" in answer["error"]["wrong"]
     assert observer.memory.theta.tolist() == before  # what it has read stays
-    await observer.stop()
-
-
-@awaited
-async def test_another_model_is_refused() -> None:
-    network = MemoryNetwork()
-    a, b = await founded(network)
-    observer = MemoryObserver(network, sizes=(5,))
-    await observer.start()
-    with pytest.raises(ModelMismatch, match="p0: 4 in the run, 5 here"):
-        await observer.hear("ready")
-    for peer in (observer, a, b):
-        await peer.stop()
 
 
 @awaited
@@ -172,8 +144,6 @@ async def test_only_what_has_changed_comes() -> None:
     again = await observer.refresh()
     assert (again["came"], again["epoch"], again["digest"]) == (True, 1, await digest_of(a))
     assert observer.memory.theta.tolist() == a.memory.theta.tolist()
-    for peer in (observer, a, b):
-        await peer.stop()
 
 
 @awaited
@@ -196,8 +166,6 @@ async def test_slices_without_the_digests_of_their_head_are_not_taken() -> None:
     for message, why in ((m.Head(0, held), "did not ask"), (m.Held(0, held.version), "only observes")):
         with pytest.raises(Refusal, match=why):
             await network.peers["a"].send("o", node_of(a)._packed(message)[0])
-    for peer in (observer, a, b):
-        await peer.stop()
 
 
 @awaited
@@ -227,20 +195,3 @@ async def test_another_peer_is_asked_when_one_is_gone() -> None:
     assert (answer["epoch"], answer["digest"]) == (2, await digest_of(a))
     assert set(asked) == {"a", "b"}
     assert observer.memory.theta.tolist() == a.memory.theta.tolist()
-    for peer in (observer, a, b):
-        await peer.stop()
-
-
-@awaited
-async def test_a_run_in_asynchronous_mode_is_read_as_it_is() -> None:
-    """The parameters are those that the peer holds."""
-    network = MemoryNetwork()
-    a = MemoryPeer(network, "a", {**QUICK, "mode": "async", "slice_elements": 2})
-    await a.enter(theta=5.0)
-    await a.exchange(1.0)
-    observer = MemoryObserver(network)
-    first = await observer.look()
-    assert first["epoch"] == 1
-    assert observer.memory.theta.tolist() == a.memory.theta.tolist() != [5.0] * 4
-    for peer in (observer, a):
-        await peer.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
@@ -28,6 +27,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.node import otlp
 from p2p_diloco.node.metrics import LABELS, PREFIX, PeersCollector, served, told
 from tests.net.memory import MemoryNetwork
+from tests.net.patience import awaited
 from tests.node.test_metrics import FULL, at
 
 
@@ -99,15 +99,6 @@ def test_a_collector_gets_what_prometheus_gets(collector: Received, given: str, 
     assert collector.values() == prometheus()
 
 
-def test_it_is_sent_again_and_again(collector: Received, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-    with otlp.exported(collector.url, PeersCollector("main", lambda: [FULL])):
-        for _ in range(3):
-            assert collector.news.wait(20.0)
-            collector.news.clear()
-    assert len(collector.requests) >= 3
-
-
 def test_a_collector_that_does_not_answer_delays_nobody(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,22 +140,15 @@ def test_an_endpoint_is_a_url(wrong: str) -> None:
         PeerConfig(otlp_endpoint=wrong)
 
 
-def test_a_peer_sends_while_it_lives(
+@awaited
+async def test_a_peer_sends_while_it_lives(
     collector: Received, memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own status, if `otlp_endpoint` names a collector."""
+    """Its own status, again and again, if `otlp_endpoint` names a collector."""
     monkeypatch.setattr(otlp, "EVERY_S", 0.05)
-
-    async def life() -> None:
-        peer = memory_peer(MemoryNetwork(), "a", quick, otlp_endpoint=collector.url)
-        await peer.enter()
-        with contextlib.suppress(AssertionError):
-            await peer.exchange(1.0)
-        for _ in range(200):
-            if collector.requests and collector.values().get(("epoch", "")) == 1.0:
-                break
-            await asyncio.sleep(0.05)
-        await peer.stop()
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
-    assert collector.values()["epoch", ""] == 1.0
+    peer = memory_peer(MemoryNetwork(), "a", quick, otlp_endpoint=collector.url)
+    await peer.enter()
+    await peer.exchange(1.0)
+    while not collector.requests or collector.values().get(("epoch", "")) != 1.0:
+        await asyncio.sleep(0.05)
+    await peer.stop()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,10 +29,6 @@ FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "FOUNDERS_MEET_S", 0.05)
     monkeypatch.setattr(board, "LOOK_EVERY_S", 0.01)
-
-
-def run(test: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 20))
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -91,15 +86,6 @@ async def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() ->
     assert first is None
     assert isinstance(second, Refused)
     assert "ask that peer's user for an invitation" in second.sentence
-
-
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"\x81\xa3key\xa1x", b"\x01"])
-@awaited
-async def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
-    """Strangers may store any bytes there."""
-    network = MemoryNetwork()
-    await privacy.NOTICES.store(join(network, "eve"), "r", value)
-    await privacy.refuse_if_private(join(network, "a"), "r")
 
 
 @awaited
@@ -182,14 +168,3 @@ async def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch)
     assert bob.banned == {b"12345678"}
     assert not watching.done()
     watching.cancel()
-
-
-def test_nothing_is_written_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking whether to found a private run leaves no file."""
-    monkeypatch.chdir(tmp_path)
-
-    async def test() -> None:
-        await privacy.founds_privately(setup(initial_peers=[FAR]), join(MemoryNetwork(), "a"))
-
-    run(test())
-    assert not list(tmp_path.iterdir())

@@ -74,8 +74,6 @@ async def test_members_train_together_and_the_dht_shows_nothing() -> None:
         for (_, _), (value, _) in stored.items():
             assert b"sync_every" not in value
             assert b"training" not in value
-    for peer in (a, b):
-        await peer.stop()
 
 
 @awaited
@@ -86,7 +84,6 @@ async def test_a_peer_without_the_run_key_founds_nothing() -> None:
     with pytest.raises(GaveUpWaiting):
         await peer.hear("run")
     assert any("a worker that has the run key" in str(message.get("text")) for message in peer.said)
-    await peer.stop()
 
 
 @awaited
@@ -107,24 +104,22 @@ async def test_a_member_cannot_replace_the_runs_record() -> None:
         await peer.stop()
 
 
-@pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2]), msgpack.packb({"v": 99}), b""])
-def test_junk_of_a_member_does_not_keep_the_run_from_being_founded(
+@pytest.mark.parametrize("junk", [b"\xc1" * 900, msgpack.packb([1, 2])])
+@awaited
+async def test_junk_of_a_member_does_not_keep_the_run_from_being_founded(
     junk: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member, or one that was revoked, can store bytes beside the run's record, also while no peer is up. Without the
     run key's signature they are left out, with a line in the log."""
 
-    async def life() -> None:
-        network = MemoryNetwork()
-        mallory = PrivatePeer(network, "mallory")
-        assert await run_record.BOARD.store(mallory.transport, "r", junk)
-        founder, joiner = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
-        await founder.enter()
-        await joiner.enter()
-        for peer in (founder, joiner):
-            await peer.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    mallory = PrivatePeer(network, "mallory")
+    assert await run_record.BOARD.store(mallory.transport, "r", junk)
+    founder, joiner = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+    await founder.enter()
+    await joiner.enter()
+    for peer in (founder, joiner):
+        await peer.stop()
     assert "a record of the run r is left out: the run key did not sign it" in caplog.text
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from p2p_diloco.core.messages import Choice
+from p2p_diloco.core.state import append, key_of
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.node import beginning
 from p2p_diloco.node.beginning import counted_last
 from p2p_diloco.node.ending import GoesOn
-from p2p_diloco.node.saving import Checkpoint
-from p2p_diloco.tensors import checkpoint
 from tests.net.memory import MemoryNetwork
 from tests.net.patience import awaited
+from tests.node.headers_world import Run, ready
 
 
 def disk(folder: Path, name: str) -> dict[str, Any]:
@@ -63,29 +65,25 @@ async def test_the_greatest_version_wins_though_its_disk_comes_late(
     (other,) = peers.values()
     await asyncio.gather(entering, other.enter())
     assert early.memory.theta.tolist() == other.memory.theta.tolist() == last
-    for peer in (early, other):
-        await peer.stop()
 
 
-def test_waiting_for_the_others_has_an_end(
+@awaited
+async def test_waiting_for_the_others_has_an_end(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After `restart_wait` training goes on with whoever is there, and the log says who was missing."""
-
-    async def life() -> None:
-        await cut(memory_peer, quick, tmp_path)
-        alone = memory_peer(MemoryNetwork(), "b", restart_wait=0.6, **disk(tmp_path, "b"))
-        began = time.monotonic()
-        await alone.enter()
-        assert time.monotonic() - began >= 0.6
-        assert (await alone.exchange(1.0))["sent"]
-        await alone.stop()
-
-    asyncio.run(life())
+    await cut(memory_peer, quick, tmp_path)
+    alone = memory_peer(MemoryNetwork(), "b", restart_wait=0.6, **disk(tmp_path, "b"))
+    began = time.monotonic()
+    await alone.enter()
+    assert time.monotonic() - began >= 0.6
+    assert (await alone.exchange(1.0))["sent"]
+    await alone.stop()
     assert "going on without 1 of the 2 peers of the last round (a)" in caplog.text
 
 
-def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+@awaited
+async def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told again only now and then, as long as it is the same, is not told anew at every look."""
     monkeypatch.setattr(beginning, "LOOK_EVERY_S", 0.02)
     roster = SimpleNamespace(alive=list, mine=SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,)))
@@ -95,13 +93,9 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
     async def nobody() -> dict[str, float]:
         return {}
 
-    async def wait() -> None:
-        goes_on = GoesOn(replica, nobody)
-        await beginning.until_the_others_are_back(replica, "ab", 1.1, goes_on, told.append)
-
-    asyncio.run(wait())
-    assert len(told) > 5
-    assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
+    await beginning.until_the_others_are_back(replica, "ab", 0.4, GoesOn(replica, nobody), told.append)
+    assert len(told) > 1
+    assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=0.4 s at most"}
 
 
 async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0) -> bool:
@@ -173,35 +167,13 @@ def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.Monkey
     assert not asyncio.run(waited(training, monkeypatch, generation=0))
 
 
-async def saved_commit_counts(peer: str, folder: Path, epoch: int) -> bool:
-    """Whether the plan saved with this epoch, which will be the newest, has a peer in it."""
-    manifest = folder / f"checkpoint-{epoch}" / checkpoint.MANIFEST
-    while not manifest.exists():
-        await asyncio.sleep(0.005)
-    return peer in counted_last(Checkpoint(manifest.parent)._states[0])
-
-
-def test_a_helper_of_the_last_round_is_waited_for_too(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One without a model may hold the greatest version."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        helper = memory_peer(network, "h", sizes=None)
-        a = memory_peer(network, "a", quick, keep=99, **disk(tmp_path, "a"))
-        await helper.start()
-        await a.enter()
-        await helper.hear("ready")
-        epoch = 0
-        while epoch == 0 or not await saved_commit_counts("h", tmp_path / "a", epoch):
-            await a.exchange(1.0)  # one that is still behind is in no commit
-            epoch += 1
-        for peer in (a, helper):
-            await peer.stop()
-        alone = memory_peer(MemoryNetwork(), "a", restart_wait=0.6, **disk(tmp_path, "a"))
-        await alone.enter()
-        await alone.stop()
-
-    asyncio.run(life())
-    assert "going on without 1 of the 2 peers of the last round (h)" in caplog.text
+def test_a_helper_of_the_last_round_is_waited_for_too() -> None:
+    """One without a model may hold the greatest version: it contributes without a weight."""
+    run = Run(3)
+    trains, helps, absent = run.names
+    base = run.state.version
+    entries = (trains, ready(trains, base)), (helps, replace(ready(helps, base), weight=0.0, hashes=()))
+    choice = Choice(run.me, 0, entries)
+    state = append(run.state, choice, key_of(0, base, choice), run.hashes, run.rules)
+    assert counted_last(state) == [trains, helps] != [*state.roll]
+    assert absent in state.roll

@@ -37,23 +37,12 @@ def founding_in(network: MemoryNetwork) -> Founding:
     return Founding.of("r", RunRecord.unpack(value))
 
 
-async def ask(network: MemoryNetwork, number: int, lr: float, momentum: float, who: str | None = None) -> Revision:
+async def ask(network: MemoryNetwork, number: int, *rates: float, who: str | None = None, **changes: Any) -> Revision:
     """Leave a revision in the DHT, signed by the founder or by somebody else, from a process that ends at once."""
     founding = founding_in(network)
-    bare = Revision(number, lr, momentum)
+    bare = Revision(number, *rates, **changes)
     proof = signed(founding.founder if who is None else who, revising.KIND, founding.statement(bare))
     asker = network.join(f"asker{number}{who}", Inbox())
-    assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
-    await asker.close()
-    return bare
-
-
-async def ask_for(network: MemoryNetwork, number: int, **changes: Any) -> Revision:
-    """As `ask`, for settings other than the rates."""
-    founding = founding_in(network)
-    bare = Revision(number, **changes)
-    proof = signed(founding.founder, revising.KIND, founding.statement(bare))
-    asker = network.join(f"asker{number}", Inbox())
     assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
     await asker.close()
     return bare
@@ -99,7 +88,6 @@ async def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quic
     await a.stop()
     await c.enter()
     assert c.memory.revision == 1
-    await asyncio.gather(b.stop(), c.stop())
 
 
 @awaited
@@ -124,7 +112,6 @@ async def test_only_the_founders_signature_counts(
     await ask(network, 1, 0.5, 0.0)
     while a.memory.revision == 0:
         await a.exchange(1.0)
-    await a.stop()
 
 
 @awaited
@@ -150,7 +137,6 @@ async def test_one_peer_that_knows_is_enough(
     network.records["r/revisions"].clear()
     while (await revising.read(a.transport, founding_in(network))) != asked:
         await asyncio.sleep(0.01)
-    await asyncio.gather(a.stop(), b.stop())
 
 
 @awaited
@@ -170,70 +156,37 @@ async def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick:
     assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
 
 
-def test_junk_hides_no_revision_for_long(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Anyone may store records in an open run: a look tries a few of them, each time others, until it finds the
-    founder's."""
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", quick)
-        await a.enter()
-        await a.stop()
-        watcher, founding = network.join("w", Inbox()), founding_in(network)
-        for number in range(3 * board.TRIED_MAX):
-            forged = Revision(100 + number, 0.1, 0.0, proof="forged")
-            assert await revising.store(watcher, founding, forged)
-        asked = await ask(network, 1, 0.5, 0.0)
-        while await revising.read(watcher, founding) != asked:
-            await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(life(), 60.0))
-
-
-def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+@awaited
+async def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """After all have been gone the run is its founder's still: the restored state is at the revision, and the founder's
     earlier word counts. In another run it is that run's settings, and no revision."""
     disk = {"checkpoint_dir": tmp_path, "save_every": 1}
-
-    async def first() -> float:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
-        await a.enter()
-        await ask(network, 1, 0.25, 0.0)
-        while a.memory.revision == 0:
-            await a.exchange(1.0)
-        await a.stop()
-        return a.memory.theta[0].item()
-
-    async def again(theta: float) -> None:
-        network = MemoryNetwork()
-        b = memory_peer(network, "b", {}, **disk)
-        await b.enter()
-        assert b.memory.revision == 1
-        assert founding_in(network).founder == "a"
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
+    await a.enter()
+    await ask(network, 1, 0.25, 0.0)
+    while a.memory.revision == 0:
+        await a.exchange(1.0)
+    await a.stop()
+    theta = a.memory.theta[0].item()
+    network = MemoryNetwork()
+    b = memory_peer(network, "b", {}, **disk)
+    await b.enter()
+    assert b.memory.revision == 1
+    assert founding_in(network).founder == "a"
+    await b.exchange(1.0)
+    assert b.memory.theta[0].item() == theta - 0.25
+    await ask(network, 2, 0.5, 0.0)
+    while b.memory.revision == 1:
         await b.exchange(1.0)
-        assert b.memory.theta[0].item() == theta - 0.25
-        await ask(network, 2, 0.5, 0.0)
-        while b.memory.revision == 1:
-            await b.exchange(1.0)
-        await b.stop()
-
-    async def elsewhere(theta: float) -> None:
-        network = MemoryNetwork()
-        c = memory_peer(network, "c", {}, from_checkpoint=tmp_path)
-        c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
-        await c.enter()
-        assert c.memory.revision == 0
-        assert c.memory.outer_lr == 0.5
-        before = c.memory.theta[0].item()
-        await c.exchange(1.0)
-        assert c.memory.theta[0].item() == before - 0.5
-        await c.stop()
-
-    theta = asyncio.run(asyncio.wait_for(first(), 100.0))
-    assert checkpoint.load(next(checkpoint.whole(tmp_path)))[1]["founded"][0] == "a"  # type: ignore[index]
-    asyncio.run(asyncio.wait_for(again(theta), 100.0))
-    asyncio.run(asyncio.wait_for(elsewhere(theta), 100.0))
+    await b.stop()
+    c = memory_peer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path)
+    await c.enter()
+    assert c.memory.revision == 0
+    assert c.memory.outer_lr == 0.5
+    before = c.memory.theta[0].item()
+    await c.exchange(1.0)
+    assert c.memory.theta[0].item() == before - 0.5
 
 
 @pytest.mark.parametrize("variant", ["paper", "buffered"])
@@ -268,48 +221,36 @@ async def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick
     while b.memory.theta[0].item() != theta.item():
         await asyncio.sleep(0.01)
     assert a.memory.revision == b.memory.revision == 1
-    await asyncio.gather(a.stop(), b.stop())
 
 
-def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
+@awaited
+async def test_a_stopped_run_stays_stopped_and_goes_on_as_another(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """The run was founded without an end. It ends at the stop, and is over for a peer that starts from the checkpoint;
     the record of the end names the revision. A run of another name goes on from there, and doesn't stop at once."""
-    disk = {"checkpoint_dir": tmp_path, "save_every": 10_000, "restart_wait": 1.0}
-
-    async def first() -> None:
-        network = MemoryNetwork()
-        a = memory_peer(network, "a", quick, **disk)
-        await a.enter()
-        stop = await ask_for(network, 1, stop_after_epochs=4)
-        while not a.memory.finished:
-            await a.exchange(1.0)
-        await a.stop()
-        onlooker, rules = network.join("onlooker", Inbox()), Rules(run="r", fragments=((0,),))
-        end = (await ends.read(onlooker, founding_in(network), rules))[0]
-        assert (end.epoch, end.revision) == (a.memory.epoch, stop)
-
-    async def again() -> None:
-        b = memory_peer(MemoryNetwork(), "b", {}, **disk)
-        await b.enter()
-        assert b.memory.finished
-        await b.stop()
-
-    async def elsewhere() -> None:
-        c = memory_peer(MemoryNetwork(), "c", {}, from_checkpoint=tmp_path, restart_wait=1.0)
-        c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
-        await c.enter()
-        before = c.memory.epoch
-        await c.exchange(1.0)
-        assert (c.memory.finished, c.memory.epoch) == (0, before + 1)
-        await c.stop()
-
-    asyncio.run(asyncio.wait_for(first(), 100.0))
+    disk = {"checkpoint_dir": tmp_path, "save_every": 10_000, "restart_wait": 0.5}
+    network = MemoryNetwork()
+    a = memory_peer(network, "a", quick, **disk)
+    await a.enter()
+    stop = await ask(network, 1, stop_after_epochs=4)
+    while not a.memory.finished:
+        await a.exchange(1.0)
+    await a.stop()
+    onlooker, rules = network.join("onlooker", Inbox()), Rules(run="r", fragments=((0,),))
+    end = (await ends.read(onlooker, founding_in(network), rules))[0]
+    assert (end.epoch, end.revision) == (a.memory.epoch, stop)
     (last,) = checkpoint.whole(tmp_path)
     assert checkpoint.epoch_of(last) >= 4
-    asyncio.run(asyncio.wait_for(again(), 100.0))
-    asyncio.run(asyncio.wait_for(elsewhere(), 100.0))
+    b = memory_peer(MemoryNetwork(), "b", {}, **disk)
+    await b.enter()
+    assert b.memory.finished
+    await b.stop()
+    c = memory_peer(MemoryNetwork(), "c", {}, run_id="other", from_checkpoint=tmp_path, restart_wait=0.5)
+    await c.enter()
+    before = c.memory.epoch
+    await c.exchange(1.0)
+    assert (c.memory.finished, c.memory.epoch) == (0, before + 1)
 
 
 def test_an_end_counts_only_with_the_founders_signature_on_its_stop() -> None:

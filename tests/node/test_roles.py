@@ -92,7 +92,6 @@ async def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, 
         await observer.send("a", headers.packed(Nudge(1), token))
     assert node.replica.roster.summary("observer") is None
     await observer.send("a", headers.packed(Describe(), token))
-    await peer.stop()
 
 
 def test_a_newcomer_may_ask_for_everything_many_times() -> None:
@@ -166,7 +165,6 @@ async def test_what_a_peer_may_send_follows_from_the_last_commits(memory_peer: A
     await a.exchange(1.0)
     assert [inbox.hurries(peer) for peer in ("b", "stranger")] == [False, True]
     assert asked == {"b": (1, 2), "stranger": (0, 2)}  # one commit without it says little
-    await a.stop()
 
 
 def test_allowances_take_bounded_memory() -> None:

@@ -85,35 +85,38 @@ class Moving:
         await self.saving.written()
 
 
+def newest(root: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The newest checkpoint of a folder: its path, its tensors, and what a node has put into its manifest."""
+    path = checkpoint.latest(root)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
+    return path, {**tensors}, own
+
+
 def saved_in(root: Path) -> list[str]:
     """The checkpoints of a folder, oldest first."""
     return [path.name for path in checkpoint.whole(root)][::-1]
 
 
-def test_a_greater_lineage_of_fewer_epochs_is_saved(tmp_path: Path) -> None:
+@awaited
+async def test_a_greater_lineage_of_fewer_epochs_is_saved(tmp_path: Path) -> None:
     """After a switch to it counting goes on from there; what was left behind goes first, though of more epochs."""
-
-    async def life() -> None:
-        peer = Moving(tmp_path, every=2)
-        for epoch in (596, 598, 600):
-            await peer.reach(epoch, 10 * epoch)
-        for epoch in (111, 112, 113, 114, 116):
-            await peer.reach(epoch, 400 * epoch)
-
-    asyncio.run(life())
+    peer = Moving(tmp_path, every=2)
+    for epoch in (596, 598, 600):
+        await peer.reach(epoch, 10 * epoch)
+    for epoch in (111, 112, 113, 114, 116):
+        await peer.reach(epoch, 400 * epoch)
     assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114", "checkpoint-116"]
 
 
-def test_the_end_of_a_greater_lineage_takes_the_place_of_the_own(tmp_path: Path) -> None:
+@awaited
+async def test_the_end_of_a_greater_lineage_takes_the_place_of_the_own(tmp_path: Path) -> None:
     """Two sides of a split may both reach the last epoch; the checkpoint of it is then of the one that won."""
-
-    async def life() -> None:
-        peer = Moving(tmp_path, every=10)
-        await peer.reach(0, 0)
-        await peer.reach(6, 60, finished=True)
-        await peer.reach(6, 90, finished=True)
-
-    asyncio.run(life())
+    peer = Moving(tmp_path, every=10)
+    await peer.reach(0, 0)
+    await peer.reach(6, 60, finished=True)
+    await peer.reach(6, 90, finished=True)
     assert saved_in(tmp_path) == ["checkpoint-6"]
     assert checkpoint.load(tmp_path / "checkpoint-6")[1]["samples"] == 90
 
@@ -134,17 +137,14 @@ def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.text.count("slices 0 are corrupted in memory") == 1
 
 
-def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:
+@awaited
+async def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:
     """At the latest when the peer leaves, though its version is the one that was not saved."""
-
-    async def life() -> None:
-        peer = Moving(tmp_path, every=10)
-        await peer.reach(3, 3, finished=True, flip=True)
-        assert saved_in(tmp_path) == []
-        peer.work.state.slices[0].theta[1] -= 1
-        await peer.saving.finish()
-
-    asyncio.run(life())
+    peer = Moving(tmp_path, every=10)
+    await peer.reach(3, 3, finished=True, flip=True)
+    assert saved_in(tmp_path) == []
+    peer.work.state.slices[0].theta[1] -= 1
+    await peer.saving.finish()
     assert saved_in(tmp_path) == ["checkpoint-3"]
 
 
@@ -160,22 +160,14 @@ def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[st
     assert [v[2] for v in later] == [4]
 
 
-def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """`new_generation` founds the run anew: epoch 0 of the next generation, with the checkpoint's parameters."""
-    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=tmp_path, save_every=2)
-    _, versions = run_for(memory_peer, quick, 0, from_checkpoint=tmp_path, new_generation=True)
-    assert [v[:3] for v in versions] == [[1, 0, 0]]
-    values, _ = run_for(memory_peer, {}, 1, from_checkpoint=tmp_path, new_generation=True)
-    assert values[0] < last
-
-
 def test_the_founding_command_given_again_goes_on(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run begins at another one's second epoch, and reaches the fifth; the same command starts there, and says so.
-    Within one run the newer checkpoint counts, and whoever sets the run back says so."""
+    Within one run the newer checkpoint counts, and whoever sets the run back says so (`new_generation`): that is
+    epoch 0 of the next generation, with the checkpoint's parameters."""
     old, new = tmp_path / "old", tmp_path / "new"
-    run_for(memory_peer, quick, 2, checkpoint_dir=old, save_every=1)
+    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=old, save_every=1)
     founding = {"run_id": "new", "from_checkpoint": old, "checkpoint_dir": new, "save_every": 1}
     _, versions = run_for(memory_peer, quick, 3, **founding)
     assert [version[2] for version in versions] == [5]
@@ -192,31 +184,28 @@ def test_the_founding_command_given_again_goes_on(
     for named in within:
         _, versions = run_for(memory_peer, {}, 0, run_id="new", from_checkpoint=named, checkpoint_dir=new)
         assert [version[2] for version in versions] == [5]
-    _, versions = run_for(memory_peer, {}, 0, **founding, new_generation=True)
-    assert [version[:3] for version in versions] == [[1, 0, 0]]
+    (value,), versions = run_for(memory_peer, {}, 1, **{**founding, "save_every": 9}, new_generation=True)
+    assert [version[:3] for version in versions] == [[1, 1, 1]]
+    assert value < last
 
 
-def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(
+@awaited
+async def test_a_run_from_a_checkpoint_has_no_trace_of_the_old_runs_peers(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """Its first peer waits for none of them, neither at its start nor in its first round."""
     long = {**quick, "heartbeat_timeout": 60.0}
-
-    async def life() -> None:
-        network = MemoryNetwork()
-        a, b = memory_peer(network, "a", long, checkpoint_dir=tmp_path, save_every=2), memory_peer(network, "b")
-        for peer in (a, b):
-            await peer.enter(theta=1.0)
-        for _ in range(2):
-            await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
-        for peer in (a, b):
-            await peer.stop()
-        c = memory_peer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
-        await asyncio.wait_for(c.enter(), 30.0)
-        assert (await asyncio.wait_for(c.exchange(1.0), 30.0))["sent"]
-        await c.stop()
-
-    asyncio.run(life())
+    network = MemoryNetwork()
+    a, b = memory_peer(network, "a", long, checkpoint_dir=tmp_path, save_every=2), memory_peer(network, "b")
+    for peer in (a, b):
+        await peer.enter(theta=1.0)
+    for _ in range(2):
+        await asyncio.gather(a.exchange(1.0), b.exchange(1.0))
+    for peer in (a, b):
+        await peer.stop()
+    c = memory_peer(MemoryNetwork(), "c", run_id="new", from_checkpoint=tmp_path, restart_wait=60.0)
+    await asyncio.wait_for(c.enter(), 30.0)
+    assert (await asyncio.wait_for(c.exchange(1.0), 30.0))["sent"]
 
 
 def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -224,10 +213,7 @@ def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], t
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         run_for(memory_peer, quick, 0, from_checkpoint=tmp_path)
     run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
-    path = checkpoint.latest(tmp_path)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
+    _, tensors, own = newest(tmp_path)
     checkpoint.save(tmp_path, 7, tensors, {**own, "run_id": "another"}, keep=9)
     with pytest.raises(ConfigError, match="run another"):
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
@@ -240,10 +226,7 @@ def test_a_checkpoint_with_wrong_digests_is_skipped(
     one, nor if there is no other.
     """
     run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
-    path = checkpoint.latest(tmp_path)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
+    path, tensors, own = newest(tmp_path)
     tensors["theta"]["p0"][0] += 1
     spoilt = checkpoint.save(tmp_path, 8, tensors, own, keep=9)
     _, versions = run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
@@ -257,11 +240,17 @@ def test_a_checkpoint_with_wrong_digests_is_skipped(
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
 
 
-@pytest.mark.parametrize("stop", [3, None])
+@pytest.mark.parametrize(("stop", "every"), [(3, 1), (None, 1), (None, 10)])
 def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None
+    memory_peer: Any,
+    quick: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: int | None,
+    every: int,
 ) -> None:
-    """A checkpoint under way when the run finishes, or this peer leaves, doesn't take the place of the last epoch's."""
+    """A checkpoint under way when the run finishes, or the peer leaves, doesn't take the place of the last epoch's. Who
+    leaves saves what it has, though none is due: it may be the last that has it. Without a commit there is nothing."""
     write = saving._write
 
     def slow_write(*values: Any) -> Any:
@@ -269,87 +258,62 @@ def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
         return write(*values)
 
     monkeypatch.setattr(saving, "_write", slow_write)
-    run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=1)
+    run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path / "new", save_every=every)
+    assert not saved_in(tmp_path / "new")
+    run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=every)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
 
 
-def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(
+@awaited
+async def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
     """Asynchronous: a peer that submits nothing meanwhile is to save its own state beside what its node saves."""
-
-    async def life() -> int:
-        network, config = MemoryNetwork(), {**quick, "mode": "async"}
-        busy = memory_peer(network, "a", config)
-        other = memory_peer(network, "b", config, checkpoint_dir=tmp_path, save_every=3)
-        for peer in (busy, other):
-            await peer.enter()
-        for _ in range(7):
-            await busy.exchange(1.0)
-        while other.memory.epoch < 7:
-            await asyncio.sleep(0.01)
-        told: int = other.memory.saved
-        for peer in (busy, other):
-            await peer.stop()
-        return told
-
-    told = asyncio.run(asyncio.wait_for(life(), 100.0))
+    network, config = MemoryNetwork(), {**quick, "mode": "async"}
+    busy = memory_peer(network, "a", config)
+    other = memory_peer(network, "b", config, checkpoint_dir=tmp_path, save_every=3)
+    for peer in (busy, other):
+        await peer.enter()
+    for _ in range(7):
+        await busy.exchange(1.0)
+    while other.memory.epoch < 7:
+        await asyncio.sleep(0.01)
+    told: int = other.memory.saved
+    for peer in (busy, other):
+        await peer.stop()
     assert told >= 6  # or 7, where the one before was being written when the sixth commit came
     assert f"checkpoint-{told}" in saved_in(tmp_path)
 
 
-def test_what_a_peer_has_when_it_leaves_is_saved(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """Though no checkpoint is due: it may be the last that has it. Without a commit there is nothing to save."""
-    run_for(memory_peer, quick, 3, checkpoint_dir=tmp_path / "saved", save_every=10)
-    assert saved_in(tmp_path / "saved") == ["checkpoint-3"]
-    run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path / "new", save_every=10)
-    assert not (tmp_path / "new").exists() or not saved_in(tmp_path / "new")
-
-
-@pytest.mark.parametrize("group", ["theta", "outer"])
-def test_a_checkpoint_that_lacks_a_tensor_is_refused(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, group: str
-) -> None:
-    """One without a tensor, or with one of another size, is the user's error, not a crash."""
-    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
-    path = checkpoint.latest(tmp_path)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
-    name = next(iter(tensors[group]))
-    for epoch, changed in enumerate((torch.zeros(1), None), start=7):
-        kept = {key: value for key, value in tensors[group].items() if key != name}
-        kept |= {} if changed is None else {name: changed}
-        checkpoint.save(tmp_path, epoch, {**tensors, group: kept}, own, keep=9)
-        with pytest.raises(CheckpointError, match=r"can't be used: (its tensors|slice 0 doesn't have the digest)"):
-            run_for(memory_peer, quick, 0, from_checkpoint=tmp_path / f"checkpoint-{epoch}")
-
-
-def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Path) -> None:
-    """Once for each request, when all fragments are at it. What was asked for before the peer's start is not saved."""
-
-    async def life() -> None:
-        peer = Moving(tmp_path, every=10_000)
-        for epoch, asked in ((1, 2), (2, 2), (3, 3), (4, 3), (5, 0), (6, 3), (7, 5)):
-            peer.replica.revision = Revision(asked, saves=asked) if asked else FOUNDED
-            await peer.reach(epoch, 10 * epoch)
-
-    asyncio.run(life())
-    assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
-
-
-@pytest.mark.parametrize("lacks", ["fragments", "digests"])
-def test_a_checkpoint_of_a_version_with_other_states_is_refused(
+@pytest.mark.parametrize("lacks", ["theta", "outer", "fragments", "digests"])
+def test_a_checkpoint_that_lacks_something_is_refused(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, lacks: str
 ) -> None:
+    """One without a tensor or an entry, or with a tensor of another size, is the user's error, not a crash."""
     run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
-    path = checkpoint.latest(tmp_path)
-    assert path is not None
-    tensors, manifest = checkpoint.load(path)
-    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files", lacks)}
-    other = checkpoint.save(tmp_path, 7, tensors, own, keep=9)
-    with pytest.raises(CheckpointError, match=f"missing required field `{lacks}`"):
-        run_for(memory_peer, quick, 0, from_checkpoint=other)
+    _, tensors, own = newest(tmp_path)
+    why = r"can't be used: (its tensors|slice 0 doesn't have the digest)"
+    if lacks in own:
+        own.pop(lacks)
+        changed, why = [tensors], f"missing required field `{lacks}`"
+    else:
+        name, *others = tensors[lacks]
+        kept = {key: tensors[lacks][key] for key in others}
+        changed = [{**tensors, lacks: {**kept, name: torch.zeros(1)}}, {**tensors, lacks: kept}]
+    for epoch, wrong in enumerate(changed, start=7):
+        path = checkpoint.save(tmp_path, epoch, wrong, own, keep=9)
+        with pytest.raises(CheckpointError, match=why):
+            run_for(memory_peer, quick, 0, from_checkpoint=path)
+
+
+@awaited
+async def test_a_checkpoint_is_saved_when_the_founder_asks_for_one(tmp_path: Path) -> None:
+    """Once for each request, when all fragments are at it. What was asked for before the peer's start is not saved."""
+    peer = Moving(tmp_path, every=10_000)
+    for epoch, asked in ((1, 2), (2, 2), (3, 3), (4, 3), (5, 0), (6, 3), (7, 5)):
+        peer.replica.revision = Revision(asked, saves=asked) if asked else FOUNDED
+        await peer.reach(epoch, 10 * epoch)
+    assert saved_in(tmp_path) == ["checkpoint-3", "checkpoint-7"]
 
 
 async def trained(peers: list[Any], rounds: int) -> list[float]:
@@ -383,5 +347,3 @@ async def test_a_run_goes_on_from_the_disks_of_its_peers(
     assert late.memory.theta.tolist() == theta
     await asyncio.gather(*(peer.exchange(1.0) for peer in (*again, late)))
     assert late.memory.theta.tolist() == again[0].memory.theta.tolist() != theta
-    for peer in (*again, late):
-        await peer.stop()

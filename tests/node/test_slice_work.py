@@ -100,7 +100,7 @@ def stepped(made: SliceWork, value: float, epoch: int = 0, weight: float = 1.0) 
 @pytest.mark.parametrize("revision", [FOUNDED, Revision(1, outer_lr=0.25)])
 @pytest.mark.parametrize(
     "config",
-    [{}, {"codec": "bf16"}, {"codec": "int8"}, {"aggregation": "centered_clip"}, {"outer": "auto", "sync_every": 100},
+    [{}, {"codec": "int8"}, {"aggregation": "centered_clip"}, {"outer": "auto", "sync_every": 100},
      {"outer_optimizer": "adam", "outer_lr": 0.1, "nesterov": False}],
 )  # fmt: skip
 def test_rounds_make_the_steps_of_the_outer_state(config: dict[str, Any], revision: Revision) -> None:
@@ -206,13 +206,6 @@ def test_a_commit_of_empty_contributions_moves_nothing(weights: dict[str, float]
     assert [held.digest() for held in made.state.slices] == digests
     stepped(made, 1.0, 2)
     assert [held.digest() for held in made.state.slices] != digests
-
-
-def test_a_step_on_another_version_is_a_fault() -> None:
-    made = work()
-    effect = stepped(made, 1.0)
-    with pytest.raises(AssertionError, match="not those of the commit's base"):
-        made.apply(effect)
 
 
 # -- fetched slices

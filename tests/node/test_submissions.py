@@ -39,11 +39,6 @@ async def entered(
     return peers
 
 
-async def stopped(peers: Iterable[Any]) -> None:
-    for peer in peers:
-        await peer.stop()
-
-
 @pytest.mark.parametrize(
     ("count", "each"),
     [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
@@ -66,26 +61,6 @@ async def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: 
     await asyncio.gather(*(train(peer, [draw.randint(1, 9) for _ in range(each)]) for peer in peers))
     newest = torch.stack([peer.memory.theta for peer in peers]).amin(0)  # every submission lowers θ
     assert newest.tolist() == [-submitted] * 4
-    await stopped(peers)
-
-
-@awaited
-async def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
-    """While a peer trains, what the others commit reaches its node, if that has to hold it, and not its model: it is
-    merged with the answer to the peer's own submission, whose staleness it is."""
-    one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", ASYNC)
-    await one.exchange(1.0)
-    before = [peer.memory.changed for peer in peers]
-    for _ in range(3):
-        release = await other.exchange(1.0)
-    assert release["staleness"] <= 1  # one that counts nothing may have named a successor
-    assert (await one.merge())["outcomes"] == []
-    assert [peer.memory.changed for peer in peers] == before
-    release = await one.exchange(1.0)
-    assert release["staleness"] == 3
-    load = await one.merge()
-    assert (load["trained"], load["workers"]) == (5, 2)
-    await stopped(peers)
 
 
 @awaited
@@ -94,7 +69,7 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
     one it is refused again, for its oldest base is older still; then nothing of it is left, and the third counts."""
     caplog.set_level(logging.INFO)
     config = {**ASYNC, "max_staleness": 2, "merge": "rebase"}
-    one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
+    one, other = await entered(MemoryNetwork(), memory_peer, "ab", config)
     for _ in range(3):
         await other.exchange(1.0)
     outcomes = []
@@ -111,7 +86,6 @@ async def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], cap
     assert outcomes == [Outcome(), Outcome(dropped=OLD), Outcome(counted=True)]
     assert release["refused"] == 2
     assert one.memory.theta.tolist() == [-4.0] * 4
-    await stopped(peers)
 
 
 @awaited
@@ -134,29 +108,16 @@ async def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(memory_peer
             release = await peers[number % 2].exchange(1.0)
             assert release["refused"] == 0
             found.append(peers[number % 2].memory.theta[0].item())
-        await stopped(peers)
+        for peer in peers:
+            await peer.stop()
     assert found == pytest.approx(numbers, rel=1e-6)
-
-
-@awaited
-async def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer: type[Any]) -> None:
-    """Epochs of fragments say nothing of what a peer has to send: each sends its own in turn."""
-    one, other = peers = await entered(
-        MemoryNetwork(), memory_peer, "ab", {**ASYNC, "num_fragments": 2, "sync_every": 2}, 2, 2
-    )
-    for _ in range(3):
-        await other.exchange(1.0)
-    assert [(await peer.merge())["due"] for peer in peers] == [0, 1]
-    await one.exchange(10.0)
-    assert (await one.merge())["due"] == 1
-    await stopped(peers)
 
 
 @awaited
 async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a submission waits for is no news where it is answered at once, as most are."""
     monkeypatch.setattr(trainer, "TELL_EVERY_S", 0.2)
-    (one,) = peers = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
+    (one,) = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
     due = (await one.merge())["due"]
     one.memory.stands_since = time.monotonic() + 1.0
     one.memory.stands = 1
@@ -166,7 +127,6 @@ async def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatc
     assert told["text"] == (
         "waiting for peers: 1 of 2 (min_peers) are alive; start more, or p2p-diloco set --min-peers 1"
     )
-    await stopped(peers)
 
 
 def test_staleness_is_counted_by_bins() -> None:
@@ -184,26 +144,15 @@ def test_staleness_is_counted_by_bins() -> None:
 
 
 def test_slower_peers_make_fewer_steps() -> None:
-    """With dylu a peer's number of steps follows the table of speeds; without, it is the run's."""
-    plain = SubmissionLog(RunConfig(mode="async", sync_every=500))
-    assert plain.adjust(1.0, {"b": 10.0}) == ""
-    assert plain.steps == 500
-    submissions = SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=True))
-    assert submissions.adjust(0.0, {"b": 10.0}) == ""
-    assert submissions.steps == 500
+    """With dylu a peer's number of steps follows the table of speeds. If the run's H changes, its number changes by the
+    same ratio at once, and follows the table from then on. Without dylu, it is the run's."""
+    plain, submissions = (SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=dylu)) for dylu in (False, True))
+    assert plain.adjust(1.0, {"b": 10.0}) == submissions.adjust(0.0, {"b": 10.0}) == ""
+    assert plain.steps == submissions.steps == 500
     assert "100 inner steps to an exchange instead of 500" in submissions.adjust(2.0, {"b": 10.0, "c": 5.0})
     assert submissions.steps == 100
-
-
-def test_another_h_keeps_the_ratio_of_a_slower_peer() -> None:
-    """With dylu its number changes by the same ratio at once, and follows the table of speeds from then on; without, it
-    is the run's new H."""
-    plain = SubmissionLog(RunConfig(mode="async", sync_every=500))
-    plain.begins_with(50)
-    assert plain.steps == 50
-    submissions = SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=True))
-    submissions.adjust(2.0, {"b": 10.0})
-    submissions.begins_with(50)
-    assert submissions.steps == 10
+    for one, steps in ((plain, 50), (submissions, 10)):
+        one.begins_with(50)
+        assert one.steps == steps
     assert submissions.adjust(2.0, {"b": 10.0}) == ""
     assert submissions.adjust(0.0, {"b": 10.0}).startswith("50 inner steps")

@@ -36,7 +36,6 @@ async def test_a_merge_that_was_broken_off_while_its_answer_waited(
     assert all(message.get("n") != 70 for message in peer.said)
     _, again, *_ = [message for message in peer.said if message["kind"] == "load"]
     assert again["outcomes"] == []  # the late answer was taken for merged by the log; the trainer loads all by itself
-    await peer.stop()
 
 
 @awaited
@@ -63,7 +62,6 @@ async def test_a_trainer_is_told_the_tables_of_its_data(memory_peer: type[Any], 
         await asyncio.sleep(0.05)
         status = (await read_peers(watcher, "r")).get("a")
     assert status.data == (DataProgress("train", 100, 0, 0, 20),)
-    await peer.stop()
 
 
 @awaited
@@ -87,8 +85,6 @@ async def test_theta_stays_while_one_reading_follows_another(memory_peer: type[A
     assert (await submitting)["sent"]
     while one.memory.theta.equal(before):
         await asyncio.sleep(0.01)
-    await two.stop()
-    await one.stop()
 
 
 @awaited
@@ -108,4 +104,3 @@ async def test_epoch_and_digest_are_of_what_was_merged(memory_peer: type[Any], q
     after = await one.merge()
     assert after["epoch"] > before["epoch"]
     assert after["digest"] != before["digest"]
-    await one.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import get_args
 
 import pytest
@@ -43,10 +42,6 @@ def test_a_message_survives_its_header(message: wire.NodeMessage) -> None:
     assert of_nodes(packed(message, TOKEN), TOKEN) == message
 
 
-MEAN = wire.OfMean(0, "c" * 32, 3, "b", "e" * 64)
-ACCUSATION = wire.Accusation(MEAN, Version(0, 0, 0, "d" * 32), b"s" * 64, 30)
-
-
 def test_the_token_of_another_run_is_refused() -> None:
     """A data node knows no run's token, so messages to and from it have none."""
     with pytest.raises(Refusal, match="wrong run token"):
@@ -54,10 +49,3 @@ def test_the_token_of_another_run_is_refused() -> None:
     with pytest.raises(Refusal, match="wrong run token"):
         of_nodes(packed(wire.Nudge(3), wire.ANY_RUN), TOKEN)
     assert of_nodes(packed(wire.ListSlices("a"), b"x" * 16), TOKEN) == wire.ListSlices("a")
-
-
-def test_payloads_are_left_out_of_headers() -> None:
-    """A payload travels beside the header, never in it."""
-    big = dataclasses.replace(ACCUSATION, payload=b"x" * 10_000)
-    assert len(packed(big, TOKEN)) < 200
-    assert of_nodes(packed(big, TOKEN), TOKEN).payload is None  # type: ignore[union-attr]

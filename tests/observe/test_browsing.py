@@ -32,12 +32,15 @@ def test_each_order_puts_what_matters_first(order: str, names: str) -> None:
     assert "".join(peer.name for peer in Browsing(order).sort(PEERS)) == names
 
 
-def test_s_goes_through_all_orders() -> None:
+def test_s_goes_through_all_orders_and_q_quits() -> None:
     browsing, seen = Browsing(), []
     for _ in ORDERS:
         browsing.press("s", PEERS)
         seen.append(browsing.order)
     assert seen == [*list(ORDERS)[1:], "name"]
+    assert not browsing.over
+    browsing.press("q", PEERS)
+    assert browsing.over
 
 
 def test_arrows_choose_a_peer_in_the_order_on_the_screen() -> None:
@@ -62,12 +65,6 @@ def test_enter_opens_the_chosen_peer_and_escape_closes_it() -> None:
         assert (browsing.alone, browsing.marked) == (alone, marked)
     browsing.press("escape", PEERS)
     assert browsing.marked is None
-
-
-def test_q_quits() -> None:
-    browsing = Browsing()
-    browsing.press("q", PEERS)
-    assert browsing.over
 
 
 @pytest.mark.parametrize(

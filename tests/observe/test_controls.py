@@ -14,6 +14,7 @@ from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.controls import Controls
 from p2p_diloco.observe.revise import Asker
 from tests.net.memory import MemoryTransport
+from tests.net.patience import awaited
 from tests.observe.test_revise import Identity, Swarm
 
 
@@ -36,22 +37,19 @@ def controls(swarm: Swarm, *, founder: bool = True, key: bool = True) -> Control
     return Controls("main", asker, records, kicked if key else None)
 
 
-def test_a_setting_is_changed_as_by_the_command() -> None:
+@awaited
+async def test_a_setting_is_changed_as_by_the_command() -> None:
     """The sentence names the values and the peers that know of them; asking again changes nothing."""
-
-    async def life() -> None:
-        swarm = Swarm(outer_lr=0.6)
-        await swarm.begin([0, 0.6, 0.9, 0])
-        asking = asyncio.create_task(controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}}))
-        while not (await swarm.there()).number:
-            await asyncio.sleep(0.01)
-        await swarm.publish([1, 0.5, 0.9, 1])
-        assert await asking == "revision 1: outer_lr=0.5; known by alice"
-        again = await controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}})
-        assert again == "outer_lr=0.5: it is so already, and nothing was changed"
-        assert await controls(swarm).carry_out({"do": "kick", "name": "bob"}) == "revoked bob"
-
-    asyncio.run(asyncio.wait_for(life(), 20.0))
+    swarm = Swarm(outer_lr=0.6)
+    await swarm.begin([0, 0.6, 0.9, 0])
+    asking = asyncio.create_task(controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}}))
+    while not (await swarm.there()).number:
+        await asyncio.sleep(0.01)
+    await swarm.publish([1, 0.5, 0.9, 1])
+    assert await asking == "revision 1: outer_lr=0.5; known by alice"
+    again = await controls(swarm).carry_out({"do": "set", "values": {"outer_lr": 0.5}})
+    assert again == "outer_lr=0.5: it is so already, and nothing was changed"
+    assert await controls(swarm).carry_out({"do": "kick", "name": "bob"}) == "revoked bob"
 
 
 @pytest.mark.parametrize(
@@ -61,14 +59,11 @@ def test_a_setting_is_changed_as_by_the_command() -> None:
      {"do": "set", "values": {"outer_lr": "much"}}, {"do": "stop"}, {"do": "stop", "save": "yes"},
      {"do": "kick"}, {"do": "kick", "name": ""}, {"do": ["set"]}],
 )  # fmt: skip
-def test_a_wish_that_means_nothing_is_refused(wish: object) -> None:
+@awaited
+async def test_a_wish_that_means_nothing_is_refused(wish: object) -> None:
     """Also one for a setting that can't change; nothing is stored."""
-
-    async def life() -> None:
-        swarm = Swarm()
-        await swarm.begin([0, 0.7, 0.9, 0])
-        with pytest.raises((UsageError, ConfigError)):
-            await controls(swarm).carry_out(wish)
-        assert (await swarm.there()).number == 0
-
-    asyncio.run(asyncio.wait_for(life(), 20.0))
+    swarm = Swarm()
+    await swarm.begin([0, 0.7, 0.9, 0])
+    with pytest.raises((UsageError, ConfigError)):
+        await controls(swarm).carry_out(wish)
+    assert (await swarm.there()).number == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
 from p2p_diloco.observe.look import look
 from tests.net.members import KEY, id_of, membership
 from tests.net.memory import DeafInbox, MemoryNetwork
+from tests.net.patience import awaited
 
 ALICE = PeerStatus(
     peer_id="alice-id",
@@ -39,47 +39,41 @@ ALICE = PeerStatus(
 RUN = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "alice-id", 0.0)
 
 
-def test_an_observer_sees_what_peers_publish() -> None:
+@awaited
+async def test_an_observer_sees_what_peers_publish() -> None:
     """The records of the node, as it writes them, give a full snapshot; those of other runs don't show."""
-
-    async def test() -> None:
-        network = MemoryNetwork()
-        alice, eyes = network.join("alice-id", DeafInbox()), network.join("eyes", DeafInbox())
-        assert await alice.store(BOARD.key("main", "alice-id"), "alice-id", ALICE.pack(), 30.0)
-        bob = replace(ALICE, peer_id="bob-id", name="bob")
-        assert await alice.store(BOARD.key("other", "bob-id"), "bob-id", bob.pack(), 30.0, owned=False)
-        assert await alice.store("main/config", name_of(RUN.pack()), RUN.pack(), 30.0, owned=False)
-        seen = await look(eyes, "main")
-        (peer,) = seen.peers
-        assert (peer.name, peer.state, peer.epoch, peer.steps_per_second, peer.loss) == (
-            "alice",
-            "waiting",
-            7,
-            2.0,
-            1.5,
-        )
-        assert peer.ways == Ways(direct=2, libp2p=0, relayed=0)
-        assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
-        assert (seen.run.mode, seen.run.slices, seen.run.epoch) == ("sync", 3, 7)
-        assert seen.run.config == RunConfig(sync_every=10).to_wire()
-        assert seen.run.round is not None
-        assert [event.text for event in seen.run.events] == ["founded the run"]
-        assert eyes.traffic.bytes_sent == 0
-
-    asyncio.run(test())
+    network = MemoryNetwork()
+    alice, eyes = network.join("alice-id", DeafInbox()), network.join("eyes", DeafInbox())
+    assert await alice.store(BOARD.key("main", "alice-id"), "alice-id", ALICE.pack(), 30.0)
+    bob = replace(ALICE, peer_id="bob-id", name="bob")
+    assert await alice.store(BOARD.key("other", "bob-id"), "bob-id", bob.pack(), 30.0, owned=False)
+    assert await alice.store("main/config", name_of(RUN.pack()), RUN.pack(), 30.0, owned=False)
+    seen = await look(eyes, "main")
+    (peer,) = seen.peers
+    assert (peer.name, peer.state, peer.epoch, peer.steps_per_second, peer.loss) == (
+        "alice",
+        "waiting",
+        7,
+        2.0,
+        1.5,
+    )
+    assert peer.ways == Ways(direct=2, libp2p=0, relayed=0)
+    assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
+    assert (seen.run.mode, seen.run.slices, seen.run.epoch) == ("sync", 3, 7)
+    assert seen.run.config == RunConfig(sync_every=10).to_wire()
+    assert seen.run.round is not None
+    assert [event.text for event in seen.run.events] == ["founded the run"]
+    assert eyes.traffic.bytes_sent == 0
 
 
-def test_in_a_private_run_the_run_key_signs_the_runs_record() -> None:
+@awaited
+async def test_in_a_private_run_the_run_key_signs_the_runs_record() -> None:
     """A member's record that it didn't sign is passed over, though its name may be lower."""
-
-    async def test() -> None:
-        network, names = MemoryNetwork(), [id_of("alice"), id_of("eyes")]
-        members = [membership(name) for name in names]
-        alice, eyes = (SealedRecords(network.join(n, DeafInbox()), m) for n, m in zip(names, members, strict=True))
-        true = Access(members[0], KEY).signed("main", RUN)
-        forged = [replace(RUN, config=RunConfig(sync_every=every).to_wire()).pack() for every in range(20, 40)]
-        for value in (true, *forged):
-            await alice.store("main/config", name_of(value), value, 30.0, owned=False)
-        assert (await look(eyes, "main")).run.config == RUN.config
-
-    asyncio.run(test())
+    network, names = MemoryNetwork(), [id_of("alice"), id_of("eyes")]
+    members = [membership(name) for name in names]
+    alice, eyes = (SealedRecords(network.join(n, DeafInbox()), m) for n, m in zip(names, members, strict=True))
+    true = Access(members[0], KEY).signed("main", RUN)
+    forged = [replace(RUN, config=RunConfig(sync_every=every).to_wire()).pack() for every in range(20, 40)]
+    for value in (true, *forged):
+        await alice.store("main/config", name_of(value), value, 30.0, owned=False)
+    assert (await look(eyes, "main")).run.config == RUN.config

@@ -24,6 +24,7 @@ from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.revise import Asker, Outcome, revise
 from tests.net.clocks import by_hand
 from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport, signed
+from tests.net.patience import awaited
 
 ALICE: dict[str, Any] = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
 AS_FOUNDED = {
@@ -76,46 +77,40 @@ class Swarm:
         return await revising.read(self.eyes, self.founding)
 
 
-def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
+@awaited
+async def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
     """The new revision follows the highest that anybody tells of, and the outcome names who has adopted it."""
-
-    async def life() -> None:
-        swarm = Swarm(outer_lr=0.6, outer_momentum=0.8)
-        await swarm.begin([0, 0.6, 0.8, 0])
-        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
-        while await swarm.there() == FOUNDED:
-            await asyncio.sleep(0.01)
-        assert await swarm.there() == Revision(1, 0.5)
-        await swarm.publish([0, 0.6, 0.8, 1])
-        await asyncio.sleep(0.1)
-        assert not asking.done()
-        await swarm.publish([1, 0.5, 0.8, 1])
-        values = {**AS_FOUNDED, "outer_lr": 0.5, "outer_momentum": 0.8}
-        assert await asking == Outcome(Revision(1, 0.5), True, values, ("alice",), ("alice",))
-        again = await swarm.ask({"outer_lr": 0.5})
-        assert (again.revision, again.news) == (Revision(1, 0.5), False)
-
-    asyncio.run(asyncio.wait_for(life(), 100.0))
+    swarm = Swarm(outer_lr=0.6, outer_momentum=0.8)
+    await swarm.begin([0, 0.6, 0.8, 0])
+    asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
+    while await swarm.there() == FOUNDED:
+        await asyncio.sleep(0.01)
+    assert await swarm.there() == Revision(1, 0.5)
+    await swarm.publish([0, 0.6, 0.8, 1])
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    await swarm.publish([1, 0.5, 0.8, 1])
+    values = {**AS_FOUNDED, "outer_lr": 0.5, "outer_momentum": 0.8}
+    assert await asking == Outcome(Revision(1, 0.5), True, values, ("alice",), ("alice",))
+    again = await swarm.ask({"outer_lr": 0.5})
+    assert (again.revision, again.news) == (Revision(1, 0.5), False)
 
 
-def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so() -> None:
+@awaited
+async def test_one_contribution_is_said_to_be_enough_though_the_run_was_founded_so() -> None:
     """By that one of a pair may go on alone. It stays said when something else is changed, until more are wanted."""
-
-    async def life() -> list[Revision]:
-        swarm, found = Swarm(outer_lr=0.6, outer_momentum=0.8), list[Revision]()
-        await swarm.begin([0, 0.6, 0.8, 0])
-        for number, (changes, lr) in enumerate(
-            [({"min_peers": 1}, 0.6), ({"outer_lr": 0.5}, 0.5), ({"min_peers": 2}, 0.5)], 1
-        ):
-            asking = asyncio.create_task(swarm.ask(changes))
-            while (await swarm.there()).number < number:
-                await asyncio.sleep(0.01)
-            await swarm.publish([number, lr, 0.8, number])
-            assert (await asking).news
-            found.append(await swarm.there())
-        return found
-
-    first, second, third = asyncio.run(asyncio.wait_for(life(), 100.0))
+    swarm, found = Swarm(outer_lr=0.6, outer_momentum=0.8), list[Revision]()
+    await swarm.begin([0, 0.6, 0.8, 0])
+    for number, (changes, lr) in enumerate(
+        [({"min_peers": 1}, 0.6), ({"outer_lr": 0.5}, 0.5), ({"min_peers": 2}, 0.5)], 1
+    ):
+        asking = asyncio.create_task(swarm.ask(changes))
+        while (await swarm.there()).number < number:
+            await asyncio.sleep(0.01)
+        await swarm.publish([number, lr, 0.8, number])
+        assert (await asking).news
+        found.append(await swarm.there())
+    first, second, third = found
     assert (first, second) == (Revision(1, min_peers=1), Revision(2, 0.5, min_peers=1))
     assert third == Revision(3, 0.5, min_peers=2)
 
@@ -160,7 +155,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
 @pytest.mark.parametrize(
     ("config", "rates", "who", "error", "told"),
     [
-        ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, but the run main was founded by alice-id"),
+        ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "mallory-id, but the run main was founded by alice-id"),
         ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
         (
             {"num_fragments": 2, "sync_every": 4},
@@ -169,59 +164,38 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
             ConfigError,
             "less than num_fragments=2",
         ),
-        (
-            {"stop_after_epochs": 8},
-            {"stop_after_epochs": 20},
-            "alice-id",
-            Refused,
-            "the run is at epoch 7, and ends at 8",
-        ),
+        ({"stop_after_epochs": 8}, {"stop_after_epochs": 20}, "alice-id", Refused, "is at epoch 7, and ends at 8"),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
 )
-def test_a_forbidden_or_failed_change_says_why(
+@awaited
+async def test_a_forbidden_or_failed_change_says_why(
     config: dict[str, Any], rates: dict[str, Any], who: str, error: type[Exception], told: str
 ) -> None:
-    """In one sentence, and nothing is left in the DHT."""
-
-    async def life() -> None:
-        swarm = Swarm(**config)
-        await swarm.begin([0, 0.7, 0.9, 0])
-        try:
-            await swarm.ask(rates, who)
-        finally:
-            assert await swarm.there() == FOUNDED
-
-    with pytest.raises(error, match=told):
-        asyncio.run(life())
-
-
-def test_a_run_that_is_not_there_is_said_to_be_none() -> None:
-    """After a moment, for the DHT may answer late."""
-
-    async def life() -> None:
-        await Swarm().ask({"outer_lr": 0.5})
-
+    """In one sentence, and nothing is left in the DHT. So does one of a run that is not there, after a moment, for the
+    DHT may answer late."""
+    swarm = Swarm(**config)
     with pytest.raises(Refused, match="run_id=main is no run that these peers know"):
-        asyncio.run(life())
+        await swarm.ask(rates, who)
+    await swarm.begin([0, 0.7, 0.9, 0])
+    with pytest.raises(error, match=told):
+        await swarm.ask(rates, who)
+    assert await swarm.there() == FOUNDED
 
 
-def test_of_two_at_once_one_is_told_that_the_other_won(caplog: pytest.LogCaptureFixture) -> None:
+@awaited
+async def test_of_two_at_once_one_is_told_that_the_other_won() -> None:
     """Both took the same number: all peers go to the greater values, and who asked for the lesser hears of it."""
-
-    async def life() -> None:
-        swarm = Swarm()
-        await swarm.begin([0, 0.7, 0.9, 0])
-        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
-        while await swarm.there() == FOUNDED:
-            await asyncio.sleep(0.01)
-        other = Revision(1, 0.6, 0.9)
-        proof = signed("alice-id", revising.KIND, swarm.founding.statement(other))
-        assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
-        await asking
-
+    swarm = Swarm()
+    await swarm.begin([0, 0.7, 0.9, 0])
+    asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
+    while await swarm.there() == FOUNDED:
+        await asyncio.sleep(0.01)
+    other = Revision(1, 0.6, 0.9)
+    proof = signed("alice-id", revising.KIND, swarm.founding.statement(other))
+    assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
     with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*adopts revision 1 \(outer_lr=0.6"):
-        asyncio.run(asyncio.wait_for(life(), 100.0))
+        await asking
 
 
 async def founder_asks(what: Any, swarm: Swarm, told: list[dict[str, Any]]) -> tuple[Outcome, Revision]:
@@ -287,71 +261,48 @@ def test_a_peer_that_tells_wonders_neither_ends_the_run_nor_keeps_it_going(mode:
     assert 9 <= there.stop_after_epochs <= 9 + 3 * 2 * 5
 
 
-def test_a_peer_that_tells_of_a_revision_is_not_enough_among_others_that_do_not() -> None:
+@awaited
+async def test_a_peer_that_tells_of_a_revision_is_not_enough_among_others_that_do_not() -> None:
     """When time is up, half of the live peers must have heard of it: one may say so and not be true."""
-
-    async def life() -> None:
-        swarm = Swarm()
-        await swarm.begin([0, 0.7, 0.9, 0])
-        await swarm.publish([0, 0.7, 0.9, 0], "bob")
-        await swarm.publish([1, 0.7, 0.9, 1], "mallory")
+    swarm = Swarm()
+    await swarm.begin([0, 0.7, 0.9, 0])
+    await swarm.publish([0, 0.7, 0.9, 0], "bob")
+    await swarm.publish([1, 0.7, 0.9, 1], "mallory")
+    with pytest.raises(GaveUpWaiting, match="1 of the 3 peers of the run main have read"):
         await swarm.ask({"outer_lr": 0.5}, within_s=0.1)
 
-    with pytest.raises(GaveUpWaiting, match="1 of the 3 peers of the run main have read"):
-        asyncio.run(asyncio.wait_for(life(), 100.0))
 
-
-def test_a_stop_that_is_set_already_stays() -> None:
-    async def life() -> Outcome:
-        swarm = Swarm(stop_after_epochs=8)
-        await swarm.begin([0, 0.7, 0.9, 0])
-        return await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
-
-    outcome = asyncio.run(asyncio.wait_for(life(), 100.0))
+@awaited
+async def test_a_stop_that_is_set_already_stays() -> None:
+    swarm = Swarm(stop_after_epochs=8)
+    await swarm.begin([0, 0.7, 0.9, 0])
+    outcome = await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
     assert (outcome.news, outcome.settings["stop_after_epochs"]) == (False, 8)
 
 
-def test_a_save_is_over_when_all_that_have_a_folder_have_begun() -> None:
-    async def life() -> tuple[Outcome, Revision]:
-        return await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, {"checkpoint": 8}])
-
-    outcome, there = asyncio.run(asyncio.wait_for(life(), 100.0))
+@awaited
+async def test_a_save_is_over_when_all_that_have_a_folder_have_begun() -> None:
+    outcome, there = await founder_asks(module.save, Swarm(), [{"checkpoint": 4}, {"checkpoint": 8}])
     assert (outcome.saved_by, there) == (("alice",), Revision(1, saves=1))
 
 
-@pytest.mark.parametrize("what", [module.save, lambda *given: module.stop(*given, save=True)])
-def test_without_a_checkpoint_folder_nothing_is_saved(what: Any) -> None:
-    """The command says so, and the run goes on."""
+SAVES = "no live peer of the run main has a checkpoint folder; start a peer with"
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "why"),
+    [
+        (module.save, [{}], SAVES),
+        (lambda *given: module.stop(*given, save=True), [{}], SAVES),
+        (module.stop, [{"state": "leaving"}], "no live peer of the run main is seen"),
+        (module.stop, [{"state": "finished"}], "run_id=main has ended at epoch 7; go on from a checkpoint"),
+    ],
+)
+@awaited
+async def test_what_no_live_peer_can_do_is_not_asked_for(what: Any, told: list[dict[str, Any]], why: str) -> None:
+    """The command says so, and nothing is left in the DHT. The order to stop would else wait there, and end the run as
+    soon as its peers are back."""
     swarm = Swarm()
-
-    async def life() -> None:
-        try:
-            await founder_asks(what, swarm, [{}])
-        finally:
-            assert await swarm.there() == FOUNDED
-
-    with pytest.raises(Refused, match="no live peer of the run main has a checkpoint folder; start a peer with"):
-        asyncio.run(asyncio.wait_for(life(), 100.0))
-
-
-def test_a_run_without_live_peers_is_not_stopped() -> None:
-    """Otherwise the order would wait in the DHT, and end the run as soon as its peers are back."""
-    swarm = Swarm()
-
-    async def life() -> None:
-        await swarm.begin()
-        try:
-            await module.stop(swarm.eyes, "main", Asker(Identity("alice-id")), 30.0)
-        finally:
-            assert await swarm.there() == FOUNDED
-
-    with pytest.raises(Refused, match="no live peer of the run main is seen"):
-        asyncio.run(asyncio.wait_for(life(), 100.0))
-
-
-def test_an_ended_run_is_said_to_have_ended() -> None:
-    async def life() -> None:
-        await founder_asks(module.stop, Swarm(), [{"state": "finished"}])
-
-    with pytest.raises(Refused, match="run_id=main has ended at epoch 7; go on from a checkpoint"):
-        asyncio.run(asyncio.wait_for(life(), 100.0))
+    with pytest.raises(Refused, match=why):
+        await founder_asks(what, swarm, told)
+    assert await swarm.there() == FOUNDED

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from typing import Any
 
-import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from p2p_diloco.node.board import TEXT_MAX, packed
 from p2p_diloco.node.run_record import RunRecord
 from p2p_diloco.node.status import (
-    Buffered,
     DataProgress,
     Death,
     Deaths,
@@ -25,7 +20,6 @@ from p2p_diloco.node.status import (
     PeerStatus,
     RefusedPeer,
     RoundProgress,
-    Submissions,
     Ways,
 )
 from p2p_diloco.node.wire import PROTOCOL
@@ -179,14 +173,6 @@ def test_one_peer_does_not_say_how_far_the_run_is(others: tuple[str, ...]) -> No
     assert (seen.run.epoch, seen.run.samples) == (12, 97600)
 
 
-def test_submissions_are_told_in_asynchronous_mode() -> None:
-    """What was counted and refused, by staleness; and how full the buffers are where the peer aggregates."""
-    told = record(submissions=Submissions(9, 1, (4, 0, 5)), buffered=Buffered(1, 2), sync_every=100)
-    (peer,) = snapshot("main", None, [told], NOW).peers
-    assert peer.submissions == Submissions(9, 1, (4, 0, 5))
-    assert (peer.buffered, peer.sync_every) == (Buffered(1, 2), 100)
-
-
 def test_peers_are_sorted_and_the_further_one_of_two_tells_the_epoch() -> None:
     """The order doesn't jump between looks, and a joiner without state doesn't set the run back."""
     seen = snapshot("main", CONFIG, [record("zoe", epoch=3), record("bob", epoch=None), record("al", epoch=2)], NOW)
@@ -250,31 +236,3 @@ def test_settings_that_json_cant_carry_are_no_config(odd: object) -> None:
     seen = snapshot("main", run_with(outer_lr=odd), [], NOW)
     assert seen.run.config is None
     assert json.loads(seen.to_json())["run"]["outer_lr"] is None
-
-
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-OTHERS = {key: anything for key in record() if key != "peer_id"}
-
-
-@given(
-    st.lists(st.fixed_dictionaries({"peer_id": st.just("x") | anything}, optional=OTHERS), max_size=3),
-    st.none() | st.dictionaries(st.sampled_from(["mode", "outer_lr", "outer_momentum"]), anything),
-)
-def test_whatever_strangers_write_there_is_a_snapshot(records: list[dict[str, Any]], config: dict[str, Any]) -> None:
-    """Nothing but ValueError is raised for a record, and what comes out is JSON."""
-    told = []
-    for record in records:
-        with contextlib.suppress(ValueError):
-            told.append(PeerStatus.unpack(msgpack.packb(record)))
-    json.loads(made("main", None if config is None else run_with(**config), told, NOW).to_json())

@@ -88,13 +88,6 @@ def test_a_peer_that_others_found_dead_is_no_training_one() -> None:
     assert snapshot("main", None, [unnamed, bob], NOW).state(bob) == "dead"
 
 
-def test_the_first_line_says_when_the_run_ends() -> None:
-    """With a stop after epochs: from epoch 12 to 20, 500 steps each, at 3.5 steps a second, it takes 19 minutes."""
-    run = run_with(mode="sync", sync_every=500, stop_after_epochs=20)
-    alice = named("alice", state="training", epoch=12, steps_per_second=3.5)
-    assert lines(snapshot("main", run, [alice], NOW))[0].endswith("ends in about 19min")
-
-
 def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
@@ -108,6 +101,8 @@ def test_lines_say_the_same() -> None:
         "host=box1 cpu=1.8 memory=1.5GB gpu=11.2GB/85.0GB samples=48,800 waiting=12min sent=1.5MB received=999B "
         "aggregates=0 reach=private bandwidth=11.9MB/s direct=4/7"
     )
+    ends = run_with(mode="sync", sync_every=500, stop_after_epochs=20)  # from epoch 12 on, at 3.5 steps a second
+    assert lines(snapshot("main", ends, seen().peers, NOW))[0].endswith("ends in about 19min")
 
 
 def test_submissions_have_a_table() -> None:
@@ -139,14 +134,18 @@ def test_shared_data_has_a_table() -> None:
     assert "shared data" not in screen(seen())
 
 
-def test_refused_messages_are_told_above_the_events() -> None:
-    """By which peer, of which peer, how many, and why the last one; nothing where a peer has refused none."""
+def test_doubt_and_refused_messages_are_told_above_the_events() -> None:
+    """First why a peer takes its machine for faulty; then what it waits for; then of which peer it has refused how many
+    messages, and why the last one. Nothing of a peer that tells none of it."""
     refused = RefusedPeer("mallory (…abcdef)", 1200, "it was not asked for")
-    alice = named("alice", refused=(refused,), events=(Event(NOW, "bob joined"),))
+    alice = named("alice", doubt="this peer's results differ", waits_for="waiting for bob", refused=(refused,),
+                  events=(Event(NOW, "bob joined"),))  # fmt: skip
     snap = snapshot("main", None, [alice, named("bob")], NOW)
+    doubt = "alice: this peer's results differ"
     told = "alice: refused 1,200 of mallory (…abcdef), the last one: it was not asked for"
-    assert lines(snap)[-2:] == [f"  {told}", "  0s ago  alice: bob joined"]
+    assert lines(snap)[-4:] == [f"  {doubt}", "  alice: waiting for bob", f"  {told}", "  0s ago  alice: bob joined"]
     assert told in screen(snap)
+    assert doubt in screen(snap, browsing=Browsing(marked="id-alice", alone=True))
     assert "refused" not in screen(seen())
 
 
@@ -201,14 +200,6 @@ def test_many_peers_are_shown_in_part(marked: str | None, first: int) -> None:
     assert f"peers {first} to {first + 10} of 50" in text
     assert (marked or "id-peer-00").removeprefix("id-") in text
     assert "peer-00, peer-01, peer-02 and 47 more: waiting for bob" in text
-
-
-def test_a_peer_that_takes_its_machine_for_faulty_is_told() -> None:
-    """In a line of its own, before all others; nothing for a peer that sends no such field."""
-    alice, bob = named("alice", doubt="this peer's results differ", waits_for="waiting for bob"), named("bob")
-    snap = snapshot("main", None, [alice, bob], NOW)
-    assert lines(snap)[-2:] == ["  alice: this peer's results differ", "  alice: waiting for bob"]
-    assert "alice: this peer's results differ" in screen(snap, browsing=Browsing(marked="id-alice", alone=True))
 
 
 def test_the_chosen_peer_is_shown_alone() -> None:
