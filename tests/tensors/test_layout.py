@@ -303,14 +303,6 @@ def test_what_is_no_layout_is_refused(change):
         Layout.from_wire({**wire, **change})
 
 
-def test_a_layout_of_thousands_of_parameters_is_cut_at_once():
-    """Cutting costs about a pass over the list, not its square."""
-    sizes = [1 + (i * 7919) % 10_007 for i in range(20_000)]
-    layout = Layout.build(specs(sizes), 500)
-    loads = [sum(sizes[index] for index in members) for members in layout.fragments]
-    assert max(loads) < 1.1 * sum(sizes) / 500
-
-
 def test_fragments_fall_due_in_turn():
     """H = 600 and three fragments: one every 200 steps. The plan of a layout is that of the model."""
     plan = FragmentPlan(Blocks(3), num_fragments=3, sync_every=600)

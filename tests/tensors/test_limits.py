@@ -171,18 +171,6 @@ def test_centred_clipping_is_the_formula_of_the_paper():
     assert torch.allclose(mean_of(values, "centered_clip", weights).double(), v, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
-@given(seeds, st.integers(3, 6), st.sampled_from(LIMITED), st.randoms())
-def test_arrival_order_changes_no_bit(seed, count, aggregation, random):
-    given_ = [
-        (f"peer{index}", 1.0, bytes(codec.encode(value, "bf16"))) for index, value in enumerate(vectors(seed, count))
-    ]
-    shuffled = list(given_)
-    random.shuffle(shuffled)
-    means = [weighted_mean(order, "bf16", NUMEL, aggregation=aggregation) for order in (given_, shuffled)]
-    assert torch.equal(*means)
-
-
 @pytest.mark.parametrize("name", codec.CODECS)
 @pytest.mark.parametrize("aggregation", LIMITED)
 def test_limits_hold_for_every_codec(name, aggregation):
