@@ -56,7 +56,7 @@ def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
     return torch.where(dtypes, values.bfloat16().float(), values)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_blend_is_its_formula(data: st.DataObject) -> None:
     """Over any history of merges, trainings and sendings, of any slices, local values are what the formulas
