@@ -19,9 +19,9 @@ import pytest
 from rich.console import Console
 
 from p2p_diloco.cli import processes as processes_module
-from p2p_diloco.cli.demo import NO_PNG, QUICK, SYNC_EVERY, Player, Row, Stage, next_commit_s, report
+from p2p_diloco.cli.demo import NO_PNG, QUICK, SYNC_EVERY, Player, Row, Stage, demo, next_commit_s, report
 from p2p_diloco.cli.processes import Child, Children, Lines
-from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.errors import ConfigError, P2PDilocoError
 
 # -- formulas
 
@@ -124,6 +124,13 @@ def test_the_next_aggregator_is_killed_half_way(stage: Stage) -> None:
         assert stage._doomed() is stage.players[elected]
         stage.players[elected].told["epoch"] = epoch - 1  # of the round before
         assert stage._doomed() is None
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """Logs of two demos in one folder would be taken for one."""
+    (tmp_path / "old").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        demo(tmp_path, as_json=False, quick=True)
 
 
 # -- the report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,12 +42,33 @@ def test_the_story(replay: Replay) -> None:
     assert "p0 dies: its history ends without a goodbye" in told
 
 
+def test_a_round(replay: Replay) -> None:
+    """How long it took, the causes, which fill that time, and when the others had the result."""
+    code, told, _ = replay("--round", "4")
+    first, _, _, *hops, last = told.splitlines()
+    took = float(first.split(" took ")[1].split(" s")[0])
+    spent = [(float(until), float(since)) for since, _, until, *_ in map(str.split, hops)]
+    assert code == 0
+    assert (spent[0][1], spent[-1][0]) == (0.0, pytest.approx(took, abs=0.01))
+    assert "inner steps" in told
+    assert last.startswith("the others had the result later: ")
+
+
 def test_events(replay: Replay) -> None:
     """Every event, in order; with --peer those of one peer alone."""
     _, told, _ = replay("--events")
     _, alone, _ = replay("--events", "--peer", "p1")
     assert {line.split()[1] for line in told.splitlines()} == {"p0", "p1", "p2"}
     assert alone.splitlines() == [line for line in told.splitlines() if line.split()[1] == "p1"]
+
+
+def test_json(replay: Replay) -> None:
+    """The story and the rounds as one object."""
+    _, told, _ = replay("--json")
+    story = json.loads(told)
+    assert story["peers"] == ["p0", "p1", "p2"]
+    assert [line["kind"] for line in story["lines"]].count("death") == 1
+    assert [one["epoch"] for one in story["rounds"]] == list(range(1, len(story["rounds"]) + 1))
 
 
 def test_check(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:

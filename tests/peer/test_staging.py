@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.peer.devices import Copies, DeviceStaging, InPlace
+from p2p_diloco.peer.devices import Copies, CudaCopies, DeviceStaging, InPlace
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.progress import Blend
 from p2p_diloco.tensors.layout import Layout, specs_of
@@ -130,6 +130,61 @@ def test_staged_parameters_come_out_like_those_in_place(
     assert all(torch.equal(a, b) for a, b in zip(here[0], there[0], strict=True))
     assert torch.equal(here[1], there[1])
     assert torch.equal(here[2], there[2])
+
+
+class PlayedCuda:
+    """What `CudaCopies` uses of torch.cuda, with a log in place of a device."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        log = self.log
+
+        class Stream:
+            def __init__(self, device: object = None) -> None:
+                self.name = "side" if device is not None else "training"
+
+            def wait_stream(self, other: Stream) -> None:
+                log.append(f"{self.name} waits for {other.name}")
+
+            def __enter__(self) -> None:
+                log.append(f"on {self.name}")
+
+            def __exit__(self, *_: object) -> None:
+                log.append("off")
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                log.append(f"recorded on {stream.name}")
+
+            def synchronize(self) -> None:
+                log.append("waited for")
+
+        self.Stream, self.Event = Stream, Event
+        self._training = Stream()
+
+    def stream(self, stream: Any) -> Any:
+        return stream
+
+    def current_stream(self, device: object) -> Any:
+        return self._training
+
+
+def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side stream begins after the trainer's kernels, each copy is made on it and marked by an event that the host
+    waits for, and the trainer's next kernels come after the last copy."""
+    played = PlayedCuda()
+    for name in ("Stream", "Event", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(played, name))
+    copies = CudaCopies(torch.device("cuda", 0))
+    vector, host = torch.ones(4), torch.zeros(4)
+    copies.begin()
+    copies.fetch(0, host, vector)
+    copies.wait(0)
+    copies.store(0, host.mul_(3), vector)
+    copies.end()
+    assert vector.tolist() == [3.0] * 4
+    made = ["on side", "off", "recorded on side"]
+    assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
 
 
 @pytest.mark.parametrize("staged", [False, True])

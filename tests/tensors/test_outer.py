@@ -116,6 +116,7 @@ def test_names_may_be_written_in_any_case():
         ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use sgd, the name of a class of torch.optim, or package"),
         ({"name": "LBFGS"}, "outer_optimizer=LBFGS can't step a slice, which is a flat part of the model .*closure"),
         ({"name": "Adafactor"}, "outer_optimizer=Adafactor is not element-wise"),
+        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam can't step a slice, .*dense gradients"),
         ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
         ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
         (
@@ -177,6 +178,11 @@ class Noisy(Lion):
         for p in self.param_groups[0]["params"]:
             p.data -= torch.rand_like(p) * p.grad
 
+class Whole(Lion):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["factor"] = torch.ones(2)
+
 class NoOptimizer:
     pass
 """
@@ -214,6 +220,7 @@ def test_a_class_of_any_package_goes_on_as_one_long_life(classes, name, kept):
         ("Trusts", "is not element-wise: it steps each element by others"),
         ("Remembers", "keeps something beside the state of its parameters, which no checkpoint and no newcomer"),
         ("Noisy", "makes another step each time, so the peers' models would differ"),
+        ("Whole", "can't step a slice.*its state factor is neither as long as the parameter nor one number"),
         ("NoOptimizer", "is no class of optimizers"),
     ],
 )
